@@ -1,0 +1,76 @@
+"""The frozen dataclasses that cross a folder's border. `None` means not measured; 0 means measured zero.
+
+Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fraction`` 0 to 1.
+"""
+
+from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.host import Device, GpuFacts, HostFacts
+from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.progress import Progress, Reading
+from loadtune.records.result import (
+    SCHEMA_VERSION,
+    Bound,
+    Finalist,
+    Trial,
+    TrialOrigin,
+    TuningResult,
+    Verdict,
+    Winner,
+)
+from loadtune.records.timing import (
+    ComputePoint,
+    FailureKind,
+    Measurement,
+    RecipeChoice,
+    Telemetry,
+    TrainingRun,
+    TrialFailure,
+    Window,
+    delivered_samples,
+    half_width_fraction,
+    samples_per_s,
+    students_t,
+)
+from loadtune.records.workload import OptimizerName, TuneConfig, WorkloadFacts, WorkloadSpec, YourSettings
+
+__all__ = [
+    "PRECISIONS",
+    "SCHEMA_VERSION",
+    "Bound",
+    "CeilingLimit",
+    "ComputePoint",
+    "Device",
+    "FailureKind",
+    "Finalist",
+    "FitReport",
+    "GpuFacts",
+    "HostFacts",
+    "LoaderConfig",
+    "Measurement",
+    "MemoryCeiling",
+    "MemoryFormat",
+    "OptimizerName",
+    "Precision",
+    "Progress",
+    "Reading",
+    "Recipe",
+    "RecipeChoice",
+    "Telemetry",
+    "TrainingRun",
+    "Trial",
+    "TrialConfig",
+    "TrialFailure",
+    "TrialOrigin",
+    "TuneConfig",
+    "TuningResult",
+    "Verdict",
+    "Window",
+    "Winner",
+    "WorkloadFacts",
+    "WorkloadSpec",
+    "YourSettings",
+    "delivered_samples",
+    "half_width_fraction",
+    "samples_per_s",
+    "students_t",
+]

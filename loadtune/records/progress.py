@@ -1,0 +1,40 @@
+"""What a listener is told while a run goes on."""
+
+from dataclasses import dataclass
+
+from loadtune.records.configs import TrialConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the machine does right now. None: could not be read."""
+
+    at_s: float
+    """On the machine's monotonic clock."""
+    gpu_utilization_fraction: float | None = None
+    gpu_memory_used_bytes: int | None = None
+    gpu_power_w: float | None = None
+    cpu_utilization_fraction: float | None = None
+    bench_cpu_cores: float | None = None
+    bench_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands. A new one comes with every step worth a line, and with every timed window."""
+
+    stage: str
+    """``start``, ``recipe``, ``memory``, ``compute``, ``study``, ``confirm``."""
+    message: str | None = None
+    """One line that stays: something was found out. None: only the figures moved."""
+    warning: bool = False
+    """The message is something the user should know before trusting the answer."""
+    trial_number: int | None = None
+    num_trials: int | None = None
+    config: TrialConfig | None = None
+    """What is being measured."""
+    current_samples_per_s: float | None = None
+    best_samples_per_s: float | None = None
+    best_config: TrialConfig | None = None
+    left_s: float
+    """Of the time budget."""

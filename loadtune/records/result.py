@@ -1,0 +1,121 @@
+"""What a run found: trials, finalists, the verdict, and the whole record that is written to ``result.json``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtune.records.configs import TrialConfig
+from loadtune.records.host import Device, HostFacts
+from loadtune.records.memory import MemoryCeiling
+from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
+from loadtune.records.workload import TuneConfig, WorkloadFacts
+
+SCHEMA_VERSION = 1
+"""Of result.json. 1 (2026-11): first."""
+
+TrialOrigin = Literal["yours", "seed", "search"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One configuration the study looked at. Exactly one of the three outcomes is set."""
+
+    number: int
+    config: TrialConfig
+    origin: TrialOrigin
+    measurement: Measurement | None = None
+    failure: TrialFailure | None = None
+    screened: str | None = None
+    """Why it was not run: a bound says that it cannot win, or does not fit. None: it was run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finalist:
+    """One configuration measured again, each time with a fresh loader, in turn with the other finalists."""
+
+    config: TrialConfig
+    runs: tuple[Measurement, ...]
+    """At least one."""
+    failures: tuple[TrialFailure, ...] = ()
+    half_width_fraction: float | None = None
+    """Of the 95% interval of the mean, as a share of it, from the spread between runs. None: too few runs."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Mean over runs of each run's throughput."""
+        return sum(run.samples_per_s for run in self.runs) / len(self.runs)
+
+    @property
+    def wait_fraction(self) -> float:
+        return sum(run.wait_fraction for run in self.runs) / len(self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Winner:
+    """A confirmed answer, beside the user's own configuration."""
+
+    config: TrialConfig
+    samples_per_s: float
+    half_width_fraction: float | None
+    speedup: float | None
+    """Over the user's own configuration; None: that one could not be measured."""
+    speedup_low: float | None = None
+    """95% interval of the speed-up. None: too few runs to say."""
+    speedup_high: float | None = None
+    compute_fraction: float | None = None
+    """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more."""
+
+    @property
+    def different(self) -> bool | None:
+        """False: the interval of the speed-up holds 1, there is no difference to be had. None: cannot be told."""
+        if self.speedup_low is None or self.speedup_high is None:
+            return None
+        return not self.speedup_low <= 1.0 <= self.speedup_high
+
+
+Bound = Literal["compute", "loader", "transfer", "unclear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What holds the winner back, and what a user can do about it."""
+
+    bound_by: Bound
+    """``compute`` the device is as busy as training can make it; ``loader`` the workers; ``transfer`` the way from
+    host to device, pinning included; ``unclear`` the figures do not say."""
+    evidence: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningResult:
+    """Everything one run measured and concluded. Written as JSON, read back equal."""
+
+    schema_version: int = SCHEMA_VERSION
+    loadtune_version: str
+    created: str
+    """ISO 8601, UTC."""
+    seconds: float
+    stage_seconds: dict[str, float]
+    cut_short: str | None = None
+    """Why the run ended early. None: it went to its end. A run cut short before its confirmation has no winner."""
+    config: TuneConfig
+    host: HostFacts
+    device: Device
+    facts: WorkloadFacts | None = None
+    yours: TrialConfig | None = None
+    assumed: tuple[str, ...] = ()
+    """Settings of ``yours`` that the user did not give: batch_size, num_workers, pin_memory, precision."""
+    recipes: tuple[RecipeChoice, ...] = ()
+    ceilings: tuple[MemoryCeiling, ...] = ()
+    compute_points: tuple[ComputePoint, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    """The ladder the study searched."""
+    trials: tuple[Trial, ...] = ()
+    finalists: tuple[Finalist, ...] = ()
+    """The user's own configuration among them, where it runs."""
+    best: Winner | None = None
+    best_at_your_batch: Winner | None = None
+    """Set where the user gave a batch size."""
+    verdict: Verdict | None = None
+    notes: tuple[str, ...] = ()
+    """What was left out and why, what was assumed, what to beware of: whole sentences."""

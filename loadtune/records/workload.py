@@ -1,0 +1,93 @@
+"""What to train, and what the bench found out about it."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loadtune.records.configs import Precision
+
+OptimizerName = Literal["sgd", "adamw"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """What to train, by names that are resolved inside the bench: the controller needs no torch for it."""
+
+    dataset: str = "FakeData"
+    """A class of ``torchvision.datasets``, or ``pkg.mod:factory`` (a callable without arguments)."""
+    model: str = "resnet50"
+    """A name of ``torchvision.models.list_models()``, or ``pkg.mod:factory``."""
+    data_root: str | None = None
+    """Folder that torchvision's dataset reads. None: the dataset needs none."""
+    image_size: int | None = None
+    """Height and width in pixels of the images a torchvision dataset delivers. None: what the model was made for."""
+    num_classes: int | None = None
+    """None: taken from the dataset where it says, else 1000."""
+    optimizer: OptimizerName = "sgd"
+    """``sgd`` is SGD with momentum 0.9."""
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """``FakeData-resnet50``: a name for folders."""
+        return "-".join(part.replace(":", ".").replace("/", ".") for part in (self.dataset, self.model))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFacts:
+    """What the bench found when it built the workload and trained one small batch of it."""
+
+    dataset_length: int
+    input_shape: tuple[int, ...]
+    """Of one sample, without the batch dimension: (C, H, W) for images."""
+    input_dtype: str
+    sample_bytes: int
+    """One sample, input and target, as the loader delivers it."""
+    sample_s: float
+    """Seconds to make one sample in one process: mean over a few, single-threaded like a worker."""
+    num_classes: int
+    num_parameters: int
+    precisions: tuple[Precision, ...]
+    """Those this device runs natively, fp32 first."""
+    min_batch_size: int
+    """Smallest batch the model trains on: 2 where batch normalisation refuses 1, else 1."""
+    start_method: str
+    """How DataLoader starts its workers on this platform: fork, forkserver or spawn."""
+    device_name: str
+    torch: str
+    cuda: str | None
+    memory_capacity_bytes: int
+    """Total memory of the device; on CPU the RAM limit in force."""
+    memory_budget_bytes: int
+    """What training may take of it now, this process's own share included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YourSettings:
+    """The user's own configuration as far as it was given; None: not given, a default is assumed and marked."""
+
+    batch_size: int | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    precision: Precision | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneConfig:
+    """One run of the tuner: what to train, what to compare with, how far to look, how long."""
+
+    workload: WorkloadSpec = field(default_factory=WorkloadSpec)
+    yours: YourSettings = field(default_factory=YourSettings)
+    device: str | None = None
+    """``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU."""
+    precisions: tuple[Precision, ...] | None = None
+    """Which to consider. None: all the device supports."""
+    max_batch_size: int | None = None
+    max_workers: int | None = None
+    """None: the usable cores."""
+    num_trials: int = 20
+    """Most trials of the study that are really run."""
+    time_budget_s: float = 300.0
+    """For the whole run, the confirmation included."""
+    out: str = "loadtune-results"
+    """Parent of the run's own folder."""
+    seed: int = 0

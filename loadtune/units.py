@@ -1,0 +1,51 @@
+"""Numbers to text, nowhere else. Each takes None for "not measured" and shows it as a dash."""
+
+MISSING = "–"
+
+
+def bytes_text(count: float | None) -> str:
+    """Bytes in binary units with three significant figures: ``1.50 GiB``."""
+    if count is None:
+        return MISSING
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{_three_figures(size)} {unit}"
+        size /= 1024
+    return f"{_three_figures(size)} TiB"
+
+
+def rate_text(samples_per_s: float | None) -> str:
+    """Samples a second: ``3,412/s``; below 100 with one or two decimals."""
+    if samples_per_s is None:
+        return MISSING
+    if samples_per_s < 100:
+        return f"{_three_figures(samples_per_s)}/s"
+    return f"{samples_per_s:,.0f}/s"
+
+
+def percent_text(fraction: float | None) -> str:
+    """A fraction as whole per cent: ``43%``."""
+    return MISSING if fraction is None else f"{fraction * 100:.0f}%"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """``0.31 s``, ``12 s``, ``3 min 05 s``."""
+    if seconds is None:
+        return MISSING
+    if seconds < 10:
+        return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """A speed-up: ``2.31×``."""
+    return MISSING if ratio is None else f"{ratio:.2f}×"
+
+
+def _three_figures(value: float) -> str:
+    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:.{decimals}f}"
