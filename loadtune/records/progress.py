@@ -36,5 +36,6 @@ class Progress:
     current_samples_per_s: float | None = None
     best_samples_per_s: float | None = None
     best_config: TrialConfig | None = None
+    reading: Reading | None = None
     left_s: float
     """Of the time budget."""
