@@ -1,0 +1,140 @@
+"""What a run has found so far: filled stage by stage, shown to a listener, frozen into a `TuningResult` at any moment.
+
+The only mutable record of a run. An interruption at any point leaves everything measured until then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    Finalist,
+    HostFacts,
+    MemoryCeiling,
+    Progress,
+    Reading,
+    RecipeChoice,
+    Trial,
+    TrialConfig,
+    TuneConfig,
+    TuningResult,
+    Verdict,
+    Window,
+    Winner,
+    WorkloadFacts,
+)
+from loadtune.seams import Clock, Listener
+
+
+@dataclass(slots=True)
+class Findings:
+    """Fields as in `TuningResult`."""
+
+    config: TuneConfig
+    host: HostFacts
+    device: Device
+    clock: Clock
+    version: str
+    listener: Listener | None = None
+    reading: Callable[[], Reading | None] = lambda: None
+    facts: WorkloadFacts | None = None
+    yours: TrialConfig | None = None
+    assumed: tuple[str, ...] = ()
+    recipes: tuple[RecipeChoice, ...] = ()
+    ceilings: list[MemoryCeiling] = field(default_factory=list)
+    compute_points: tuple[ComputePoint, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    trials: list[Trial] = field(default_factory=list)
+    finalists: tuple[Finalist, ...] = ()
+    best: Winner | None = None
+    best_at_your_batch: Winner | None = None
+    verdict: Verdict | None = None
+    notes: list[str] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    cut_short: str | None = None
+    stage_name: str = "start"
+    running: TrialConfig | None = None
+    started_s: float = 0.0
+    created: str = ""
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock.now()
+        self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @property
+    def left_s(self) -> float:
+        """Of the time budget; below 0 it is overdrawn."""
+        return self.started_s + self.config.time_budget_s - self.clock.now()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Name and time a part of the run, also when it is cut short."""
+        self.stage_name, started = name, self.clock.now()
+        self.tell()
+        try:
+            yield
+        finally:
+            self.stage_seconds[name] = self.clock.now() - started
+            self.running = None
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence the user should read before trusting the answer, and show it now."""
+        self.notes.append(sentence)
+        self.tell(sentence, warning=True)
+
+    def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
+        """Show the listener where the run stands."""
+        if self.listener is None:
+            return
+        leader = self._leader()
+        self.listener(
+            Progress(
+                stage=self.stage_name,
+                message=message,
+                warning=warning,
+                trial_number=sum(t.screened is None for t in self.trials) if self.trials else None,
+                num_trials=self.config.num_trials,
+                config=self.running,
+                current_samples_per_s=rate,
+                best_samples_per_s=leader.measurement.samples_per_s if leader and leader.measurement else None,
+                best_config=leader.config if leader else None,
+                reading=self.reading(),
+                left_s=max(0.0, self.left_s),
+            )
+        )
+
+    def tell_window(self, window: Window) -> None:
+        self.tell(rate=window.num_samples / window.seconds)
+
+    def result(self) -> TuningResult:
+        """Everything found until now."""
+        return TuningResult(
+            loadtune_version=self.version,
+            created=self.created,
+            seconds=self.clock.now() - self.started_s,
+            stage_seconds=dict(self.stage_seconds),
+            cut_short=self.cut_short,
+            config=self.config,
+            host=self.host,
+            device=self.device,
+            facts=self.facts,
+            yours=self.yours,
+            assumed=self.assumed,
+            recipes=self.recipes,
+            ceilings=tuple(self.ceilings),
+            compute_points=self.compute_points,
+            batch_sizes=self.batch_sizes,
+            trials=tuple(self.trials),
+            finalists=self.finalists,
+            best=self.best,
+            best_at_your_batch=self.best_at_your_batch,
+            verdict=self.verdict,
+            notes=tuple(self.notes),
+        )
+
+    def _leader(self) -> Trial | None:
+        measured = [t for t in self.trials if t.measurement]
+        return max(measured, key=lambda t: t.measurement.samples_per_s if t.measurement else 0.0, default=None)

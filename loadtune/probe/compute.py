@@ -1,0 +1,79 @@
+"""The compute curve: samples/s with the batch already on the device, over batch size, per precision.
+
+In: a bench, recipes and their ceilings. Out: `ComputePoint`s up to saturation, and the bound they put on any
+configuration: no loader can train faster than this.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from loadtune.records import ComputePoint, Precision, Recipe
+from loadtune.seams import Bench, Clock
+
+SATURATED = 1.03
+"""Doubling the batch gained under 3%: larger ones gain 2 to 8% more in all (H200, ResNet-50), at twice the memory."""
+
+MIN_ERROR = 0.05
+"""A curve's point is trusted to 5% at best: clocks and temperature move it between the curve and a trial."""
+
+
+def compute_curve(
+    bench: Bench,
+    known: Sequence[ComputePoint],
+    largest: Mapping[Precision, int],
+    *,
+    clock: Clock,
+    until_s: float,
+    point_s: float,
+) -> tuple[ComputePoint, ...]:
+    """Double the batch from each known point until the rate no longer grows, the ceiling is reached or time is up.
+
+    `known` holds one point per precision, under its chosen recipe. The fastest precision goes first, so that it is
+    complete when time is short.
+    """
+    points: list[ComputePoint] = []
+    for start in sorted(known, key=lambda p: -p.samples_per_s):
+        points.append(start)
+        points += _climb(bench, start, largest[start.recipe.precision], clock, until_s, point_s)
+    return tuple(points)
+
+
+def _climb(
+    bench: Bench, start: ComputePoint, largest: int, clock: Clock, until_s: float, point_s: float
+) -> list[ComputePoint]:
+    found: list[ComputePoint] = []
+    last = start
+    while last.batch_size < largest:
+        size = min(largest, last.batch_size * 2)
+        if clock.now() + 4 * last.step_s * size / last.batch_size > until_s:  # two steps to warm, two to time
+            break
+        point = bench.time_compute(start.recipe, size, point_s)
+        if not isinstance(point, ComputePoint):
+            break
+        found.append(point)
+        if point.samples_per_s < SATURATED * last.samples_per_s:
+            break
+        last = point
+    return found
+
+
+def knee(points: Sequence[ComputePoint], recipe: Recipe) -> ComputePoint:
+    """The smallest batch within 3% of the fastest of this recipe: larger ones only cost memory."""
+    own = [p for p in points if p.recipe == recipe]
+    top = max(p.samples_per_s for p in own)
+    return min((p for p in own if p.samples_per_s * SATURATED >= top), key=lambda p: p.batch_size)
+
+
+def compute_bound(points: Sequence[ComputePoint], recipe: Recipe, batch_size: int) -> float | None:
+    """Samples/s that training at this size cannot exceed, widened by the curve's own error.
+
+    Between two measured sizes the rate is at most that of the larger; beyond the largest, saturation says how much may
+    still come. None: the recipe was not timed.
+    """
+    own = sorted((p for p in points if p.recipe == recipe), key=lambda p: p.batch_size)
+    if not own:
+        return None
+    up_to = [p for p in own if p.batch_size >= batch_size]
+    reach = max(p.samples_per_s for p in own if p.batch_size <= up_to[0].batch_size) if up_to else None
+    rate = reach if reach is not None else max(p.samples_per_s for p in own) * SATURATED**2
+    error = max([MIN_ERROR, *(p.half_width_fraction or 0.0 for p in own)])
+    return rate * (1 + error)

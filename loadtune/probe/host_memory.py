@@ -1,0 +1,31 @@
+"""What prefetching needs of the host: batches in flight against /dev/shm and RAM. Pure arithmetic."""
+
+from loadtune.records import HostFacts, LoaderConfig
+from loadtune.units import bytes_text
+
+SHM_SHARE = 0.8
+"""Of what is free in /dev/shm: other programs use it too, and a full one ends a worker with a bus error."""
+
+RAM_SHARE = 0.5
+"""Of the RAM that is available: the rest is for the workers themselves and the page cache that feeds them."""
+
+PINNED_COPIES = 2
+"""Page-locked batches beside those in flight: one being filled, one being copied to the device."""
+
+
+def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
+    """Bytes of the batches in flight: those asked for ahead, one in the making per worker, pinned copies."""
+    batches = loader.num_prefetched + loader.num_workers + (PINNED_COPIES if loader.pin_memory else 0)
+    return batches * loader.batch_size * sample_bytes
+
+
+def host_memory_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
+    """Why the host cannot hold this configuration's batches in flight; None: it can."""
+    needed = prefetch_bytes(loader, sample_bytes)
+    if needed > RAM_SHARE * host.ram_available_bytes:
+        room = bytes_text(RAM_SHARE * host.ram_available_bytes)
+        return f"prefetched batches need {bytes_text(needed)} of RAM, {room} are to be had"
+    if loader.num_workers > 0 and host.shm_free_bytes is not None and needed > SHM_SHARE * host.shm_free_bytes:
+        room = bytes_text(SHM_SHARE * host.shm_free_bytes)
+        return f"prefetched batches need {bytes_text(needed)} of /dev/shm, {room} are to be had"
+    return None

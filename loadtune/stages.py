@@ -1,0 +1,319 @@
+"""The stages of a run, each a function over what the run has to work with. They connect; the folders decide.
+
+Every stage reads what earlier ones left in `Findings` and leaves what it found, so that an interruption keeps it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadtune.findings import Findings
+from loadtune.probe.compute import compute_bound, compute_curve, knee
+from loadtune.probe.host_memory import host_memory_refusal
+from loadtune.probe.memory import probe_memory
+from loadtune.probe.recipe import choose_recipes
+from loadtune.records import (
+    CeilingLimit,
+    ComputePoint,
+    Measurement,
+    Precision,
+    Recipe,
+    TrialConfig,
+    TrialFailure,
+    Winner,
+    WorkloadFacts,
+)
+from loadtune.seams import Bench, Clock, Sensor
+from loadtune.study.confirm import Outcome, confirm, finalists, pick_finalists
+from loadtune.study.loop import Refusal, StudyLoop
+from loadtune.study.seeds import seed_configs
+from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
+from loadtune.study.stopping import StoppingRule
+from loadtune.study.trial import run_trial
+from loadtune.study.winner import judge, pick_winner
+from loadtune.study.yours import assumed_settings, check_against_facts, your_config
+from loadtune.units import bytes_text, rate_text, seconds_text
+
+STEP_SHARE = 0.01
+"""Of the time budget, for one training step and for one batch made by one worker: a trial needs a handful of each, and
+a dozen trials and their confirmation have to fit."""
+
+COMPUTE_SHARE, STUDY_SHARE = 0.2, 0.6
+"""Of the time that is left when the stage begins: the confirmation keeps two fifths of what the curve leaves, because
+only its figures are reported."""
+
+TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
+"""Of the time budget, for the timed part of one run: 3 s and 4.5 s of the default five minutes."""
+
+LADDER_SPAN = 16
+"""The ladder begins this far below the smallest saturating batch: smaller ones train at a fraction of the rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the stages work with."""
+
+    bench: Bench
+    sensor: Sensor
+    clock: Clock
+    found: Findings
+    folder: Path
+
+    @property
+    def step_limit_s(self) -> float:
+        return STEP_SHARE * self.found.config.time_budget_s
+
+    def until(self, share: float) -> float:
+        """The moment at which this share of the time now left is spent."""
+        return self.clock.now() + share * max(0.0, self.found.left_s)
+
+
+def start(run: Run) -> WorkloadFacts:
+    """Build the workload in the bench and check what was asked for against it."""
+    with run.found.stage("start"):
+        facts = run.found.facts = run.bench.describe()
+        check_against_facts(run.found.config, facts)
+        shape = "×".join(map(str, facts.input_shape))
+        run.found.tell(
+            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, one takes a worker "
+            f"{seconds_text(facts.sample_s)}; {facts.num_parameters:,} parameters"
+        )
+    return facts
+
+
+def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
+    """Decide memory format and optimizer per precision."""
+    config = run.found.config
+    with run.found.stage("recipe"):
+        largest = min(facts.dataset_length, config.max_batch_size or facts.dataset_length)
+        chosen = choose_recipes(
+            run.bench,
+            facts,
+            config.precisions or facts.precisions,
+            largest=largest,
+            time_budget_s=config.time_budget_s,
+        )
+        run.found.recipes = chosen.choices
+        for note in chosen.notes:
+            run.found.note(note)
+        for choice in chosen.choices:
+            gain = f", {choice.gain:.2f}× the plain rate" if choice.gain else ""
+            run.found.tell(f"{choice.chosen.precision}: {_recipe_text(choice.chosen)}{gain}")
+    return chosen.by_precision
+
+
+def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
+    """Find the largest batch per precision."""
+    with run.found.stage("memory"):
+        for choice in run.found.recipes:
+            recipe = chosen[choice.chosen.precision]
+            point = _point(choice.points, recipe)
+            ceiling = probe_memory(run.bench, recipe, _caps(run, facts, point))
+            run.found.ceilings.append(ceiling)
+            peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
+            run.found.tell(
+                f"{ceiling.precision}: batches up to {ceiling.batch_size} train (the limit is {ceiling.limit}){peak}; "
+                f"{len(ceiling.probes)} sizes tried"
+            )
+        if any(ceiling.limit == "time" for ceiling in run.found.ceilings):
+            largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
+            run.found.note(
+                f"Batches above {largest} were left out: one step would take more than "
+                f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."
+            )
+
+
+def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
+    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
+    config = run.found.config
+    affordable = int(run.step_limit_s / (point.step_s / point.batch_size))
+    caps: dict[CeilingLimit, int] = {
+        "dataset": facts.dataset_length,
+        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
+    }
+    if config.max_batch_size is not None:
+        caps["cap"] = config.max_batch_size
+    return caps
+
+
+def compute(run: Run, facts: WorkloadFacts) -> None:
+    """Measure the compute-only rate up to saturation, from the points the recipes were chosen by."""
+    found = run.found
+    with found.stage("compute"):
+        known = [_point(choice.points, choice.chosen) for choice in found.recipes]
+        found.compute_points = compute_curve(
+            run.bench,
+            known,
+            {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings},
+            clock=run.clock,
+            until_s=run.until(COMPUTE_SHARE),
+            point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),
+        )
+        for choice in found.recipes:
+            best = knee(found.compute_points, choice.chosen)
+            found.tell(
+                f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
+                f"from a batch of {best.batch_size} on"
+            )
+
+
+def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
+    """Freeze what the study searches, and settle the user's own configuration."""
+    found, config = run.found, run.found.config
+    ceilings = {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings}
+    top = max(ceilings.values())
+    loader_top = max(int(run.step_limit_s / facts.sample_s), facts.min_batch_size)
+    if loader_top < top:
+        top = loader_top
+        found.note(
+            f"Batches above {top} were not searched: a worker would need more than "
+            f"{seconds_text(run.step_limit_s)} for one, 1% of the time budget. A larger --time-budget admits them."
+        )
+    found.yours = _yours(run, facts, top)
+    found.assumed = assumed_settings(config.yours)
+    saturated = knee(found.compute_points, _fastest(found.compute_points).recipe).batch_size
+    smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
+    extra = (found.yours.batch_size,) if found.yours.batch_size <= max(ceilings.values()) else ()
+    found.batch_sizes = batch_ladder(smallest, top, extra)
+    most = run.found.host.num_usable_cores if config.max_workers is None else config.max_workers
+    return SearchSpace(
+        batch_sizes=found.batch_sizes,
+        num_workers=worker_ladder(most, (found.yours.loader.num_workers,)),
+        pin_memory=(False, True) if found.device.kind == "cuda" else (False,),
+        recipes=chosen,
+        ceilings=ceilings,
+    )
+
+
+def _yours(run: Run, facts: WorkloadFacts, largest: int) -> TrialConfig:
+    found = run.found
+    yours = your_config(found.config.yours, largest)
+    if yours.loader.pin_memory and found.device.kind != "cuda":
+        found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
+        yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
+    ceiling = next((c for c in found.ceilings if c.precision == yours.precision), None)
+    if ceiling is not None and yours.batch_size > ceiling.batch_size:
+        found.note(
+            f"Your batch of {yours.batch_size} does not train in {yours.precision} here: {ceiling.batch_size} is the "
+            "largest seen to. There is nothing to compare with."
+        )
+    return yours
+
+
+def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+    """Search the space; the user's own loader settings and the predicted corner come first."""
+    from loadtune.study.optuna_study import OptunaStudy  # late: half a second that the bench's start hides
+
+    found, config = run.found, run.found.config
+    with found.stage("study"):
+        fastest = _fastest(found.compute_points)
+        seeds = seed_configs(
+            searched, _in_space(found.yours, searched), knee(found.compute_points, fastest.recipe), facts.sample_s
+        )
+        loop = StudyLoop(
+            study=OptunaStudy(searched, seeds, run.folder / "study.db", config.seed),
+            run=lambda trial, best: _timed(run, trial, TRIAL_SHARE, best),
+            refuse=lambda trial, best: _refusal(run, facts, searched, trial, best),
+            clock=run.clock,
+            num_trials=config.num_trials,
+            until_s=run.until(STUDY_SHARE),
+            ceiling_per_s=fastest.samples_per_s,
+        )
+        for trial in loop.trials():
+            found.trials.append(trial)
+            found.tell(_trial_text(trial.config, trial.measurement, trial.failure) if trial.screened is None else None)
+        found.tell(f"The search ended: {loop.ended}.")
+
+
+def confirmation(run: Run, facts: WorkloadFacts) -> None:
+    """Measure the finalists and the user's own configuration again, in turn, and judge by those figures alone."""
+    found, config = run.found, run.found.config
+    given = config.yours.batch_size is not None
+    with found.stage("confirm"):
+        outcomes: list[Outcome] = []
+        configs = pick_finalists(found.trials, found.yours, at_your_batch=given)
+        for outcome in confirm(configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.until(0.97)):
+            outcomes.append(outcome)
+            found.finalists = finalists(outcomes)
+            found.tell(_trial_text(outcome[0], *_split(outcome[1])))
+        found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours))
+        if given and found.yours is not None:
+            batch_size = found.yours.batch_size
+            own = [f for f in found.finalists if f.config.batch_size == batch_size]
+            found.best_at_your_batch = _with_ceiling(run, pick_winner(own, found.yours))
+        if found.best is not None:
+            finalist = next(f for f in found.finalists if f.config == found.best.config)
+            cores = found.host.num_usable_cores
+            found.verdict = judge(found.best, finalist, facts, found.device.kind, cores)
+
+
+def _timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
+    run.found.running = config
+    run.found.tell()
+    seconds = max(0.5, share * run.found.config.time_budget_s)
+    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best)
+    return run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
+
+
+def _refusal(
+    run: Run, facts: WorkloadFacts, searched: SearchSpace, config: TrialConfig, best: float | None
+) -> Refusal | None:
+    excess = searched.excess(config)
+    if excess > 0:
+        return Refusal(reason=f"above the memory ceiling by {excess}", excess=excess)
+    no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.found.host)
+    if no_room is not None:
+        return Refusal(reason=no_room, excess=1.0)
+    bound = compute_bound(run.found.compute_points, config.recipe, config.batch_size)
+    if best is not None and bound is not None and bound < best:
+        return Refusal(reason=f"at most {rate_text(bound)} by compute alone", bound=bound)
+    return None
+
+
+def _with_ceiling(run: Run, winner: Winner | None) -> Winner | None:
+    """The winner beside the compute-only rate of exactly its batch size and recipe, measured now if it was not."""
+    if winner is None:
+        return None
+    config = winner.config
+    point = next(
+        (p for p in run.found.compute_points if (p.recipe, p.batch_size) == (config.recipe, config.batch_size)), None
+    )
+    if point is None:
+        timed = run.bench.time_compute(config.recipe, config.batch_size, 1.0)
+        if isinstance(timed, TrialFailure):
+            return winner
+        point = timed
+        run.found.compute_points += (point,)
+    return replace(winner, compute_fraction=winner.samples_per_s / point.samples_per_s)
+
+
+def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
+    """The user's loader settings under the chosen recipe, or None where the space has no such point."""
+    if yours is None or yours.precision not in searched.recipes or yours.batch_size not in searched.batch_sizes:
+        return None
+    return replace(yours, recipe=searched.recipes[yours.precision])
+
+
+def _fastest(points: tuple[ComputePoint, ...]) -> ComputePoint:
+    return max(points, key=lambda p: p.samples_per_s)
+
+
+def _point(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
+    return next(p for p in points if p.recipe == recipe)
+
+
+def _split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:
+    return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
+
+
+def _recipe_text(recipe: Recipe) -> str:
+    return f"{recipe.memory_format}, {'fused' if recipe.fused_optimizer else 'plain'} optimizer"
+
+
+def _trial_text(config: TrialConfig, measurement: Measurement | None, failure: TrialFailure | None) -> str:
+    loader = config.loader
+    pinned = "pinned" if loader.pin_memory else "unpinned"
+    what = f"batch {loader.batch_size}, {loader.num_workers} workers, {pinned}, {config.precision}"
+    if measurement is None:
+        return f"{what}: {failure.kind if failure else 'nothing'} ({failure.message if failure else ''})"
+    return f"{what}: {rate_text(measurement.samples_per_s)}"

@@ -1,0 +1,109 @@
+"""The confirmation: finalists and the user's own configuration, measured again in turn, with fresh loaders. Pure.
+
+The study's own figures choose who is measured again and are then forgotten: the best of many noisy figures is too good
+to be true (FACTS: it overclaims by 6% at 5% noise).
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+
+from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure, students_t
+from loadtune.seams import Clock
+
+NUM_TOP = 2
+"""Best configurations of the study that are measured again: the leader's luck is what the second is there to show."""
+
+CONTENDER = 0.93
+"""A configuration this close to the leader may really be as fast: fresh loaders differ by 6 to 7%."""
+
+MIN_ROUNDS, MAX_ROUNDS = 2, 4
+
+Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+
+
+def pick_finalists(
+    trials: Sequence[Trial], yours: TrialConfig | None, *, at_your_batch: bool = False
+) -> tuple[TrialConfig, ...]:
+    """Who is measured again: the top two, the smallest contender, the best at the user's batch, and the user's own."""
+    ranked = sorted(((t.measurement.samples_per_s, t.config) for t in trials if t.measurement), key=lambda t: -t[0])
+    if not ranked:
+        return () if yours is None else (yours,)
+    contenders = [config for rate, config in ranked if rate >= CONTENDER * ranked[0][0]]
+    picked = [config for _, config in ranked[:1]] + contenders[1:NUM_TOP] + [min(contenders, key=size)]
+    if yours is not None:
+        same_batch = [config for _, config in ranked if config.batch_size == yours.batch_size]
+        picked += [*same_batch[: 1 if at_your_batch else 0], yours]
+    return tuple(dict.fromkeys(picked))
+
+
+def size(config: TrialConfig) -> tuple[int, int, int]:
+    """What a configuration costs a user: workers first, then batch, then batches kept ahead."""
+    return config.loader.num_workers, config.batch_size, config.loader.num_prefetched
+
+
+def confirm(
+    configs: Sequence[TrialConfig],
+    run: Callable[[TrialConfig], Measurement | TrialFailure],
+    clock: Clock,
+    until_s: float,
+) -> Iterator[Outcome]:
+    """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
+
+    Goes on for at least two rounds, and for more while another whole round fits before `until_s`.
+    """
+    longest = 0.0
+    for number in range(MAX_ROUNDS):
+        started = clock.now()
+        if number >= MIN_ROUNDS and started + longest > until_s:
+            return
+        shift = number % max(1, len(configs))
+        for config in [*configs[shift:], *configs[:shift]]:
+            if number > 0 and clock.now() > until_s:
+                return
+            yield config, run(config)
+        longest = max(longest, clock.now() - started)
+
+
+def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
+    """Runs put together by configuration, each mean with its interval; configurations that never ran are left out."""
+    runs: dict[TrialConfig, list[Measurement]] = {}
+    failures: dict[TrialConfig, list[TrialFailure]] = {}
+    for config, outcome in outcomes:
+        if isinstance(outcome, Measurement):
+            runs.setdefault(config, []).append(outcome)
+        else:
+            failures.setdefault(config, []).append(outcome)
+    spread = between_run_spread(list(runs.values()))
+    return tuple(
+        Finalist(
+            config=config,
+            runs=tuple(own),
+            failures=tuple(failures.get(config, ())),
+            half_width_fraction=None if spread is None else spread.half_width(1 / len(own)),
+        )
+        for config, own in runs.items()
+    )
+
+
+class Spread:
+    """Spread between runs with fresh loaders, relative to the mean, pooled over configurations."""
+
+    def __init__(self, relative_sd: float, degrees_of_freedom: int) -> None:
+        self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
+
+    def half_width(self, variance_share: float) -> float:
+        """Half width of a 95% interval of a mean whose variance is this share of one run's."""
+        return students_t(self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
+
+
+def between_run_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
+    """Pooled standard deviation of log throughput between runs of one configuration. None: nothing ran twice.
+
+    Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
+    share of the rate.
+    """
+    logs = [[math.log(run.samples_per_s) for run in own] for own in runs]
+    squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
+    degrees = sum(len(own) - 1 for own in logs)
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None

@@ -1,0 +1,153 @@
+"""The study's loop: ask, refuse or run, tell, and know when to end. Pure over a study and a way to run.
+
+In: an ask/tell study, `refuse` (what the bounds say), `run` (what the bench says). Out: `Trial`s, one by one, so that
+whoever iterates shows progress and keeps what there is when interrupted.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from loadtune.errors import WorkloadError
+from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, TrialOrigin
+from loadtune.seams import Clock
+
+NEAR_CEILING = 0.97
+"""The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
+
+PATIENCE = 8
+"""Trials without a gain of 1% after which the search ends."""
+
+MIN_GAIN = 1.01
+"""A gain below 1% is noise: windows of one run differ by more."""
+
+MAX_IDLE = 25
+"""Answers in a row that needed no run (refused, or measured before): the sampler has nothing new to ask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a configuration is not run."""
+
+    reason: str
+    excess: float = 0.0
+    """Above 0: it cannot run, by this much."""
+    bound: float | None = None
+    """It could run, but its samples/s cannot exceed this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One configuration the study wants to know about."""
+
+    number: int
+    config: TrialConfig
+    origin: TrialOrigin
+
+
+class Study(Protocol):
+    """What the loop needs of `OptunaStudy`."""
+
+    def ask(self) -> Asked: ...
+    def tell_measured(self, asked: Asked, samples_per_s: float) -> None: ...
+    def tell_screened(self, asked: Asked, bound: float, reason: str) -> None: ...
+    def tell_infeasible(self, asked: Asked, excess: float, reason: str) -> None: ...
+
+
+Run = Callable[[TrialConfig, float | None], Measurement | TrialFailure]
+"""Runs a configuration; the second argument is the incumbent's samples/s, None while there is none."""
+
+Refuse = Callable[[TrialConfig, float | None], Refusal | None]
+
+Outcome = Measurement | TrialFailure | Refusal
+
+
+@dataclass(slots=True)
+class StudyLoop:
+    """Runs a study until its trials or its time are spent, or nothing more can be gained."""
+
+    study: Study
+    run: Run
+    refuse: Refuse
+    clock: Clock
+    num_trials: int
+    until_s: float
+    ceiling_per_s: float | None = None
+    """Best compute-only rate of all. None: not known."""
+    best: float | None = None
+    ended: str = ""
+    """Why it ended, for people."""
+    _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
+    _seconds: list[float] = field(default_factory=list)
+    _idle: int = 0
+    _stale: int = 0
+
+    def trials(self) -> Iterator[Trial]:
+        """Each configuration the study looks at, with its outcome; ones seen before are answered from memory."""
+        while not (ended := self._end()):
+            asked = self.study.ask()
+            if asked.config in self._seen:
+                self._idle += 1
+                self._tell(asked, self._seen[asked.config])
+                continue
+            outcome = self.refuse(asked.config, self.best) or self._run(asked.config)
+            self._seen[asked.config] = outcome
+            self._tell(asked, outcome)
+            self._count(outcome)
+            yield _trial(asked, outcome)
+        self.ended = ended
+
+    def _end(self) -> str:
+        if len(self._seconds) >= self.num_trials:
+            return f"{self.num_trials} trials were run"
+        if self._idle >= MAX_IDLE:
+            return "no configuration was left that could win"
+        if self._stale >= PATIENCE:
+            return f"{PATIENCE} trials in a row brought no gain"
+        if self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
+            return "the compute-only rate is reached"
+        typical = statistics.fmean(self._seconds) if self._seconds else 0.0
+        if self.clock.now() + typical > self.until_s:
+            return "the time set aside for the search was spent"
+        return ""
+
+    def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
+        started = self.clock.now()
+        outcome = self.run(config, self.best)
+        self._seconds.append(self.clock.now() - started)
+        if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
+            raise WorkloadError(outcome.message, outcome.log_tail or None)
+        return outcome
+
+    def _tell(self, asked: Asked, outcome: Outcome) -> None:
+        if isinstance(outcome, Measurement):
+            self.study.tell_measured(asked, outcome.samples_per_s)
+        elif isinstance(outcome, TrialFailure):
+            self.study.tell_infeasible(asked, 1.0, outcome.message)
+        elif outcome.bound is None:
+            self.study.tell_infeasible(asked, outcome.excess, outcome.reason)
+        else:
+            self.study.tell_screened(asked, outcome.bound, outcome.reason)
+
+    def _count(self, outcome: Outcome) -> None:
+        """Keep the incumbent, and how long nothing came of asking."""
+        if isinstance(outcome, Refusal):
+            self._idle += 1
+            return
+        self._idle = 0
+        rate = outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0
+        self._stale = 0 if rate > MIN_GAIN * (self.best or 0.0) else self._stale + 1
+        if rate > (self.best or 0.0):
+            self.best = rate
+
+
+def _trial(asked: Asked, outcome: Outcome) -> Trial:
+    return Trial(
+        number=asked.number,
+        config=asked.config,
+        origin=asked.origin,
+        measurement=outcome if isinstance(outcome, Measurement) else None,
+        failure=outcome if isinstance(outcome, TrialFailure) else None,
+        screened=outcome.reason if isinstance(outcome, Refusal) else None,
+    )

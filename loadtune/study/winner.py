@@ -1,0 +1,88 @@
+"""Who won, by how much, and what holds the winner back. Pure, over confirmed figures only."""
+
+import math
+from collections.abc import Sequence
+
+from loadtune.records import Finalist, LoaderConfig, TrialConfig, Verdict, Winner, WorkloadFacts
+from loadtune.study.confirm import between_run_spread, size
+from loadtune.units import percent_text, rate_text
+
+TIE = 0.98
+"""Means within 2% of the fastest count as equal; the smallest of them wins."""
+
+COMPUTE_BOUND = 0.9
+"""At this share of the compute-only rate the device is the wall: what is left is within the noise of fresh loaders."""
+
+WAITING = 0.15
+"""A data wait above this share of the step names the workers; below it they keep up."""
+
+
+def pick_winner(finalists: Sequence[Finalist], yours: TrialConfig | None) -> Winner | None:
+    """The smallest configuration among those within 2% of the fastest, beside the user's own. None: nothing ran."""
+    if not finalists:
+        return None
+    top = max(f.samples_per_s for f in finalists)
+    best = min((f for f in finalists if f.samples_per_s >= TIE * top), key=lambda f: size(f.config))
+    own = next((f for f in finalists if f.config == yours), None)
+    speedup, low, high = _speedup(best, own, finalists)
+    return Winner(
+        config=best.config,
+        samples_per_s=best.samples_per_s,
+        half_width_fraction=best.half_width_fraction,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+    )
+
+
+def _speedup(
+    best: Finalist, own: Finalist | None, finalists: Sequence[Finalist]
+) -> tuple[float | None, float | None, float | None]:
+    """Ratio of the means with its 95% interval from the spread between runs."""
+    if own is None:
+        return None, None, None
+    if best.config == own.config:
+        return 1.0, 1.0, 1.0
+    ratio = best.samples_per_s / own.samples_per_s
+    spread = between_run_spread([f.runs for f in finalists])
+    if spread is None:
+        return ratio, None, None
+    width = spread.half_width(1 / len(best.runs) + 1 / len(own.runs))
+    return ratio, ratio * math.exp(-width), ratio * math.exp(width)
+
+
+def judge(winner: Winner, finalist: Finalist, facts: WorkloadFacts, device_kind: str, num_usable_cores: int) -> Verdict:
+    """What bounds the winner, from its share of the compute-only rate and its data wait."""
+    share, wait = winner.compute_fraction, finalist.wait_fraction
+    loader = winner.config.loader
+    evidence = f"{percent_text(share)} of the compute-only rate, {percent_text(wait)} of the step waiting for data"
+    if share is not None and share >= COMPUTE_BOUND:
+        return Verdict(bound_by="compute", evidence=evidence, advice=_FASTER_STEP)
+    if wait >= WAITING:
+        made = rate_text(max(1, loader.num_workers) / facts.sample_s)
+        evidence += f"; one process makes {rate_text(1 / facts.sample_s)}, {loader.num_workers} workers {made} at best"
+        return Verdict(bound_by="loader", evidence=evidence, advice=_loader_advice(loader, num_usable_cores))
+    if device_kind == "cuda" and share is not None:
+        return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES)
+    return Verdict(bound_by="unclear", evidence=evidence, advice=_SHARED_CORES if device_kind == "cpu" else "")
+
+
+def _loader_advice(loader: LoaderConfig, num_usable_cores: int) -> str:
+    if loader.num_workers < num_usable_cores:
+        return (
+            "More workers did not pay in this study; make each sample cheaper: decode smaller, cache, drop transforms."
+        )
+    return (
+        "All usable cores already make samples, so no loader setting can help: make each sample cheaper (decode "
+        "smaller, cache, move transforms to the GPU) or give the job more cores."
+    )
+
+
+_FASTER_STEP = (
+    "The loader keeps up. To go faster, make the step itself faster: torch.compile, a smaller model or image."
+)
+_SMALLER_BYTES = (
+    "Workers keep up and the device is not full: the way from host to device is the wall. Send fewer bytes: uint8 "
+    "images scaled on the GPU, or a 16-bit cast in the worker."
+)
+_SHARED_CORES = "Training and loading share the same cores here; what one gains the other loses."

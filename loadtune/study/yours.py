@@ -1,0 +1,43 @@
+"""The user's own configuration: what was given, what is assumed in its place, and what of it this device cannot do."""
+
+from loadtune.errors import UsageError
+from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadFacts, YourSettings
+
+ASSUMED_BATCH = 64
+"""What scripts use that never thought about it."""
+
+
+def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
+    """Names of the settings that were not given."""
+    return tuple(
+        name for name in ("batch_size", "num_workers", "pin_memory", "precision") if getattr(yours, name) is None
+    )
+
+
+def your_config(yours: YourSettings, largest: int) -> TrialConfig:
+    """The configuration to compare with: given settings, PyTorch's defaults for the rest, and the plain recipe.
+
+    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not.
+    """
+    loader = LoaderConfig(
+        batch_size=yours.batch_size or min(ASSUMED_BATCH, largest),
+        num_workers=yours.num_workers or 0,
+        pin_memory=bool(yours.pin_memory),
+    )
+    return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
+
+
+def check_against_facts(config: TuneConfig, facts: WorkloadFacts) -> None:
+    """Raise UsageError for a request that this dataset or device cannot meet."""
+    batch_size = config.yours.batch_size
+    if batch_size is not None and batch_size > facts.dataset_length:
+        raise UsageError(
+            f"--batch-size {batch_size} is larger than the dataset, which has {facts.dataset_length} samples: no full "
+            f"batch could be made. Allowed: 1 to {facts.dataset_length}."
+        )
+    for precision in (*(config.precisions or ()), config.yours.precision or "fp32"):
+        if precision not in facts.precisions:
+            raise UsageError(
+                f"{precision} is not available on {facts.device_name}. Allowed there: {', '.join(facts.precisions)}. "
+                "Choose among them with --precision and --amp."
+            )

@@ -1,0 +1,230 @@
+"""Public fakes for every seam: a bench with a known surface and memory line, a clock, a sensor.
+
+They make the whole tuner run in about a second with known answers, in loadtune's own tests and in those of anybody who
+builds on it. Nothing here touches a device, a process or the wall clock.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from loadtune.records import (
+    ComputePoint,
+    FitReport,
+    GpuFacts,
+    HostFacts,
+    Precision,
+    Reading,
+    Recipe,
+    Telemetry,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    Window,
+    WorkloadFacts,
+)
+from loadtune.seams import Watch
+
+GIB = 1024**3
+
+
+@dataclass(slots=True)
+class FakeClock:
+    """Moves only when somebody spends time on it."""
+
+    at_s: float = 1000.0
+
+    def now(self) -> float:
+        return self.at_s
+
+    def spend(self, seconds: float) -> None:
+        self.at_s += seconds
+
+
+@dataclass(slots=True)
+class FakeSensor:
+    """Always reads the same."""
+
+    clock: FakeClock
+    gpu_utilization_fraction: float | None = 0.8
+
+    def latest(self) -> Reading:
+        return Reading(at_s=self.clock.now(), gpu_utilization_fraction=self.gpu_utilization_fraction)
+
+    def between(self, start_s: float, end_s: float) -> Telemetry:
+        return Telemetry(
+            seconds=end_s - start_s, num_readings=1, gpu_utilization_fraction=self.gpu_utilization_fraction
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surface:
+    """A machine and a job of known speed. The defaults resemble ResNet-50 on one H200 with 16 cores."""
+
+    compute_per_s: dict[Precision, float] = field(
+        default_factory=lambda: {"fp32": 2300.0, "fp16": 3100.0, "bf16": 2600.0}
+    )
+    """Saturated samples/s of the plain recipe."""
+    channels_last_gain: float = 1.7
+    fused_gain: float = 1.1
+    half_batch: float = 16.0
+    """Batch at which half of the saturated rate is reached."""
+    sample_s: float = 1 / 330
+    """What one sample costs a worker."""
+    pinned_per_s: float = 3900.0
+    """Wall of the pin-memory thread and the copy behind it."""
+    pageable_per_s: float = 2450.0
+    fixed_bytes: int = GIB
+    bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
+    budget_bytes: int = 139 * GIB
+
+    def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
+        rate = self.compute_per_s[recipe.precision] * batch_size / (batch_size + self.half_batch)
+        rate *= self.channels_last_gain if recipe.memory_format == "channels_last" else 1.0
+        return rate * (self.fused_gain if recipe.fused_optimizer else 1.0)
+
+    def training_rate(self, config: TrialConfig) -> float:
+        """Samples/s of real training: the least of compute, loader and transfer; in turn where no worker helps."""
+        compute = self.compute_rate(config.recipe, config.batch_size)
+        transfer = self.pinned_per_s if config.loader.pin_memory else self.pageable_per_s
+        if config.loader.num_workers == 0:
+            return 1 / (self.sample_s + 1 / min(compute, transfer))
+        return min(compute, transfer, config.loader.num_workers / self.sample_s)
+
+    def peak_bytes(self, precision: Precision, batch_size: int) -> int:
+        return int(self.fixed_bytes + self.bytes_per_sample[precision] * batch_size)
+
+    def largest_batch(self, precision: Precision) -> int:
+        return int((self.budget_bytes - self.fixed_bytes) / self.bytes_per_sample[precision])
+
+
+@dataclass(slots=True)
+class FakeBench:
+    """Answers from a `Surface`, spends time on a `FakeClock`, and fails where it is told to.
+
+    `fail` is asked before each training run and may name a failure for it; `requests` logs what was asked for.
+    """
+
+    surface: Surface = field(default_factory=Surface)
+    clock: FakeClock = field(default_factory=FakeClock)
+    noise: float = 0.01
+    """Relative standard deviation of one window."""
+    between_runs: float = 0.02
+    """Relative standard deviation from one fresh loader to the next."""
+    fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
+    seed: int = 0
+    facts: WorkloadFacts | None = None
+    requests: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    _random: random.Random = field(default_factory=random.Random, repr=False)
+
+    def describe(self) -> WorkloadFacts:
+        return self.facts or fake_facts(self.surface)
+
+    def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+        self.requests.append(("compute", batch_size))
+        if batch_size > self.surface.largest_batch(recipe.precision):
+            return _oom("compute", batch_size)
+        step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
+        num_steps = max(1, round(seconds / 4 / step_s))
+        windows = [self._window(step_s, num_steps, batch_size) for _ in range(4)]
+        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
+        self.requests.append(("memory", batch_size))
+        step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
+        self.clock.spend(num_steps * step_s)
+        peak = self.surface.peak_bytes(recipe.precision, batch_size)
+        report = FitReport(
+            precision=recipe.precision,
+            batch_size=batch_size,
+            budget_bytes=self.surface.budget_bytes,
+            seconds=num_steps * step_s,
+        )
+        if peak > self.surface.budget_bytes:
+            return replace(report, failure=_oom("training", batch_size))
+        return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak, num_alloc_retries=0, step_s=step_s)
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.requests.append(("training", config.batch_size))
+        self.clock.spend(1.0)
+        failure = self.fail(config)
+        if failure is not None:
+            return failure
+        if config.batch_size > self.surface.largest_batch(config.precision):
+            return _oom("training", config.batch_size)
+        luck = self._random.gauss(1.0, self.between_runs)
+        step_s = config.batch_size / (self.surface.training_rate(config) * luck)
+        num_steps = max(1, round(window_s / step_s))
+        windows = []
+        while True:
+            windows.append(self._window(step_s, num_steps, config.batch_size))
+            if not watch(windows[-1]):
+                break
+        return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
+
+    def _window(self, step_s: float, num_steps: int, batch_size: int) -> Window:
+        seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))
+        start = self.clock.now()
+        self.clock.spend(seconds)
+        return Window(start_s=start, seconds=seconds, num_steps=num_steps, num_samples=num_steps * batch_size)
+
+
+def fake_facts(surface: Surface) -> WorkloadFacts:
+    """ImageNet-sized images for a `Surface`."""
+    return WorkloadFacts(
+        dataset_length=1_281_167,
+        input_shape=(3, 224, 224),
+        input_dtype="float32",
+        sample_bytes=3 * 224 * 224 * 4 + 8,
+        sample_s=surface.sample_s,
+        num_classes=1000,
+        num_parameters=25_557_032,
+        precisions=tuple(surface.compute_per_s),
+        min_batch_size=1,
+        start_method="fork",
+        device_name="Fake GPU",
+        torch="2.11.0",
+        cuda="13.0",
+        memory_capacity_bytes=surface.budget_bytes,
+        memory_budget_bytes=surface.budget_bytes,
+    )
+
+
+def fake_host(*, num_usable_cores: int = 16, num_gpus: int = 1) -> HostFacts:
+    """A machine that fits the default `Surface`."""
+    gpus = tuple(
+        GpuFacts(
+            uuid=f"GPU-{index:08d}-0000-0000-0000-000000000000",
+            index=index,
+            name="Fake GPU",
+            total_bytes=140 * GIB,
+            free_bytes=139 * GIB,
+            utilization_fraction=0.0,
+        )
+        for index in range(num_gpus)
+    )
+    return HostFacts(
+        hostname="fake",
+        os="Linux",
+        python="3.12.0",
+        torch="2.11.0",
+        cuda="13.0",
+        driver="580.0",
+        cpu_name="Fake CPU",
+        num_usable_cores=num_usable_cores,
+        num_listed_cores=num_usable_cores,
+        ram_total_bytes=128 * GIB,
+        ram_limit_bytes=128 * GIB,
+        ram_available_bytes=120 * GIB,
+        shm_total_bytes=64 * GIB,
+        shm_free_bytes=64 * GIB,
+        gpus=gpus,
+    )
+
+
+def _oom(phase: str, batch_size: int) -> TrialFailure:
+    return TrialFailure(kind="oom", phase=phase, message=f"out of memory at a batch of {batch_size}")

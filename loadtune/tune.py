@@ -1,0 +1,72 @@
+"""The story of a run, one line a stage: from what the machine offers to an answer that was measured twice.
+
+In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. The stages decide nothing here: each
+calls the module that does, and keeps what it found in `Findings`.
+"""
+
+from pathlib import Path
+
+from loadtune import __version__, stages
+from loadtune.bench import BenchClient
+from loadtune.errors import LoadtuneError
+from loadtune.findings import Findings
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+from loadtune.report.store import new_run_folder, write_result
+from loadtune.seams import Bench, Clock, Listener, Sensor
+from loadtune.stages import Run
+
+
+def tune(config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None) -> TuningResult:
+    """Find the fastest configuration for this machine; writes ``result.json`` and ``study.db`` into `folder`.
+
+    `folder` defaults to a new one below ``config.out``. Ctrl-C ends early: the result says so and claims nothing that
+    was not confirmed. Raises LoadtuneError for what a user can mend.
+    """
+    host = read_host()
+    device = choose_device(host, config.device)
+    folder = folder or new_run_folder(Path(config.out), config.workload.label)
+    hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
+    with (
+        BenchClient(config.workload, device, log_path=folder / "bench.log", hang_s=hang_s) as bench,
+        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
+    ):
+        bench.start()
+        return tune_on(bench, sensor, MonotonicClock(), config, host, device, folder, listener)
+
+
+def tune_on(
+    bench: Bench,
+    sensor: Sensor,
+    clock: Clock,
+    config: TuneConfig,
+    host: HostFacts,
+    device: Device,
+    folder: Path,
+    listener: Listener | None = None,
+) -> TuningResult:
+    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
+    found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
+    try:
+        story(Run(bench, sensor, clock, found, folder))
+    except KeyboardInterrupt:
+        found.cut_short = "interrupted"
+    except LoadtuneError as error:
+        found.cut_short = str(error)
+        if found.trials:
+            write_result(found.result(), folder)
+        raise
+    result = found.result()
+    write_result(result, folder)
+    return result
+
+
+def story(run: Run) -> None:
+    """The stages, in the order in which each needs what the one before found."""
+    facts = stages.start(run)
+    recipes = stages.recipes(run, facts)
+    stages.memory(run, facts, recipes)
+    stages.compute(run, facts)
+    space = stages.space(run, facts, recipes)
+    stages.study(run, facts, space)
+    stages.confirmation(run, facts)
