@@ -17,7 +17,7 @@ def precision_of(flag: str, word: str) -> Precision:
     found = "fp32" if word.lower() == "off" else word.lower()
     if found not in PRECISIONS:
         raise UsageError(f"{flag} is {word!r}; it can be off (the same as fp32), fp16 or bf16. Name one of these.")
-    return cast(Precision, found)
+    return found
 
 
 def precisions_of(words: list[str]) -> tuple[Precision, ...] | None:

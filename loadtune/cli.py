@@ -88,22 +88,24 @@ def run(
 ) -> None:
     """Measure, search, confirm; print the best configuration and keep it in a folder of its own."""
     with _told_plainly(debug):
+        workload = WorkloadSpec(
+            dataset=dataset,
+            model=model,
+            data_root=data_root,
+            image_size=image_size,
+            num_classes=num_classes,
+            optimizer=optimizer_of(optimizer),
+            seed=seed,
+        )
+        yours = YourSettings(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            precision=None if amp is None else precision_of("--amp", amp),
+        )
         config = TuneConfig(
-            workload=WorkloadSpec(
-                dataset=dataset,
-                model=model,
-                data_root=data_root,
-                image_size=image_size,
-                num_classes=num_classes,
-                optimizer=optimizer_of(optimizer),
-                seed=seed,
-            ),
-            yours=YourSettings(
-                batch_size=batch_size,
-                num_workers=num_workers,
-                pin_memory=pin_memory,
-                precision=None if amp is None else precision_of("--amp", amp),
-            ),
+            workload=workload,
+            yours=yours,
             device=device,
             precisions=precisions_of(precision or []),
             max_batch_size=max_batch_size,
@@ -151,7 +153,7 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
         if not debug:
             _remove_if_empty(folder)
         raise
-    _print_result(result, folder, as_json=as_json)
+    _print_result(result, folder, as_json=as_json, quiet=quiet)
     if code := _exit_code(result):
         raise typer.Exit(code)
 
@@ -184,13 +186,14 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
         )
 
 
-def _print_result(result: TuningResult, folder: Path, *, as_json: bool) -> None:
+def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
     from loadtune.report import store
     from loadtune.report.text import summary_text
     from loadtune.report.view import summary
 
-    _print(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
-    typer.echo(f"\nKept in {folder}", err=as_json)
+    if not (as_json and quiet):
+        _print(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
+        typer.echo(f"\nKept in {folder}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result).decode(), nl=False)
 
@@ -198,7 +201,11 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool) -> None:
 def _print(content: "RenderableType", stream: TextIO) -> None:
     from rich.console import Console
 
-    Console(file=stream, highlight=False).print(content)
+    console = Console(file=stream, highlight=False)
+    with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
+        console.print(content)
+    stream.write(capture.get())
+    stream.flush()
 
 
 def _exit_code(result: TuningResult) -> int:
@@ -213,8 +220,7 @@ def _remove_if_empty(folder: Path) -> None:
         if {path.name for path in folder.iterdir()} <= {_BENCH_LOG}:
             (folder / _BENCH_LOG).unlink(missing_ok=True)
             folder.rmdir()
-            folder.parent.rmdir()  # the workload's and then the out folder, where this run had made them;
-            folder.parent.parent.rmdir()  # one that holds something else refuses, and that is right
+            folder.parent.rmdir()  # the workload's; where it holds another run it refuses, and that is right
 
 
 @contextmanager

@@ -8,7 +8,10 @@ from loadtune.records import OptimizerName, TrialConfig
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # The learning rates are placeholders that PyTorch's own examples use; the measured speed does not depend on them.
-_OPTIMIZER = {"sgd": "SGD(model.parameters(), lr=0.1, momentum=0.9", "adamw": "AdamW(model.parameters(), lr=1e-3"}
+_OPTIMIZER = {
+    "sgd": "SGD(\n    model.parameters(), lr=0.1, momentum=0.9",
+    "adamw": "AdamW(\n    model.parameters(), lr=1e-3",
+}
 
 
 def loader_code(config: TrialConfig) -> str:
@@ -26,7 +29,8 @@ def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cu
     return (
         "import torch\n\n"
         + f'model = model.to("{device}"{_memory_format(config)})\n'
-        + f"optimizer = torch.optim.{_OPTIMIZER[optimizer]}{_fused(config)})  # your learning rate\n"
+        + "# the learning rate is yours to set\n"
+        + f"optimizer = torch.optim.{_OPTIMIZER[optimizer]}{_fused(config)}\n)\n"
         + scaler
         + "\nfor inputs, targets in loader:\n"
         + "".join(f"    {line}\n" for line in _step(config, device))
@@ -36,7 +40,9 @@ def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cu
 def _step(config: TrialConfig, device: str) -> list[str]:
     asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
     return [
-        f'inputs = inputs.to("{device}"{asynchronous}{_memory_format(config)})',
+        "inputs = inputs.to(",  # in three lines: everything fits 80 columns
+        f'    "{device}"{asynchronous}{_memory_format(config)}',
+        ")",
         f'targets = targets.to("{device}"{asynchronous})',
         *_forward(config, device),
         "optimizer.zero_grad(set_to_none=True)",

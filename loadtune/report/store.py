@@ -28,9 +28,7 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
     """Make ``<out>/<label>/<UTC time>``, which nobody else has; two runs in one second get ``-2``, ``-3``, …"""
     name = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%SZ")
     try:
-        parent = out / label
-        parent.mkdir(parents=True, exist_ok=True)
-        return _first_free(parent, name)
+        return _first_free(out / label, name)
     except OSError as error:
         raise UsageError(
             f"--out {out}: no folder can be made there ({error.strerror or error}). It takes a folder that this user"
@@ -43,7 +41,7 @@ def _first_free(parent: Path, name: str) -> Path:
     while True:
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
-            folder.mkdir()  # exclusive: the loser of a race takes the next number
+            folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
         except FileExistsError:
             number += 1
         else:

@@ -26,7 +26,7 @@ def summary_text(view: Summary) -> RenderableType:
     parts += [_table(table) for table in (view.figures, view.ceilings) if table is not None]
     parts += [_lines(section) for section in view.sections]
     parts += [_code(block) for block in view.code]
-    return Group(*(Padding(part, (1, 0, 0, 0)) for part in parts))
+    return Group(*(Group(Text(), part) for part in parts))
 
 
 def _table(view: Table) -> RenderableType:

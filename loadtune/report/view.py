@@ -165,13 +165,18 @@ def _ceilings(result: TuningResult) -> Table | None:
 
 
 def _code(result: TuningResult) -> tuple[Section, ...]:
+    """At the user's batch size only what differs from the best."""
     if result.best is None:
         return ()
-    best, fixed = result.best.config, result.best_at_your_batch
-    blocks = [
-        ("Loader", loader_code(best)),
-        ("Training step", recipe_code(best, result.config.workload.optimizer, result.device.kind)),
-    ]
-    if fixed is not None and fixed.config != best:
-        blocks.insert(1, ("Loader at your batch size", loader_code(fixed.config)))
-    return tuple(Section(title=title, lines=tuple(code.rstrip("\n").split("\n"))) for title, code in blocks)
+    best, optimizer, kind = result.best.config, result.config.workload.optimizer, result.device.kind
+    blocks = {"Loader": loader_code(best), "Training step": recipe_code(best, optimizer, kind)}
+    if result.best_at_your_batch is not None:
+        fixed = result.best_at_your_batch.config
+        blocks["Loader at your batch size"] = loader_code(fixed)
+        blocks["Training step at your batch size"] = recipe_code(fixed, optimizer, kind)
+    shown = {code: title for title, code in reversed(blocks.items())}  # of two alike, the first title stays
+    return tuple(
+        Section(title=title, lines=tuple(code.rstrip("\n").split("\n")))
+        for title, code in blocks.items()
+        if shown[code] == title
+    )
