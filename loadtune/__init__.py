@@ -1,3 +1,82 @@
-"""loadtune: finds the batch size, workers, pinning and precision that train the most samples a second here."""
+"""loadtune: finds the batch size, workers, pinning and precision that train the most samples a second here.
+
+The public names load on first use, so that ``import loadtune`` stays cheap: no torch, no optuna, no terminal library.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from loadtune.adopt import best_loader_kwargs, best_recipe
+    from loadtune.errors import (
+        BenchError,
+        DeviceError,
+        LoadtuneError,
+        MachineMismatchError,
+        MachineMismatchWarning,
+        NothingFitsError,
+        ResultError,
+        UsageError,
+        WorkloadError,
+    )
+    from loadtune.records import TuneConfig, TuningResult, WorkloadSpec, YourSettings
+    from loadtune.report.store import load_result
+    from loadtune.tune import tune
+
+__all__ = [
+    "BenchError",
+    "DeviceError",
+    "LoadtuneError",
+    "MachineMismatchError",
+    "MachineMismatchWarning",
+    "NothingFitsError",
+    "ResultError",
+    "TuneConfig",
+    "TuningResult",
+    "UsageError",
+    "WorkloadError",
+    "WorkloadSpec",
+    "YourSettings",
+    "__version__",
+    "best_loader_kwargs",
+    "best_recipe",
+    "load_result",
+    "tune",
+]
+
+_HOME = {
+    "best_loader_kwargs": "loadtune.adopt",
+    "best_recipe": "loadtune.adopt",
+    "load_result": "loadtune.report.store",
+    "tune": "loadtune.tune",
+    **dict.fromkeys(("TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"),
+}
+"""Where a public name lives; those not listed are errors."""
+
+
+class _Package(ModuleType):
+    """Python sets a submodule on its package once it is imported; here ``tune`` stays the function of that name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        hidden = name == "tune" and isinstance(value, ModuleType)
+        super().__setattr__(name, value.tune if hidden else value)  # type: ignore[attr-defined]
+
+
+sys.modules[__name__].__class__ = _Package
+
+if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME.get(name, "loadtune.errors")), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

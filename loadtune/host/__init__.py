@@ -1,0 +1,11 @@
+"""What machine is this, and what does it do right now? The only place that knows psutil, NVML, ``/proc`` and cgroups.
+
+Importing it costs nothing: psutil, pynvml and the readers of the machine are loaded by the first question.
+"""
+
+from loadtune.host.clock import MonotonicClock
+from loadtune.host.devices import choose_device, freest_gpu
+from loadtune.host.facts import read_host
+from loadtune.host.telemetry import Sampler
+
+__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_host"]

@@ -1,0 +1,81 @@
+"""Use a result: the confirmed winner of a run, as arguments for a training script, on the machine it was tuned on.
+
+In: where the result lies. Out: DataLoader arguments or the recipe. Apart from the report, because it reads this
+machine, to warn when it is another one than the result's.
+"""
+
+import os
+import warnings
+from typing import Any
+
+from loadtune.errors import MachineMismatchError, MachineMismatchWarning, ResultError
+from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
+from loadtune.report.store import load_result
+
+
+def best_loader_kwargs(
+    path: str | os.PathLike[str] | None = None, *, strict: bool = False, at_your_batch: bool = False
+) -> dict[str, Any]:
+    """Arguments of the confirmed best: ``DataLoader(dataset, **best_loader_kwargs())``.
+
+    ``path`` is what `load_result` takes. ``at_your_batch`` takes the winner at the batch size the run was given.
+    Another machine (GPU, usable cores or torch differ) is a MachineMismatchWarning, with ``strict`` an error.
+    """
+    return _best_config(path, strict, at_your_batch).loader.kwargs()
+
+
+def best_recipe(
+    path: str | os.PathLike[str] | None = None, *, strict: bool = False, at_your_batch: bool = False
+) -> Recipe:
+    """Precision, memory format and fused optimizer that the loader arguments were measured with."""
+    return _best_config(path, strict, at_your_batch).recipe
+
+
+def _best_config(path: str | os.PathLike[str] | None, strict: bool, at_your_batch: bool) -> TrialConfig:
+    from loadtune.host import read_host  # not at import: the driver's library loads with it
+
+    result = load_result(path)
+    config = _winner(result, at_your_batch)
+    found = differences(result, read_host())
+    if found and strict:
+        raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` here, or leave strict=True out.")
+    if found:
+        message = _mismatch(found) + " It may not be the best here: run `loadtune run` on this machine."
+        warnings.warn(message, MachineMismatchWarning, stacklevel=3)  # the line that called the public function
+    return config
+
+
+def _winner(result: TuningResult, at_your_batch: bool) -> TrialConfig:
+    winner = result.best_at_your_batch if at_your_batch else result.best
+    if winner is not None:
+        return winner.config
+    if at_your_batch and result.config.yours.batch_size is None:
+        raise ResultError(
+            "The run has no winner at your batch size: it was not told one. Run `loadtune run` with --batch-size,"
+            " or leave at_your_batch out for the best at any batch size."
+        )
+    why = f" (cut short: {result.cut_short})" if result.cut_short else ""
+    raise ResultError(
+        f"The run of {result.created} has no confirmed winner{why}. Only a confirmed configuration is handed out."
+        " Run `loadtune run` to its end, or name another result."
+    )
+
+
+def differences(result: TuningResult, here: HostFacts) -> list[str]:
+    """What of this machine is not what the result was measured on, each as ``what: then, here now``."""
+    then = result.host
+    found = []
+    names_here = sorted({gpu.name for gpu in here.gpus})
+    if result.device.kind == "cuda" and result.device.name not in names_here:
+        found.append(f"GPU: {result.device.name}, here {', '.join(names_here) or 'none'}")
+    if result.device.kind == "cpu" and names_here != sorted({gpu.name for gpu in then.gpus}):
+        found.append(f"GPU: measured on the CPU, here {', '.join(names_here) or 'none'}")
+    if then.num_usable_cores != here.num_usable_cores:
+        found.append(f"usable cores: {then.num_usable_cores}, here {here.num_usable_cores}")
+    if then.torch != here.torch:
+        found.append(f"torch: {then.torch or 'none'}, here {here.torch or 'none'}")
+    return found
+
+
+def _mismatch(found: list[str]) -> str:
+    return f"This result was measured on another machine ({'; '.join(found)})."

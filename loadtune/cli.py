@@ -1,0 +1,254 @@
+"""The command line: words to a `TuneConfig`, a result to the terminal. The only module that prints or exits.
+
+Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 141 the reader of the
+output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+
+import typer
+
+from loadtune import __version__
+from loadtune.arguments import check, optimizer_of, precision_of, precisions_of
+from loadtune.errors import LoadtuneError, WorkloadError
+from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec, YourSettings
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NO_ANSWER, USER_CAN_MEND, INTERRUPTED, READER_GONE = 1, 2, 130, 141  # the last two as a shell reports the signals
+_DEFAULT = TuneConfig()
+_BENCH_LOG = "bench.log"
+
+app = typer.Typer(
+    help="Finds the batch size, workers, pinning and precision that train the most samples a second on this machine.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would double the time --help takes
+)
+
+
+def main() -> None:
+    """Entry point of the ``loadtune`` command."""
+    app(prog_name="loadtune")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"loadtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What comes before a command's name."""
+
+
+@app.command()
+def run(
+    dataset: Annotated[
+        str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")
+    ] = _DEFAULT.workload.dataset,
+    model: Annotated[
+        str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")
+    ] = _DEFAULT.workload.model,
+    data_root: Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
+    num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
+    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
+    batch_size: Annotated[int | None, typer.Option(help="Yours now; gives a second winner, at this size.")] = None,
+    num_workers: Annotated[int | None, typer.Option(help="Yours now.")] = None,
+    pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Yours now.")] = None,
+    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Yours now.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(metavar="off|fp16|bf16", help="To consider; repeat or join by commas. [default: all]"),
+    ] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider.")] = None,
+    max_workers: Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")] = None,
+    trials: Annotated[int, typer.Option(help="Most trials that are really run.")] = _DEFAULT.num_trials,
+    time_budget: Annotated[float, typer.Option(help="Seconds for the whole run.")] = _DEFAULT.time_budget_s,
+    out: Annotated[str, typer.Option(help="Parent of the run's own folder.")] = _DEFAULT.out,
+    seed: Annotated[int, typer.Option(help="Of the search and of the workload.")] = _DEFAULT.seed,
+    json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")] = False,
+) -> None:
+    """Measure, search, confirm; print the best configuration and keep it in a folder of its own."""
+    with _told_plainly(debug):
+        workload = WorkloadSpec(
+            dataset=dataset,
+            model=model,
+            data_root=data_root,
+            image_size=image_size,
+            num_classes=num_classes,
+            optimizer=optimizer_of(optimizer),
+            seed=seed,
+        )
+        yours = YourSettings(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            precision=None if amp is None else precision_of("--amp", amp),
+        )
+        config = TuneConfig(
+            workload=workload,
+            yours=yours,
+            device=device,
+            precisions=precisions_of(precision or []),
+            max_batch_size=max_batch_size,
+            max_workers=max_workers,
+            num_trials=trials,
+            time_budget_s=time_budget,
+            out=out,
+            seed=seed,
+        )
+        _run(check(config), as_json=json, quiet=quiet, debug=debug)
+
+
+@app.command()
+def doctor(
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Show what this machine offers, and which device a run would take."""
+    with _told_plainly(debug):
+        from loadtune import host as machine
+        from loadtune.report.store import as_json
+
+        facts = machine.read_host()
+        if freest_gpu:
+            typer.echo(machine.freest_gpu(facts).uuid)
+        elif json:
+            report = {"host": facts, "device": machine.choose_device(facts, None)}
+            typer.echo(as_json(report).decode(), nl=False)
+        else:
+            _print_banner(facts, None, sys.stdout)
+
+
+def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None:
+    from loadtune.host import read_host
+    from loadtune.report import store
+
+    facts = read_host()
+    _print_banner(facts, config.device, sys.stderr if as_json else sys.stdout, quiet=quiet)
+    _warn_of_workers(config, facts)
+    folder = store.new_run_folder(Path(config.out), config.workload.label)
+    try:
+        result = _tune(config, folder, quiet)
+    except (LoadtuneError, KeyboardInterrupt):
+        if not debug:
+            _remove_if_empty(folder)
+        raise
+    _print_result(result, folder, as_json=as_json, quiet=quiet)
+    if code := _exit_code(result):
+        raise typer.Exit(code)
+
+
+def _tune(config: TuneConfig, folder: Path, quiet: bool) -> TuningResult:
+    from loadtune.report.live import LiveDisplay
+    from loadtune.tune import tune
+
+    with LiveDisplay(sys.stderr, quiet=quiet) as display:
+        return tune(config, folder=folder, listener=display)
+
+
+def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:
+    """The device is chosen even when nothing is printed: one that is not there ends the run before it begins."""
+    from loadtune.host import choose_device
+    from loadtune.report.text import banner_text
+    from loadtune.report.view import banner
+
+    view = banner(facts, choose_device(facts, requested))
+    if not quiet:
+        _print(banner_text(view), stream)
+
+
+def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
+    if config.max_workers is not None and config.max_workers > facts.num_usable_cores:
+        typer.echo(
+            f"warning: --max-workers {config.max_workers} is above the {facts.num_usable_cores} usable cores;"
+            " more workers than cores seldom help.",
+            err=True,
+        )
+
+
+def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
+    from loadtune.report import store
+    from loadtune.report.text import summary_text
+    from loadtune.report.view import summary
+
+    if not (as_json and quiet):
+        _print(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
+        typer.echo(f"\nKept in {folder}", err=as_json)
+    if as_json:
+        typer.echo(store.as_json(result).decode(), nl=False)
+
+
+def _print(content: "RenderableType", stream: TextIO) -> None:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False)
+    with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
+        console.print(content)
+    stream.write(capture.get())
+    stream.flush()
+
+
+def _exit_code(result: TuningResult) -> int:
+    if result.cut_short is not None and "Ctrl-C" in result.cut_short:
+        return INTERRUPTED
+    return 0 if result.best is not None else NO_ANSWER
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """A run that ended in an error leaves no folder, unless something was measured in it."""
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} <= {_BENCH_LOG}:
+            (folder / _BENCH_LOG).unlink(missing_ok=True)
+            folder.rmdir()
+            folder.parent.rmdir()  # the workload's; where it holds another run it refuses, and that is right
+
+
+@contextmanager
+def _told_plainly(debug: bool) -> Iterator[None]:
+    """What a user can mend, or did on purpose, ends in a message and an exit code, never in a traceback."""
+    try:
+        yield
+        sys.stdout.flush()  # here, where a reader that went away can still be met
+    except BrokenPipeError:
+        _silence(sys.stdout)
+        raise typer.Exit(READER_GONE) from None
+    except KeyboardInterrupt:
+        typer.echo("Interrupted; nothing was concluded.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    except LoadtuneError as error:
+        _show(error, debug)
+        raise typer.Exit(USER_CAN_MEND) from None
+
+
+def _show(error: LoadtuneError, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    if isinstance(error, WorkloadError) and error.user_traceback:
+        typer.secho(error.user_traceback.rstrip("\n"), err=True, dim=True)
+    typer.secho(f"error: {error}", err=True)
+
+
+def _silence(stream: TextIO) -> None:
+    """Python flushes stdout once more on its way out; into nothing, that is quiet."""
+    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,193 @@
+"""The control groups this process is in: how many cores and how much memory they let it have (Linux; elsewhere none).
+
+In: ``/proc/self/cgroup``, ``/proc/self/mountinfo`` and the limit files they lead to, of cgroup v1, v2, or both mounted
+side by side. Out: the tightest CPU quota and every memory limit from this process's own group up to the root, since a
+parent's limit binds its children. A module of its own because affinity, physical memory and psutil know nothing of it,
+and in a container those show the host. Every read takes the root of the file system, so that tests bring their own.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+Parsed = TypeVar("Parsed")
+
+UNIFIED = ""
+"""Stands for cgroup v2's single hierarchy where v1 has a controller's name, as in ``0::/path``."""
+
+UNLIMITED_BYTES = 2**60
+"""v1 writes "no limit" as the largest page-aligned long, which depends on the page size. No machine has an EiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupMount:
+    """One mounted hierarchy."""
+
+    controllers: frozenset[str]
+    """`UNIFIED` alone for v2."""
+    root: PurePosixPath
+    """Which group of the hierarchy is seen at ``point``: not ``/`` where a container mounts only its own."""
+    point: PurePosixPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuQuota:
+    """The tightest CPU quota in force, and the group it is set on."""
+
+    cores: float
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """One group's memory limit and what the group holds of it."""
+
+    limit_bytes: int
+    used_bytes: int
+    """Working set: page cache the kernel can drop at once (inactive_file) is left out. 0 where usage is not shown."""
+
+    @property
+    def available_bytes(self) -> int:
+        return max(0, self.limit_bytes - self.used_bytes)
+
+
+def parse_memberships(text: str) -> dict[str, str]:
+    """``/proc/self/cgroup`` → controller to the path of the group this process is in; `UNIFIED` for v2."""
+    memberships: dict[str, str] = {}
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon:
+            memberships |= dict.fromkeys(controllers.split(","), path)
+    return memberships
+
+
+def parse_mounts(text: str) -> tuple[CgroupMount, ...]:
+    """``/proc/self/mountinfo`` → the cgroup hierarchies mounted, in order."""
+    return tuple(mount for line in text.splitlines() if (mount := _parse_mount(line)) is not None)
+
+
+def _parse_mount(line: str) -> CgroupMount | None:
+    """Fields as in proc(5): id, parent, device, root, mount point, options, tags …, ``-``, type, source, options."""
+    mounted, dash, described = line.partition(" - ")
+    fields, kind = mounted.split(), described.split()
+    if not dash or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+        return None
+    controllers = [UNIFIED] if kind[0] == "cgroup2" else kind[2].split(",")
+    root, point = (PurePosixPath(_unescape(field)) for field in fields[3:5])
+    return CgroupMount(controllers=frozenset(controllers), root=root, point=point)
+
+
+def _unescape(field: str) -> str:
+    """mountinfo writes blanks and backslashes as three octal digits: ``\\040``."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def group_folders(
+    controller: str, memberships: dict[str, str], mounts: tuple[CgroupMount, ...]
+) -> tuple[PurePosixPath, ...]:
+    """Folders of this process's group in one hierarchy, its own first, then each parent up to the mount point."""
+    path = memberships.get(controller)
+    mount = next((mount for mount in mounts if controller in mount.controllers), None)
+    if path is None or mount is None:
+        return ()
+    inner = PurePosixPath(path)
+    # Outside what is mounted (another cgroup namespace's view, or ``/..``): the mount point is all there is to see.
+    visible = inner.is_relative_to(mount.root) and ".." not in inner.parts
+    own = mount.point / inner.relative_to(mount.root) if visible else mount.point
+    return (own, *(parent for parent in own.parents if parent.is_relative_to(mount.point)))
+
+
+def read_group_folders(controller: str, system: Path = Path("/")) -> tuple[Path, ...]:
+    """The folders of `group_folders` on this machine; empty where there are no control groups."""
+    memberships = read_text(system / "proc/self/cgroup")
+    mounts = read_text(system / "proc/self/mountinfo")
+    if memberships is None or mounts is None:
+        return ()
+    folders = group_folders(controller, parse_memberships(memberships), parse_mounts(mounts))
+    return tuple(system / folder.relative_to("/") for folder in folders)
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """v2 ``cpu.max``, ``150000 100000`` → 1.5 cores. None: ``max``, or not understood."""
+    quota, _, period = text.strip().partition(" ")
+    return cores_of(quota, period)
+
+
+def cores_of(quota: str, period: str) -> float | None:
+    """Quota ÷ period, both in µs. None: no quota (v1 writes -1, v2 ``max``), or not understood."""
+    try:
+        cores = int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):
+        return None
+    return cores if cores > 0 else None
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """``memory.max`` or ``memory.limit_in_bytes``. None: no limit, or not understood."""
+    try:
+        limit = int(text)
+    except ValueError:  # "max"
+        return None
+    return limit if 0 < limit < UNLIMITED_BYTES else None
+
+
+def parse_inactive_file(text: str) -> int:
+    """``memory.stat`` → droppable page cache. v1's ``total_`` line counts the groups below too, as its usage does."""
+    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
+    value = fields.get("total_inactive_file", fields.get("inactive_file", "0"))
+    return int(value) if value.isdigit() else 0
+
+
+def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:
+    """The tightest quota from this process's groups up. None: none is set."""
+    found = [(_cpu_max(folder), folder) for folder in read_group_folders(UNIFIED, system)]
+    found += [(_cfs_quota(folder), folder) for folder in read_group_folders("cpu", system)]
+    quotas = [CpuQuota(cores=cores, folder=folder) for cores, folder in found if cores is not None]
+    return min(quotas, key=lambda quota: quota.cores, default=None)
+
+
+def _cpu_max(folder: Path) -> float | None:
+    return _parsed(parse_cpu_max, folder / "cpu.max")
+
+
+def _cfs_quota(folder: Path) -> float | None:
+    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
+    return None if quota is None or period is None else cores_of(quota, period)
+
+
+def read_memory_limits(system: Path = Path("/")) -> tuple[MemoryLimit, ...]:
+    """Every limit from this process's groups up. Empty: none is set."""
+    found = [
+        _memory_limit(folder, limit_file, usage_file)
+        for controller, limit_file, usage_file in (
+            (UNIFIED, "memory.max", "memory.current"),
+            ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        )
+        for folder in read_group_folders(controller, system)
+    ]
+    return tuple(limit for limit in found if limit is not None)
+
+
+def _memory_limit(folder: Path, limit_file: str, usage_file: str) -> MemoryLimit | None:
+    limit = _parsed(parse_memory_limit, folder / limit_file)
+    if limit is None:
+        return None
+    usage = _parsed(parse_memory_limit, folder / usage_file) or 0
+    droppable = _parsed(parse_inactive_file, folder / "memory.stat") or 0
+    return MemoryLimit(limit_bytes=limit, used_bytes=max(0, usage - droppable))
+
+
+def _parsed(parse: Callable[[str], Parsed | None], file: Path) -> Parsed | None:
+    text = read_text(file)
+    return None if text is None else parse(text)
+
+
+def read_text(file: Path) -> str | None:
+    """None: not there, not ours to read, or gone while it was read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

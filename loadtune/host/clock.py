@@ -1,0 +1,10 @@
+"""The real clock behind `seams.Clock`; tests use a fake one."""
+
+import time
+
+
+class MonotonicClock:
+    """Seconds that never go back. On Linux, macOS and Windows they count alike in every process of the machine."""
+
+    def now(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,79 @@
+"""Cores: how many this process may really use, how many the machine lists, and what they are called.
+
+In: the affinity mask, the cgroup quota, ``/proc`` and ``/sys``. Out: plain numbers for `HostFacts`. Apart from memory
+because cores are what num_workers is bounded by, and everything that shows too many of them (lscpu, ``os.cpu_count()``,
+psutil) shows the host from inside a container.
+"""
+
+import math
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from loadtune.host.cgroup import CpuQuota, read_cpu_quota, read_text
+
+
+def read_num_usable_cores() -> int:
+    """Least of affinity and cgroup quota, at least 1."""
+    return usable_cores(len(read_affinity()), read_cpu_quota())
+
+
+def usable_cores(num_allowed: int, quota: CpuQuota | None) -> int:
+    """A quota is rounded up: with 1.5 cores' worth, one process would leave a third of it unused."""
+    granted = num_allowed if quota is None else math.ceil(quota.cores)
+    return max(1, min(num_allowed, granted))
+
+
+def read_affinity() -> tuple[int, ...]:
+    """Numbers of the cores this process may be scheduled on; all of them where the platform has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    import psutil
+
+    process = psutil.Process()
+    if hasattr(process, "cpu_affinity"):  # Windows
+        return tuple(process.cpu_affinity())
+    return tuple(range(os.cpu_count() or 1))
+
+
+def read_num_listed_cores(system: Path = Path("/")) -> int:
+    """Logical cores as lscpu's ``CPU(s)`` counts them: those present, also if some are offline or not ours."""
+    present = read_text(system / "sys/devices/system/cpu/present")
+    return (present and count_cpu_list(present)) or os.cpu_count() or 1
+
+
+def count_cpu_list(text: str) -> int | None:
+    """The kernel's list format, ``0-3,8,10-11`` → 7. None: not understood, or empty."""
+    try:
+        ranges = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    except ValueError:
+        return None
+    return sum(ends[-1] - ends[0] + 1 for ends in ranges)
+
+
+def read_cpu_name(system: Path = Path("/")) -> str | None:
+    """The model, for people. None: the platform does not say."""
+    cpuinfo = read_text(system / "proc/cpuinfo")
+    name = parse_cpu_name(cpuinfo) if cpuinfo is not None else None
+    if name is None and sys.platform == "darwin":
+        name = _sysctl("machdep.cpu.brand_string")
+    # platform.processor() says "x86_64" or nothing on most Linux systems: better than nothing, and what Windows has.
+    return name or platform.processor() or platform.machine() or None
+
+
+def parse_cpu_name(cpuinfo: str) -> str | None:
+    """``/proc/cpuinfo`` → the first model named: x86 says ``model name``, POWER ``cpu``, most ARM nothing."""
+    fields = (line.partition(":") for line in cpuinfo.splitlines())
+    names = (" ".join(value.split()) for key, _, value in fields if key.strip() in ("model name", "cpu"))
+    return next((name for name in names if name), None)
+
+
+def _sysctl(key: str) -> str | None:
+    """macOS keeps the CPU's name behind a command; 2 s is far more than it needs, and a stuck one cannot hang us."""
+    try:
+        answer = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=2, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

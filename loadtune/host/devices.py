@@ -1,0 +1,81 @@
+"""Which device the training runs on: what was asked for, or the best of what is there. Pure, over `HostFacts`."""
+
+from loadtune.errors import DeviceError
+from loadtune.host.visible import matching
+from loadtune.records import Device, GpuFacts, HostFacts
+from loadtune.units import bytes_text, percent_text
+
+FREE_TIE_FRACTION = 0.01
+"""Free memory this close counts as equal, so that utilization decides: 1% of the batch size is less than a memory
+ceiling is known to (0.975 to 1.00 of the truth), while a busy GPU can cost half the throughput."""
+
+
+def choose_device(host: HostFacts, requested: str | None) -> Device:
+    """``requested``: None, ``cpu``, ``cuda``, ``cuda:N`` (N among the visible GPUs), or a UUID or its beginning.
+
+    None takes the freest GPU, else the CPU. Raises DeviceError where the GPU asked for is not there.
+    """
+    wanted = "" if requested is None else requested.strip().lower()
+    if wanted == "cpu" or (requested is None and not host.gpus):
+        return Device(kind="cpu", name=host.cpu_name or "CPU")
+    if requested is None or wanted == "cuda":
+        return _cuda(freest_gpu(host))
+    if wanted.startswith("cuda:"):
+        return _cuda(_numbered(host, requested, wanted.removeprefix("cuda:")))
+    if wanted.startswith(("gpu-", "mig-")):
+        return _cuda(_named(host, requested, wanted))
+    raise DeviceError(f"device {requested!r} is not known. {_found(host)} {_allowed(host)}")
+
+
+def freest_gpu(host: HostFacts) -> GpuFacts:
+    """Most free memory, then least utilization, then CUDA's order. Raises DeviceError where there is no GPU."""
+    if not host.gpus:
+        raise DeviceError(f"a GPU is needed. {_found(host)} {_allowed(host)}")
+    enough = max(gpu.free_bytes for gpu in host.gpus) * (1 - FREE_TIE_FRACTION)
+    return min((gpu for gpu in host.gpus if gpu.free_bytes >= enough), key=_busyness)
+
+
+def _busyness(gpu: GpuFacts) -> tuple[bool, float]:
+    """One that does not say how busy it is comes after those that do."""
+    return gpu.utilization_fraction is None, gpu.utilization_fraction or 0.0
+
+
+def _numbered(host: HostFacts, requested: str, number: str) -> GpuFacts:
+    if not number.isdecimal() or int(number) >= len(host.gpus):
+        raise DeviceError(f"device {requested!r} is not there. {_found(host)} {_allowed(host)}")
+    return host.gpus[int(number)]
+
+
+def _named(host: HostFacts, requested: str, wanted: str) -> GpuFacts:
+    uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
+    if len(uuids) != 1:
+        problem = f"could be any of {len(uuids)} GPUs" if uuids else "is not there"
+        raise DeviceError(f"device {requested!r} {problem}. {_found(host)} {_allowed(host)}")
+    return next(gpu for gpu in host.gpus if gpu.uuid == uuids[0])
+
+
+def _cuda(gpu: GpuFacts) -> Device:
+    return Device(kind="cuda", uuid=gpu.uuid, name=gpu.name)
+
+
+def _found(host: HostFacts) -> str:
+    """What there is, so that an error can be mended without another command."""
+    if host.gpus:
+        return f"Visible GPUs: {'; '.join(_line(number, gpu) for number, gpu in enumerate(host.gpus))}."
+    if host.driver is None:
+        return "No NVIDIA driver answered on this machine."
+    return f"The NVIDIA driver ({host.driver}) is there, but no GPU is visible to this process."
+
+
+def _line(number: int, gpu: GpuFacts) -> str:
+    free = f"{bytes_text(gpu.free_bytes)} free, {percent_text(gpu.utilization_fraction)} busy"
+    return f"cuda:{number} is {gpu.name} ({gpu.uuid}, {free})"
+
+
+def _allowed(host: HostFacts) -> str:
+    if host.gpus:
+        last = len(host.gpus) - 1
+        numbered = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
+        named = f"cpu, cuda, {numbered}, or enough of a UUID to tell one GPU"
+        return f"Ask for {named}; without a device the freest GPU is taken."
+    return "Ask for cpu, or check nvidia-smi and CUDA_VISIBLE_DEVICES; without a device the CPU is taken."

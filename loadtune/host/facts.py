@@ -1,0 +1,58 @@
+"""Everything that is asked of the machine once, as one record: `HostFacts`.
+
+torch is looked at and not imported: its version is in the installed package's metadata, the CUDA version it was built
+for in the text of its ``version.py``. Importing it would cost the controller seconds and hundreds of megabytes.
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+import re
+import socket
+from pathlib import Path
+
+from loadtune.host import cgroup, cpu, gpu, memory
+from loadtune.records import HostFacts
+
+
+def read_host() -> HostFacts:
+    """Read afresh on every call: free memory changes, and virtual machines grow."""
+    ram, shm = memory.read_ram(), memory.read_shm()
+    return HostFacts(
+        hostname=socket.gethostname(),
+        os=platform.platform(),
+        python=platform.python_version(),
+        torch=_torch_version(),
+        cuda=_cuda_version(),
+        driver=gpu.read_driver(),
+        cpu_name=cpu.read_cpu_name(),
+        num_usable_cores=cpu.read_num_usable_cores(),
+        num_listed_cores=cpu.read_num_listed_cores(),
+        ram_total_bytes=ram.total_bytes,
+        ram_limit_bytes=ram.limit_bytes,
+        ram_available_bytes=ram.available_bytes,
+        shm_total_bytes=shm[0] if shm else None,
+        shm_free_bytes=shm[1] if shm else None,
+        gpus=gpu.read_gpus(),
+    )
+
+
+def parse_cuda_version(version_py: str) -> str | None:
+    """``cuda: Optional[str] = '13.0'`` → 13.0. None: a CPU build says ``cuda = None``."""
+    found = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", version_py, flags=re.MULTILINE)
+    return found[1] if found else None
+
+
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cuda_version() -> str | None:
+    found = importlib.util.find_spec("torch")  # finds the folder, runs nothing of it
+    if found is None or found.origin is None:
+        return None
+    text = cgroup.read_text(Path(found.origin).parent / "version.py")
+    return None if text is None else parse_cuda_version(text)

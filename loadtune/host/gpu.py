@@ -1,0 +1,148 @@
+"""The one door to NVML: which GPUs are there, and what each does right now.
+
+In: the NVIDIA driver, through pynvml. Out: `GpuFacts` and single readings by UUID. Nothing here raises for a driver
+that is missing, old or broken: a reading that cannot be had is None. NVML is opened by the first question, under a lock, and
+stays open; it makes no CUDA context, so the controller may ask without taking any of the GPU's memory.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from loadtune.host.memory import read_ram
+from loadtune.host.visible import visible_uuids
+from loadtune.records import GpuFacts
+
+Figure = TypeVar("Figure", int, float)
+
+
+class Nvml:
+    """An open NVML, with the devices asked for by name. Use the functions below; tests open one of their own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._library: Any = None
+        self._handles: dict[str, Any] = {}
+
+    def ask(self, function: str, *args: Any) -> Any:
+        """What NVML's ``function`` answers; None: no driver, no such function in it, or it refused."""
+        library = self._opened()
+        if library is None:
+            return None
+        try:
+            return getattr(library, function)(*args)
+        except Exception:  # NVMLError for most; ctypes and decoding errors from a library older than the binding
+            return None
+
+    def device(self, uuid: str) -> Any:
+        """The handle of a GPU or MIG instance, kept once found; None: there is none of that name."""
+        with self._lock:
+            handle = self._handles.get(uuid) or self.ask("nvmlDeviceGetHandleByUUID", uuid)
+            if handle is not None:
+                self._handles[uuid] = handle
+            return handle
+
+    def refuses(self, function: str, *args: Any) -> bool:
+        """Whether the answer is "this device has no such thing", and not a passing failure."""
+        library = self._opened()
+        if library is None:
+            return False
+        try:
+            getattr(library, function)(*args)
+        except library.NVMLError as error:
+            return bool(error.value == library.NVML_ERROR_NOT_SUPPORTED)
+        return False
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._library is None:
+                self._library = _open_library()
+            return self._library
+
+
+def _open_library() -> Any:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:  # no driver, no permission, or a driver that does not match its kernel module
+        return None
+    return pynvml
+
+
+_nvml = Nvml()
+
+
+def read_gpus(nvml: Nvml = _nvml) -> tuple[GpuFacts, ...]:
+    """The GPUs this process may use, in CUDA's order; empty where there are none, or no driver answers."""
+    count = nvml.ask("nvmlDeviceGetCount") or 0
+    handles = (nvml.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count))
+    # One that does not say its name keeps its place, or the indices after it would name the wrong GPUs.
+    installed = [_text(handle and nvml.ask("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
+    visible = visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), installed)
+    facts = (_read_gpu(uuid, nvml) for uuid in visible)
+    return tuple(gpu for gpu in facts if gpu is not None)
+
+
+def read_driver(nvml: Nvml = _nvml) -> str | None:
+    """Version of the NVIDIA driver. None: none answers."""
+    return _text(nvml.ask("nvmlSystemGetDriverVersion"))
+
+
+def read_utilization_fraction(uuid: str, nvml: Nvml = _nvml) -> float | None:
+    """Share of the last 1/6 to 1 s in which any kernel ran. None under MIG."""
+    return _figure(nvml, "nvmlDeviceGetUtilizationRates", uuid, lambda rates: float(rates.gpu) / 100)
+
+
+def read_memory_used_bytes(uuid: str, nvml: Nvml = _nvml) -> int | None:
+    """Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`."""
+    return _figure(nvml, "nvmlDeviceGetMemoryInfo", uuid, lambda memory: int(memory.total - memory.free))
+
+
+def read_power_w(uuid: str, nvml: Nvml = _nvml) -> float | None:
+    """Of the whole board; NVML counts in milliwatts."""
+    return _figure(nvml, "nvmlDeviceGetPowerUsage", uuid, lambda milliwatts: float(milliwatts) / 1000)
+
+
+def _figure(nvml: Nvml, function: str, uuid: str, taken: Callable[[Any], Figure]) -> Figure | None:
+    handle = nvml.device(uuid)
+    answer = None if handle is None else nvml.ask(function, handle)
+    return None if answer is None else taken(answer)
+
+
+def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
+    """None: a GPU that cannot be read (fallen off the bus, a MIG name of no instance) cannot be trained on."""
+    handle = nvml.device(uuid)
+    memory = None if handle is None else _read_memory(handle, nvml)
+    # A MIG instance has no index of its own.
+    parent = nvml.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if uuid.startswith("MIG-") else handle
+    index = None if parent is None else nvml.ask("nvmlDeviceGetIndex", parent)
+    if memory is None or index is None:
+        return None
+    return GpuFacts(
+        uuid=uuid,
+        index=index,
+        name=_text(nvml.ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+        total_bytes=memory[0],
+        free_bytes=memory[1],
+        utilization_fraction=read_utilization_fraction(uuid, nvml),
+    )
+
+
+def _read_memory(handle: Any, nvml: Nvml) -> tuple[int, int] | None:
+    """Total and free. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML refuses to say."""
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    if memory is not None:
+        return int(memory.total), int(memory.free)
+    if nvml.refuses("nvmlDeviceGetMemoryInfo", handle):
+        ram = read_ram()
+        return ram.limit_bytes, ram.available_bytes
+    return None
+
+
+def _text(answer: Any) -> str | None:
+    """Bindings before 11.5 answer in bytes."""
+    if answer is None:
+        return None
+    return answer.decode() if isinstance(answer, bytes) else str(answer)

@@ -1,0 +1,87 @@
+"""What is shown while a run goes on: a display that redraws itself on a terminal, plain lines elsewhere.
+
+In: `Progress`, one after the other; `LiveDisplay` is a listener. Out: the stream it was given. Reads no sensor: the
+progress carries the newest reading.
+"""
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from loadtune.records import Progress, TrialConfig
+from loadtune.report.wording import settings_text
+from loadtune.units import MISSING, percent_text, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+
+def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
+    """The redrawn part as plain data: a fixed number of rows, so that nothing jumps."""
+    reading = progress.reading
+    gpu = percent_text(reading.gpu_utilization_fraction if reading else None)
+    cpu = percent_text(reading.cpu_utilization_fraction if reading else None)
+    return (
+        ("stage", f"{_stage(progress)}, {seconds_text(max(0.0, progress.left_s))} left"),
+        ("now", _measured(progress.current_samples_per_s, progress.config)),
+        ("best so far", _measured(progress.best_samples_per_s, progress.best_config)),
+        ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}"),
+    )
+
+
+def _stage(progress: Progress) -> str:
+    if progress.trial_number is None:
+        return progress.stage
+    total = "" if progress.num_trials is None else f"/{progress.num_trials}"
+    return f"{progress.stage}, trial {progress.trial_number}{total}"
+
+
+def _measured(rate: float | None, config: TrialConfig | None) -> str:
+    if rate is None and config is None:
+        return MISSING
+    return rate_text(rate) if config is None else f"{rate_text(rate)}  {settings_text(config)}"
+
+
+def plain_line(progress: Progress) -> str | None:
+    """What stays of a progress where nothing can be redrawn. None: only its figures moved."""
+    if progress.message is None:
+        return None
+    return f"warning: {progress.message}" if progress.warning else f"[{_stage(progress)}] {progress.message}"
+
+
+class LiveDisplay:
+    """A listener with a border: ``with LiveDisplay(sys.stderr) as display: tune(config, listener=display)``."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
+        """``quiet`` shows warnings only."""
+        from rich.console import Console
+
+        self._console = Console(file=stream, highlight=False)
+        self._quiet = quiet
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal and not self._quiet:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def __call__(self, progress: Progress) -> None:
+        line = plain_line(progress)
+        if line is not None and (progress.warning or not self._quiet):
+            style = "yellow" if progress.warning else None
+            # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
+            self._console.print(line, style=style, markup=False, soft_wrap=True)
+        if self._live is not None:
+            from loadtune.report.text import banner_text
+            from loadtune.report.view import Banner
+
+            self._live.update(banner_text(Banner(rows=progress_rows(progress))))

@@ -1,0 +1,130 @@
+"""Results on disk: a folder of its own for every run, one JSON file in it, and reading it back.
+
+In: a `TuningResult`, or a path somewhere under ``loadtune-results``. Out: ``result.json``, or the result it holds. A
+module of its own because what reads a file of another version, or a damaged one, must say so before anything uses it.
+"""
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from loadtune.errors import ResultError, UsageError
+from loadtune.records import SCHEMA_VERSION, TuneConfig, TuningResult
+
+RESULT_FILE = "result.json"
+_RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")
+
+
+class _Head(msgspec.Struct):
+    """The one field whose meaning no version may change."""
+
+    schema_version: int
+
+
+def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
+    """Make ``<out>/<label>/<UTC time>``, which nobody else has; two runs in one second get ``-2``, ``-3``, …"""
+    name = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%SZ")
+    try:
+        return _first_free(out / label, name)
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}: no folder can be made there ({error.strerror or error}). It takes a folder that this user"
+            " may write to, or a path where one can be made. Name another one with --out."
+        ) from error
+
+
+def _first_free(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def as_json(record: object) -> bytes:
+    """A record, or a dict of records, as indented JSON that ends in a newline."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def write_result(result: TuningResult, folder: Path) -> Path:
+    """Write ``result.json`` whole or not at all: a reader, or a crash in between, never sees half of it."""
+    path = folder / RESULT_FILE
+    temporary = folder / f".{RESULT_FILE}.{os.getpid()}"
+    try:
+        with temporary.open("wb") as file:
+            file.write(as_json(result))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ResultError(
+            f"{path} could not be written ({error.strerror or error}). It takes a folder with room that this user may"
+            " write to. Make room, or name another place with --out."
+        ) from error
+    return path
+
+
+def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
+    """Read a result: of a ``result.json``, a run's folder, or the newest run below a folder.
+
+    None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
+    """
+    file = _result_file(Path(path) if path is not None else Path(TuneConfig().out))
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ResultError(
+            f"{file} cannot be read ({error.strerror or error}). It takes a result.json that this user may read."
+            " Mend its permissions, or name another result."
+        ) from error
+    return _decoded(content, file)
+
+
+def _result_file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ResultError(
+            f"{path} does not exist. A result is a result.json, a run's folder, a workload's folder, or the folder that"
+            " holds those. Run `loadtune run` first, or name where its result lies."
+        )
+    for pattern in (RESULT_FILE, f"*/{RESULT_FILE}", f"*/*/{RESULT_FILE}"):
+        if found := list(path.glob(pattern)):
+            return max(found, key=lambda file: run_order(file.parent.name))
+    raise ResultError(
+        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error writes"
+        " none. Run `loadtune run`, or name another folder."
+    )
+
+
+def run_order(name: str) -> tuple[str, int, str]:
+    """Sorts run folders by age, ``…Z-10`` after ``…Z-2``; a folder somebody renamed counts as older than any."""
+    match = _RUN_NAME.fullmatch(name)
+    return (match[1], int(match[2] or 1), "") if match else ("", 0, name)
+
+
+def _decoded(content: bytes, file: Path) -> TuningResult:
+    try:
+        version = msgspec.json.decode(content, type=_Head).schema_version
+        if version > SCHEMA_VERSION:
+            raise ResultError(
+                f"{file} was written by a newer loadtune: its schema_version is {version}, this one reads up to"
+                f" {SCHEMA_VERSION}. Update loadtune, or run `loadtune run` again with this one."
+            )
+        return msgspec.json.decode(content, type=TuningResult)
+    except msgspec.ValidationError as error:  # before DecodeError, its base
+        what = f"is not a result as loadtune writes it: {error}"
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = f"is damaged: {error}"
+    raise ResultError(
+        f"{file} {what}. It takes an unchanged {RESULT_FILE} of schema_version {SCHEMA_VERSION}."
+        " Name another run's folder, or run `loadtune run` again."
+    )

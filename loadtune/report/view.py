@@ -1,0 +1,182 @@
+"""What a report says, as plain data: rows of strings, with units, in order. Judges nothing, prints nothing.
+
+In: `HostFacts` or a `TuningResult`. Out: a `Banner` or a `Summary`, which `text` renders and tests read as data.
+"""
+
+from dataclasses import dataclass
+
+from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
+from loadtune.report.export import loader_code, recipe_code
+from loadtune.report.figures import Table, figures
+from loadtune.report.wording import BOUND_TEXT, LIMIT_TEXT, failures_text, recipe_text, settings_text
+from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Banner:
+    """What the machine offers, as name and value."""
+
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and whole lines under it."""
+
+    title: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The result of a run, in the order it is read."""
+
+    title: str
+    warning: str | None
+    """The run was cut short, or confirmed nothing. None: it went to its end."""
+    figures: Table | None
+    """None: nothing was confirmed."""
+    sections: tuple[Section, ...]
+    """Only those that have lines."""
+    ceilings: Table | None
+    code: tuple[Section, ...]
+    """Python for pasting, each under what it is for."""
+
+
+def banner(host: HostFacts, device: Device | None = None) -> Banner:
+    """Limits in force beside what the hardware lists; the chosen ``device`` is marked."""
+    rows = [
+        ("host", f"{host.hostname}, {host.os}"),
+        ("Python", host.python),
+        ("torch", f"{host.torch or 'not installed'} (CUDA {host.cuda or MISSING}, driver {host.driver or MISSING})"),
+        *_gpu_rows(host.gpus, device),
+        ("CPU", (host.cpu_name or "unknown model") + _chosen(device is not None and device.kind == "cpu")),
+        ("cores", f"{host.num_usable_cores} usable of {host.num_listed_cores} listed"),
+        ("RAM", f"{bytes_text(host.ram_available_bytes)} available, {_ram_limit(host)}"),
+        ("/dev/shm", f"{bytes_text(host.shm_free_bytes)} free of {bytes_text(host.shm_total_bytes)}"),
+    ]
+    return Banner(rows=tuple(rows))
+
+
+def _gpu_rows(gpus: tuple[GpuFacts, ...], device: Device | None) -> list[tuple[str, str]]:
+    if not gpus:
+        return [("GPU", "none")]
+    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(device is not None and device.uuid == gpu.uuid)) for gpu in gpus]
+
+
+def _gpu(gpu: GpuFacts) -> str:
+    memory = f"{bytes_text(gpu.free_bytes)} free of {bytes_text(gpu.total_bytes)}"
+    return f"{gpu.name}, {memory}, {percent_text(gpu.utilization_fraction)} busy"
+
+
+def _chosen(chosen: bool) -> str:
+    return " ← chosen" if chosen else ""
+
+
+def _ram_limit(host: HostFacts) -> str:
+    total = f"{bytes_text(host.ram_total_bytes)} in the machine"
+    return (
+        total if host.ram_limit_bytes == host.ram_total_bytes else f"limit {bytes_text(host.ram_limit_bytes)}, {total}"
+    )
+
+
+def summary(result: TuningResult) -> Summary:
+    """Claims what was confirmed and nothing else: a run without a winner names the best trial as seen once."""
+    table = figures(result)
+    sections = (
+        Section(title="Seen once, not confirmed", lines=() if table else _seen_once(result)),
+        Section(title="Mind the batch size", lines=_batch_caution(result)),
+        Section(title="What holds it back", lines=_verdict(result)),
+        Section(title="Recipe, compute only", lines=_recipes(result)),
+        Section(title="What it took", lines=_took(result)),
+        Section(title="Notes", lines=result.notes),
+    )
+    return Summary(
+        title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
+        warning=_warning(result),
+        figures=table,
+        sections=tuple(section for section in sections if section.lines),
+        ceilings=_ceilings(result),
+        code=_code(result),
+    )
+
+
+def _warning(result: TuningResult) -> str | None:
+    if result.cut_short is not None:
+        scope = "Nothing was confirmed." if result.best is None else "Fewer runs stand behind the figures than planned."
+        return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
+    return "No configuration could be confirmed." if result.best is None else None
+
+
+def _seen_once(result: TuningResult) -> tuple[str, ...]:
+    timed = [(trial.measurement.samples_per_s, trial) for trial in result.trials if trial.measurement is not None]
+    if not timed:
+        return ("no trial was measured",)
+    rate, trial = max(timed, key=lambda pair: pair[0])
+    return (f"{rate_text(rate)} with {settings_text(trial.config)}",)
+
+
+def _batch_caution(result: TuningResult) -> tuple[str, ...]:
+    if result.best is None or result.yours is None or result.best.config.batch_size == result.yours.batch_size:
+        return ()
+    whose = "the assumed" if "batch_size" in result.assumed else "your"
+    return (
+        f"The best batch size, {result.best.config.batch_size}, is not {whose} {result.yours.batch_size}. A changed"
+        " batch size changes the optimisation: set the learning rate anew and check that the model still generalises."
+        " Samples/s says nothing about either.",
+    )
+
+
+def _verdict(result: TuningResult) -> tuple[str, ...]:
+    if result.verdict is None:
+        return ()
+    lines = (f"Bound by {BOUND_TEXT[result.verdict.bound_by]}.", result.verdict.evidence, result.verdict.advice)
+    return tuple(line for line in lines if line)
+
+
+def _recipes(result: TuningResult) -> tuple[str, ...]:
+    return tuple(
+        f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {ratio_text(choice.gain)} the plain rate"
+        for choice in result.recipes
+    )
+
+
+def _took(result: TuningResult) -> tuple[str, ...]:
+    stages = ", ".join(f"{stage} {seconds_text(seconds)}" for stage, seconds in result.stage_seconds.items())
+    total = f"{seconds_text(result.seconds)}: {stages}" if stages else seconds_text(result.seconds)
+    return (total, _trial_counts(result.trials))
+
+
+def _trial_counts(trials: tuple[Trial, ...]) -> str:
+    measured = sum(trial.measurement is not None for trial in trials)
+    screened = sum(trial.screened is not None for trial in trials)
+    failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
+    return f"{len(trials)} trials: {measured} measured, {screened} screened out by a bound, {failed}"
+
+
+def _ceilings(result: TuningResult) -> Table | None:
+    rows = []
+    for ceiling in result.ceilings:
+        failed = "" if ceiling.first_failed is None else f" ({ceiling.first_failed} failed)"
+        peak = bytes_text(ceiling.peak_bytes)
+        rows.append((ceiling.precision, str(ceiling.batch_size), peak, LIMIT_TEXT[ceiling.limit] + failed))
+    columns = ("", "largest batch", "peak memory", "kept from more by")
+    return Table(title="Memory", columns=columns, rows=tuple(rows)) if rows else None
+
+
+def _code(result: TuningResult) -> tuple[Section, ...]:
+    """At the user's batch size only what differs from the best."""
+    if result.best is None:
+        return ()
+    best, optimizer, kind = result.best.config, result.config.workload.optimizer, result.device.kind
+    blocks = {"Loader": loader_code(best), "Training step": recipe_code(best, optimizer, kind)}
+    if result.best_at_your_batch is not None:
+        fixed = result.best_at_your_batch.config
+        blocks["Loader at your batch size"] = loader_code(fixed)
+        blocks["Training step at your batch size"] = recipe_code(fixed, optimizer, kind)
+    shown = {code: title for title, code in reversed(blocks.items())}  # of two alike, the first title stays
+    return tuple(
+        Section(title=title, lines=tuple(code.rstrip("\n").split("\n")))
+        for title, code in blocks.items()
+        if shown[code] == title
+    )

@@ -1,0 +1,205 @@
+"""The report of one fixed result, word for word, and that result's own JSON, which later versions must still read.
+
+After a change that is meant: ``LOADTUNE_REGENERATE=1 pytest tests/golden``, and look at the difference.
+"""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    Finalist,
+    FitReport,
+    GpuFacts,
+    HostFacts,
+    LoaderConfig,
+    Measurement,
+    MemoryCeiling,
+    Recipe,
+    RecipeChoice,
+    Telemetry,
+    Trial,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    Verdict,
+    Window,
+    Winner,
+    WorkloadFacts,
+    YourSettings,
+)
+from loadtune.report.store import as_json, load_result
+from loadtune.report.text import banner_text, summary_text
+from loadtune.report.view import banner, summary
+
+HERE = Path(__file__).parent
+FP16 = Recipe(precision="fp16", memory_format="channels_last", fused_optimizer=True)
+BEST = TrialConfig(loader=LoaderConfig(batch_size=256, num_workers=16, pin_memory=True), recipe=FP16)
+AT_YOURS = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=12, pin_memory=True), recipe=FP16)
+YOURS = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=4), recipe=Recipe())
+
+
+def window(rate: float, start_s: float = 0.0, wait_fraction: float = 0.0) -> Window:
+    return Window(start_s=start_s, seconds=1.0, num_steps=10, num_samples=int(rate), wait_s=wait_fraction)
+
+
+def measurement(rate: float, wait_fraction: float) -> Measurement:
+    return Measurement(
+        windows=(window(rate, 0.0, wait_fraction), window(rate, 1.0, wait_fraction)),
+        first_batch_s=0.9,
+        seconds=5.5,
+        peak_allocated_bytes=11_500_000_000,
+        peak_reserved_bytes=13_900_000_000,
+        telemetry=Telemetry(
+            seconds=2.0,
+            num_readings=20,
+            gpu_utilization_fraction=0.97 - wait_fraction,
+            cpu_utilization_fraction=0.88,
+            bench_rss_bytes=9_000_000_000,
+        ),
+    )
+
+
+def fixed_result() -> TuningResult:
+    """A made-up run in which everything a report can show is present."""
+    gpu = GpuFacts(
+        uuid="GPU-0001",
+        index=0,
+        name="NVIDIA H200",
+        total_bytes=150_000_000_000,
+        free_bytes=149_000_000_000,
+        utilization_fraction=0.0,
+    )
+    oom = TrialFailure(kind="oom", phase="training", message="out of memory")
+    return TuningResult(
+        loadtune_version="0.1.0",
+        created="2026-11-20T17:03:12Z",
+        seconds=201.4,
+        stage_seconds={"start": 6.1, "recipe": 9.0, "memory": 14.2, "compute": 20.5, "study": 110.0, "confirm": 41.6},
+        config=TuneConfig(yours=YourSettings(batch_size=64, num_workers=4)),
+        host=HostFacts(
+            hostname="node-1",
+            os="Linux 6.8",
+            python="3.12.4",
+            torch="2.11.0",
+            cuda="13.0",
+            driver="580.1",
+            cpu_name="Xeon Platinum 8480",
+            num_usable_cores=16,
+            num_listed_cores=224,
+            ram_total_bytes=2_000_000_000_000,
+            ram_limit_bytes=137_438_953_472,
+            ram_available_bytes=120_000_000_000,
+            shm_total_bytes=68_719_476_736,
+            shm_free_bytes=68_000_000_000,
+            gpus=(gpu,),
+        ),
+        device=Device(kind="cuda", uuid="GPU-0001", name="NVIDIA H200"),
+        facts=WorkloadFacts(
+            dataset_length=1_000_000,
+            input_shape=(3, 224, 224),
+            input_dtype="float32",
+            sample_bytes=602_120,
+            sample_s=0.0021,
+            num_classes=1000,
+            num_parameters=25_557_032,
+            precisions=("fp32", "fp16", "bf16"),
+            min_batch_size=2,
+            start_method="fork",
+            device_name="NVIDIA H200",
+            torch="2.11.0",
+            cuda="13.0",
+            memory_capacity_bytes=150_000_000_000,
+            memory_budget_bytes=148_000_000_000,
+        ),
+        yours=YOURS,
+        assumed=("pin_memory", "precision"),
+        recipes=(
+            RecipeChoice(
+                chosen=FP16,
+                points=(
+                    ComputePoint(recipe=Recipe(precision="fp16"), batch_size=256, windows=(window(3018),)),
+                    ComputePoint(recipe=FP16, batch_size=256, windows=(window(6121),)),
+                ),
+            ),
+        ),
+        ceilings=(
+            MemoryCeiling(
+                precision="fp16",
+                batch_size=3296,
+                limit="memory",
+                probes=(
+                    FitReport(precision="fp16", batch_size=3296, first_step_peak_bytes=147_000_000_000),
+                    FitReport(precision="fp16", batch_size=3310, failure=oom),
+                ),
+            ),
+        ),
+        compute_points=(
+            ComputePoint(recipe=Recipe(), batch_size=64, windows=(window(1966),)),
+            ComputePoint(recipe=FP16, batch_size=256, windows=(window(6121),)),
+        ),
+        batch_sizes=(64, 128, 256, 512),
+        trials=(
+            Trial(number=0, config=YOURS, origin="yours", measurement=measurement(1610, 0.15)),
+            Trial(number=1, config=BEST, origin="seed", measurement=measurement(4210, 0.04)),
+            Trial(number=2, config=AT_YOURS, origin="search", failure=oom),
+            Trial(number=3, config=AT_YOURS, origin="search", screened="its compute-only rate is below the best"),
+        ),
+        finalists=(
+            Finalist(config=BEST, runs=(measurement(4000, 0.04), measurement(4100, 0.06)), half_width_fraction=0.04),
+            Finalist(config=AT_YOURS, runs=(measurement(2800, 0.02),)),
+            Finalist(config=YOURS, runs=(measurement(1600, 0.18), measurement(1640, 0.16)), half_width_fraction=0.03),
+        ),
+        best=Winner(
+            config=BEST,
+            samples_per_s=4050.0,
+            half_width_fraction=0.04,
+            speedup=2.5,
+            speedup_low=2.38,
+            speedup_high=2.63,
+            compute_fraction=0.66,
+        ),
+        best_at_your_batch=Winner(config=AT_YOURS, samples_per_s=2800.0, half_width_fraction=None, speedup=1.73),
+        verdict=Verdict(
+            bound_by="transfer",
+            evidence="Workers wait with full queues while the GPU idles a third of the time.",
+            advice="Send fewer bytes: uint8 images, scaled on the GPU.",
+        ),
+        notes=("Steps at batch sizes above 3296 were not tried.",),
+    )
+
+
+def rendered(content: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    with console.capture() as capture:
+        console.print(content)
+    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+@pytest.mark.parametrize("name", ["summary.txt", "banner.txt", "result.json"])
+def test_the_fixed_result_reads_as_it_did(name: str) -> None:
+    result = fixed_result()
+    found = {
+        "summary.txt": rendered(summary_text(summary(result))),
+        "banner.txt": rendered(banner_text(banner(result.host, result.device))),
+        "result.json": as_json(result).decode(),
+    }[name]
+    if os.environ.get("LOADTUNE_REGENERATE"):
+        (HERE / name).write_text(found, encoding="utf-8")
+    assert found == (HERE / name).read_text(encoding="utf-8")
+
+
+def test_the_kept_json_still_reads_as_that_result() -> None:
+    assert load_result(HERE / "result.json") == fixed_result()
+
+
+@pytest.mark.parametrize("name", ["summary.txt", "banner.txt"])
+def test_the_report_fits_80_columns(name: str) -> None:
+    lines = (HERE / name).read_text(encoding="utf-8").splitlines()
+    assert max(len(line) for line in lines) <= 80
