@@ -24,18 +24,18 @@ def pick_winner(finalists: Sequence[Finalist], yours: TrialConfig | None) -> Win
     top = max(f.samples_per_s for f in finalists)
     best = min((f for f in finalists if f.samples_per_s >= TIE * top), key=lambda f: size(f.config))
     own = next((f for f in finalists if f.config == yours), None)
-    speedup, low, high = _speedup(best, own, finalists)
+    ratio, low, high = speedup(best, own, finalists)
     return Winner(
         config=best.config,
         samples_per_s=best.samples_per_s,
         half_width_fraction=best.half_width_fraction,
-        speedup=speedup,
+        speedup=ratio,
         speedup_low=low,
         speedup_high=high,
     )
 
 
-def _speedup(
+def speedup(
     best: Finalist, own: Finalist | None, finalists: Sequence[Finalist]
 ) -> tuple[float | None, float | None, float | None]:
     """Ratio of the means with its 95% interval from the spread between runs."""

@@ -1,0 +1,205 @@
+"""The whole story over a fake bench whose best is known: what a run concludes, and what it survives."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from loadtune.errors import NothingFitsError, UsageError, WorkloadError
+from loadtune.records import (
+    Device,
+    LoaderConfig,
+    Progress,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    YourSettings,
+)
+from loadtune.report.store import load_result
+from loadtune.testing import GIB, FakeBench, FakeSensor, Surface, fake_facts, fake_host
+from loadtune.tune import tune_on
+
+GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
+
+
+def tune_fake(bench: FakeBench, folder: Path, config: TuneConfig | None = None, listener=None) -> TuningResult:
+    return tune_on(
+        bench, FakeSensor(bench.clock), bench.clock, config or TuneConfig(), fake_host(), GPU, folder, listener
+    )
+
+
+def best_possible(surface: Surface, result: TuningResult) -> float:
+    """The surface's own maximum over everything the study could choose."""
+    recipes = {choice.chosen for choice in result.recipes}
+    return max(
+        surface.training_rate(
+            TrialConfig(loader=LoaderConfig(batch_size=b, num_workers=w, pin_memory=p), recipe=recipe)
+        )
+        for recipe in recipes
+        for b in result.batch_sizes
+        for w in range(17)
+        for p in (False, True)
+        if b <= surface.largest_batch(recipe.precision)
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path, seed: int) -> None:
+    bench = FakeBench(seed=seed)
+    result = tune_fake(bench, tmp_path, TuneConfig(seed=seed))
+    assert result.best is not None
+    assert bench.surface.training_rate(result.best.config) >= 0.97 * best_possible(bench.surface, result)
+    assert result.best.config.loader.pin_memory
+    assert result.best.speedup is not None
+    assert result.best.speedup > 5
+    assert result.best.different is True
+    assert result.cut_short is None
+
+
+def test_workers_are_not_wasted_where_compute_is_the_wall(tmp_path: Path) -> None:
+    surface = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9)
+    result = tune_fake(FakeBench(surface), tmp_path)
+    assert result.best is not None
+    assert result.best.config.loader.num_workers <= 2
+    assert result.verdict is not None
+    assert result.verdict.bound_by == "compute"
+
+
+def test_no_difference_is_an_answer(tmp_path: Path) -> None:
+    surface = Surface(
+        compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.01
+    )
+    yours = YourSettings(batch_size=64, num_workers=1, pin_memory=False, precision="fp32")
+    result = tune_fake(FakeBench(surface, facts=None), tmp_path, TuneConfig(yours=yours))
+    assert result.best is not None
+    assert result.best.different is False
+    assert result.assumed == ()
+
+
+def test_the_wall_is_respected(tmp_path: Path) -> None:
+    surface = Surface(budget_bytes=12 * GIB)
+    bench = FakeBench(surface)
+    result = tune_fake(bench, tmp_path)
+    for ceiling in result.ceilings:
+        largest = surface.largest_batch(ceiling.precision)
+        assert 0.95 * largest <= ceiling.batch_size <= largest
+        assert any(p.batch_size == ceiling.batch_size and p.fits for p in ceiling.probes)
+    run = [t for t in result.trials if t.screened is None]
+    assert run
+    assert all(t.config.batch_size <= surface.largest_batch(t.config.precision) for t in run)
+    assert not any(t.failure for t in run)
+
+
+@pytest.mark.parametrize("kind", ["crash", "hang", "oom", "host_oom", "shm"])
+def test_a_failing_trial_is_data(tmp_path: Path, kind: str) -> None:
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        bad = config.loader.num_workers > 10
+        return TrialFailure(kind=kind, phase="training", message="planted") if bad else None  # type: ignore[arg-type]
+
+    bench = FakeBench(fail=fail)
+    result = tune_fake(bench, tmp_path)
+    assert any(t.failure is not None and t.failure.kind == kind for t in result.trials)
+    assert result.best is not None
+    assert result.best.config.loader.num_workers <= 10
+
+
+def test_a_users_error_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    seen: list[TrialConfig] = []
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        seen.append(config)
+        broken = TrialFailure(kind="user_error", phase="training", message="sample 7 raised", log_tail="KeyError: 7")
+        return broken if len(seen) == 3 else None
+
+    with pytest.raises(WorkloadError, match="sample 7 raised") as raised:
+        tune_fake(FakeBench(fail=fail), tmp_path)
+    assert raised.value.user_traceback == "KeyError: 7"
+    kept = load_result(tmp_path)
+    assert len(kept.trials) == 2
+    assert kept.best is None
+    assert kept.cut_short is not None
+
+
+def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "study" and (progress.trial_number or 0) >= 3:
+            raise KeyboardInterrupt
+
+    result = tune_fake(FakeBench(), tmp_path, listener=interrupt)
+    assert result.cut_short == "interrupted"
+    assert result.best is None
+    assert result.verdict is None
+    assert len(result.trials) >= 3
+    assert load_result(tmp_path) == result
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    with pytest.raises(NothingFitsError, match="batch of"):
+        tune_fake(FakeBench(Surface(budget_bytes=GIB // 2)), tmp_path)
+
+
+def test_a_batch_larger_than_the_dataset_is_refused(tmp_path: Path) -> None:
+    bench = FakeBench(facts=replace(fake_facts(Surface()), dataset_length=100))
+    with pytest.raises(UsageError, match="larger than the dataset, which has 100 samples"):
+        tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=101)))
+
+
+def test_the_dataset_bounds_the_batch(tmp_path: Path) -> None:
+    bench = FakeBench(facts=replace(fake_facts(Surface()), dataset_length=100))
+    result = tune_fake(bench, tmp_path)
+    assert {c.limit for c in result.ceilings} == {"dataset"}
+    assert max(size for _, size in bench.requests) <= 100
+
+
+def test_a_second_winner_at_the_users_batch(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(yours=YourSettings(batch_size=32)))
+    assert result.best_at_your_batch is not None
+    assert result.best_at_your_batch.config.batch_size == 32
+    assert result.assumed == ("num_workers", "pin_memory", "precision")
+
+
+def test_only_confirmed_figures_are_reported(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(between_runs=0.05), tmp_path)
+    assert result.best is not None
+    finalist = next(f for f in result.finalists if f.config == result.best.config)
+    assert len(finalist.runs) >= 2
+    assert math.isclose(result.best.samples_per_s, finalist.samples_per_s)
+    study_figures = {t.measurement.samples_per_s for t in result.trials if t.measurement}
+    assert result.best.samples_per_s not in study_figures
+
+
+def test_the_time_budget_holds(tmp_path: Path) -> None:
+    for budget in (60.0, 300.0):
+        folder = tmp_path / str(budget)
+        folder.mkdir()
+        bench = FakeBench()
+        started = bench.clock.now()
+        result = tune_fake(bench, folder, TuneConfig(time_budget_s=budget, num_trials=1000))
+        assert bench.clock.now() - started <= budget
+        assert result.best is not None
+
+
+def test_what_a_bound_rules_out_is_not_run(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(Surface(compute_per_s={"fp32": 300.0, "bf16": 2600.0})), tmp_path)
+    ruled_out = [t for t in result.trials if t.config.precision == "fp32" and t.number > 3]
+    assert all(t.screened for t in ruled_out)
+
+
+def test_the_study_is_kept_for_other_tools(tmp_path: Path) -> None:
+    import optuna
+
+    result = tune_fake(FakeBench(), tmp_path)
+    stored = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(stored.trials) >= len(result.trials)
+    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in stored.trials)
+    assert {"batch_size", "num_workers", "feasible"} <= set(stored.trials[0].user_attrs)
+
+
+def test_same_seed_same_trials(tmp_path: Path) -> None:
+    runs = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        runs.append(tune_fake(FakeBench(seed=5), tmp_path / name, TuneConfig(seed=5)))
+    assert [t.config for t in runs[0].trials] == [t.config for t in runs[1].trials]

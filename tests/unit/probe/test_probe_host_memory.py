@@ -1,0 +1,36 @@
+"""Batches in flight against /dev/shm and RAM."""
+
+from dataclasses import replace
+
+from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
+from loadtune.records import LoaderConfig
+from loadtune.testing import GIB, fake_host
+
+MIB = 1024**2
+
+
+def test_what_is_in_flight() -> None:
+    loader = LoaderConfig(batch_size=10, num_workers=4, prefetch_factor=2)
+    assert prefetch_bytes(loader, 100) == (4 * 2 + 4) * 10 * 100
+    assert prefetch_bytes(replace(loader, pin_memory=True), 100) == (4 * 2 + 4 + 2) * 10 * 100
+    assert prefetch_bytes(LoaderConfig(batch_size=10), 100) == 10 * 100
+
+
+def test_a_small_shm_refuses_many_workers_and_names_both_figures() -> None:
+    host = replace(fake_host(), shm_free_bytes=64 * MIB)
+    loader = LoaderConfig(batch_size=256, num_workers=8)
+    reason = host_memory_refusal(loader, MIB // 2, host)
+    assert reason is not None
+    assert "3.00 GiB of /dev/shm" in reason
+    assert "51.2 MiB" in reason
+    assert host_memory_refusal(replace(loader, num_workers=0), MIB // 2, host) is None
+
+
+def test_ram_refuses_what_shm_would_take() -> None:
+    host = replace(fake_host(), ram_available_bytes=2 * GIB)
+    assert "of RAM" in (host_memory_refusal(LoaderConfig(batch_size=4096, num_workers=2), MIB, host) or "")
+
+
+def test_no_shm_is_no_limit() -> None:
+    host = replace(fake_host(), shm_free_bytes=None)
+    assert host_memory_refusal(LoaderConfig(batch_size=64, num_workers=4), MIB, host) is None

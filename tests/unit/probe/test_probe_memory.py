@@ -1,0 +1,74 @@
+"""The memory probe over simulated memory: what it names was run, fits, and is close to the wall."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadtune.errors import NothingFitsError
+from loadtune.probe.memory import probe_memory
+from loadtune.records import FitReport, Recipe
+from loadtune.testing import GIB, FakeBench, Surface
+
+RECIPE = Recipe(precision="fp32")
+
+
+def line(fixed: float, per_sample: float, budget: float) -> FakeBench:
+    return FakeBench(Surface(fixed_bytes=int(fixed), bytes_per_sample={"fp32": per_sample}, budget_bytes=int(budget)))
+
+
+@given(
+    fixed=st.floats(1e6, 5e9), per_sample=st.floats(1e4, 5e8), budget=st.floats(6e9, 150e9), cap=st.integers(1, 10**6)
+)
+@settings(deadline=None)
+def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap: int) -> None:
+    bench = line(fixed, per_sample, budget)
+    largest = min(cap, bench.surface.largest_batch("fp32"))
+    if largest < 1:
+        with pytest.raises(NothingFitsError):
+            probe_memory(bench, RECIPE, {"cap": cap})
+        return
+    ceiling = probe_memory(bench, RECIPE, {"cap": cap})
+    tried = {p.batch_size: p.fits for p in ceiling.probes}
+    assert tried[ceiling.batch_size] is True
+    assert ceiling.batch_size <= largest
+    assert ceiling.batch_size >= int(0.95 * largest)
+    assert (ceiling.limit == "cap") == (ceiling.batch_size == cap)
+    assert all(size <= cap for size in tried)
+
+
+def test_four_probes_and_one_oom_at_most_on_a_known_line() -> None:
+    ceiling = probe_memory(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6})
+    assert len(ceiling.probes) <= 4
+    assert sum(not p.fits for p in ceiling.probes) <= 1
+
+
+class FragmentingBench(FakeBench):
+    """Close to the wall the allocator cannot use the last 4% of the budget."""
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
+        report = FakeBench.try_batch(self, recipe, batch_size, num_steps)
+        if report.peak_bytes and report.peak_bytes > 0.96 * self.surface.budget_bytes:
+            failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
+            return replace(failing, batch_size=batch_size)
+        return report
+
+
+def test_it_steps_back_from_a_wall_below_the_budget() -> None:
+    surface = Surface(bytes_per_sample={"fp32": 87e6})
+    ceiling = probe_memory(FragmentingBench(surface), RECIPE, {"dataset": 10**6})
+    wall = 0.96 * surface.largest_batch("fp32")
+    assert 0.94 * wall <= ceiling.batch_size <= wall
+    assert ceiling.first_failed is not None
+    assert ceiling.first_failed > ceiling.batch_size
+
+
+def test_the_smallest_cap_is_named_as_the_limit() -> None:
+    ceiling = probe_memory(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 500, "time": 90, "cap": 100})
+    assert (ceiling.batch_size, ceiling.limit) == (90, "time")
+
+
+def test_nothing_fits_names_the_size_and_a_way_out() -> None:
+    with pytest.raises(NothingFitsError, match=r"batch of 1 .*--image-size"):
+        probe_memory(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100})

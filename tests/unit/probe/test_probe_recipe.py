@@ -1,0 +1,61 @@
+"""Recipes are changed where it pays, and precisions that do not run are left out aloud."""
+
+from dataclasses import replace
+
+import pytest
+
+from loadtune.errors import NothingFitsError
+from loadtune.probe.recipe import choose_recipes
+from loadtune.records import ComputePoint, Recipe, TrialFailure
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts
+
+
+def choose(bench: FakeBench, precisions=("fp32", "bf16"), **facts):
+    described = replace(fake_facts(bench.surface), **facts)
+    return choose_recipes(bench, described, precisions, largest=10**6, time_budget_s=300.0)
+
+
+def test_takes_what_pays() -> None:
+    recipes = choose(FakeBench()).by_precision
+    assert recipes["bf16"] == Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True)
+
+
+def test_leaves_what_does_not_pay() -> None:
+    bench = FakeBench(Surface(channels_last_gain=0.9, fused_gain=1.0), noise=0.0)
+    chosen = choose(bench)
+    assert chosen.by_precision["fp32"] == Recipe(precision="fp32")
+    assert chosen.choices[0].gain == pytest.approx(1.0)
+
+
+def test_channels_last_is_for_images() -> None:
+    bench = FakeBench()
+    choice = choose(bench, input_shape=(128,)).choices[0]
+    assert all(p.recipe.memory_format == "contiguous" for p in choice.points)
+
+
+def test_an_emulated_precision_is_dropped_with_its_figure() -> None:
+    chosen = choose(FakeBench(Surface(compute_per_s={"fp32": 1000.0, "bf16": 100.0})))
+    assert set(chosen.by_precision) == {"fp32"}
+    assert "bf16 was left out: here a step takes 1" in chosen.notes[0]
+
+
+def test_a_precision_that_fails_is_dropped_with_its_reason() -> None:
+    class NoHalf(FakeBench):
+        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+            if recipe.precision == "bf16":
+                return TrialFailure(kind="unsupported", phase="compute", message="no kernel for bfloat16")
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    chosen = choose(NoHalf())
+    assert set(chosen.by_precision) == {"fp32"}
+    assert "no kernel for bfloat16" in chosen.notes[0]
+
+
+def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
+    choice = choose(FakeBench(Surface(compute_per_s={"fp32": 8.0}, half_batch=0.1)), precisions=("fp32",)).choices[0]
+    assert choice.points[0].batch_size <= 8
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(NothingFitsError, match="--device"):
+        choose(FakeBench(Surface(budget_bytes=GIB // 2)))

@@ -1,0 +1,115 @@
+"""The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, TrialFailure, Window
+from loadtune.study.confirm import confirm, finalists, pick_finalists
+from loadtune.study.winner import pick_winner, speedup
+from loadtune.testing import FakeClock
+
+
+def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
+    return TrialConfig(loader=LoaderConfig(batch_size=batch_size, num_workers=num_workers), recipe=Recipe())
+
+
+def measured(rate: float) -> Measurement:
+    windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0)
+
+
+def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
+    failure = None if rate else TrialFailure(kind="crash", phase="training", message="")
+    measurement = measured(rate) if rate else None
+    return Trial(number=number, config=what, origin="search", measurement=measurement, failure=failure)
+
+
+def test_the_top_two_the_smallest_contender_and_yours() -> None:
+    rates = {(64, 16): 100.0, (128, 16): 99.0, (256, 12): 96.0, (32, 2): 94.0, (32, 1): 50.0}
+    trials = [trial(i, rate, config(*what)) for i, (what, rate) in enumerate(rates.items())]
+    yours = config(64, 0)
+    picked = pick_finalists(trials, yours)
+    assert picked == (config(64, 16), config(128, 16), config(32, 2), yours)
+
+
+def test_the_best_at_your_batch_is_a_finalist_where_it_was_given() -> None:
+    trials = [trial(0, 100.0, config(256, 16)), trial(1, 40.0, config(64, 3)), trial(2, 30.0, config(64, 2))]
+    assert config(64, 3) in pick_finalists(trials, config(64, 0), at_your_batch=True)
+    assert config(64, 3) not in pick_finalists(trials, config(64, 0))
+
+
+def test_failed_trials_are_no_finalists() -> None:
+    assert pick_finalists([trial(0, None, config())], None) == ()
+
+
+def run_confirm(configs: list[TrialConfig], seconds: float, left_s: float) -> list[TrialConfig]:
+    clock = FakeClock()
+
+    def run(what: TrialConfig) -> Measurement:
+        clock.spend(seconds)
+        return measured(100.0)
+
+    return [what for what, _ in confirm(configs, run, clock, clock.now() + left_s)]
+
+
+def test_rounds_are_interleaved_and_turned() -> None:
+    a, b = config(1), config(2)
+    assert run_confirm([a, b], 1.0, 4.5) == [a, b, b, a]
+
+
+def test_no_new_run_begins_after_the_time() -> None:
+    assert len(run_confirm([config(1), config(2)], 10.0, 25.0)) == 3
+    assert len(run_confirm([config(1), config(2)], 10.0, 0.0)) == 2
+
+
+def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, Measurement]]:
+    source = random.Random(seed)
+    for index, rate in enumerate(rates):
+        for _ in range(runs):
+            yield config(64, index + 1), measured(rate * source.gauss(1.0, noise))
+
+
+@pytest.mark.parametrize("runs", [2, 3, 4])
+@pytest.mark.parametrize("truth", [1.0, 2.0])
+def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) -> None:
+    """Over 1,000 confirmations at 3% between-run noise the 95% interval holds the true ratio at least 93% of the time."""
+    held = 0
+    for seed in range(1000):
+        found = finalists(list(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03)))
+        _, low, high = speedup(found[1], found[0], found)
+        assert low is not None
+        assert high is not None
+        held += low <= truth <= high
+    assert held >= 930
+
+
+def test_ties_go_to_the_smallest() -> None:
+    found = finalists([(config(64, 8), measured(1000.0)), (config(64, 4), measured(985.0))])
+    winner = pick_winner(found, None)
+    assert winner is not None
+    assert winner.config.loader.num_workers == 4
+    assert winner.speedup is None
+
+
+def test_a_real_difference_is_told() -> None:
+    found = finalists(list(draws(1, [1000.0, 2000.0], 3, 0.03)))
+    winner = pick_winner(found, found[0].config)
+    assert winner is not None
+    assert winner.config == found[1].config
+    assert winner.different is True
+
+
+def test_one_run_each_gives_no_interval() -> None:
+    found = finalists([(config(64, 8), measured(1000.0)), (config(64, 0), measured(500.0))])
+    winner = pick_winner(found, config(64, 0))
+    assert winner is not None
+    assert winner.speedup == pytest.approx(2.0)
+    assert winner.different is None
+
+
+def test_a_finalist_that_never_ran_is_left_out() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    found = finalists([(config(64, 8), failure), (config(64, 0), measured(500.0))])
+    assert [f.config for f in found] == [config(64, 0)]

@@ -1,0 +1,54 @@
+"""Ladders and the space."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.records import Recipe, YourSettings
+from loadtune.study.seeds import seed_configs
+from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
+from loadtune.study.yours import your_config
+from loadtune.testing import FakeBench
+
+
+def test_powers_of_two_their_halves_and_the_ends() -> None:
+    assert batch_ladder(16, 100) == (16, 24, 32, 48, 64, 96, 100)
+    assert batch_ladder(1, 3, (7,)) == (1, 2, 3, 7)
+
+
+def test_every_small_worker_count_then_fifths() -> None:
+    assert worker_ladder(2) == (0, 1, 2)
+    assert worker_ladder(16) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    assert worker_ladder(0) == (0,)
+
+
+@given(most=st.integers(0, 300), extra=st.integers(0, 300))
+def test_worker_ladder_holds_its_ends_and_what_the_user_has(most: int, extra: int) -> None:
+    ladder = worker_ladder(most, (extra,))
+    assert {0, most, extra} <= set(ladder)
+    assert max(ladder) == max(most, extra)
+
+
+def test_the_users_own_settings_and_the_predicted_corner_come_first() -> None:
+    recipe = Recipe(precision="bf16", memory_format="channels_last")
+    space = SearchSpace(
+        batch_sizes=batch_ladder(16, 1024),
+        num_workers=worker_ladder(16),
+        pin_memory=(False, True),
+        recipes={"bf16": recipe},
+        ceilings={"bf16": 1024},
+    )
+    point = FakeBench(noise=0.0).time_compute(recipe, 256, 1.0)
+    yours = space.config(64, 0, False, "bf16")
+    seeds = seed_configs(space, yours, point, sample_s=1 / 1000)
+    assert seeds[0] == ("yours", yours)
+    corner = seeds[1][1].loader
+    assert (corner.batch_size, corner.pin_memory) == (256, True)
+    assert corner.num_workers == 5  # 1.2 × 4,160/s at 1,000/s a worker
+    assert seeds[2][1].loader.num_workers == 16
+    assert len({config for _, config in seeds}) == len(seeds)
+
+
+def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:
+    assert your_config(YourSettings(), 16).batch_size == 16
+    assert your_config(YourSettings(), 1000).batch_size == 64
+    assert your_config(YourSettings(batch_size=64), 16).batch_size == 64

@@ -1,0 +1,56 @@
+"""The stopping rule, with constants and no clock."""
+
+from loadtune.records import Window
+from loadtune.study.stopping import StoppingRule
+
+
+def window(rate: float = 100.0, seconds: float = 0.5, num_steps: int = 4) -> Window:
+    return Window(start_s=0.0, seconds=seconds, num_steps=num_steps, num_samples=round(rate * seconds))
+
+
+def feed(rule: StoppingRule, windows: list[Window]) -> int:
+    """How many windows it took to be satisfied."""
+    for count, each in enumerate(windows, 1):
+        if not rule.add(each):
+            return count
+    raise AssertionError("it wanted more")
+
+
+def test_a_round_of_workers_is_warm_up() -> None:
+    rule = StoppingRule(num_workers=8, max_s=2.0)
+    for _ in range(4):
+        rule.add(window(num_steps=4))
+    assert len(rule.kept) == 2
+
+
+def test_a_steady_rate_ends_early() -> None:
+    rule = StoppingRule(num_workers=0, max_s=4.0)
+    assert feed(rule, [window()] * 20) == 1 + 4  # half the time allowed
+    assert not rule.noisy
+
+
+def test_a_noisy_rate_takes_all_its_time_and_is_called_noisy() -> None:
+    rule = StoppingRule(num_workers=0, max_s=4.0)
+    assert feed(rule, [window(100 if i % 2 else 160) for i in range(20)]) == 1 + 8
+    assert rule.noisy
+
+
+def test_it_ends_on_whole_rounds_of_the_workers() -> None:
+    rule = StoppingRule(num_workers=3, max_s=2.0)
+    feed(rule, [window(num_steps=2)] * 20)
+    assert sum(w.num_steps for w in rule.kept) % 3 == 0
+
+
+def test_a_hopeless_run_ends_after_three_windows() -> None:
+    rule = StoppingRule(num_workers=0, max_s=60.0, best=1000.0)
+    assert feed(rule, [window(100 + i) for i in range(20)]) == 1 + 3
+
+
+def test_a_run_close_to_the_best_is_heard_out() -> None:
+    rule = StoppingRule(num_workers=0, max_s=4.0, best=105.0)
+    assert feed(rule, [window(100 + 8 * (i % 2)) for i in range(20)]) > 1 + 4
+
+
+def test_steps_longer_than_the_time_allowed_are_still_timed_twice() -> None:
+    rule = StoppingRule(num_workers=8, max_s=3.0)
+    assert feed(rule, [window(rate=4, seconds=6.0, num_steps=1)] * 20) == 1 + 2
