@@ -1,8 +1,8 @@
 """The one door to NVML: which GPUs are there, and what each does right now.
 
 In: the NVIDIA driver, through pynvml. Out: `GpuFacts` and single readings by UUID. Nothing here raises for a driver
-that is missing, old or broken: a reading that cannot be had is None. NVML is opened by the first question, under a lock, and
-stays open; it makes no CUDA context, so the controller may ask without taking any of the GPU's memory.
+that is missing, old or broken: a reading that cannot be had is None. NVML is opened by the first question, under a
+lock, and stays open; it makes no CUDA context, so the controller may ask without taking any of the GPU's memory.
 """
 
 import os

@@ -1,8 +1,8 @@
 """What a process and everything it started use: CPU time as cores, resident memory.
 
 In: a process id that may change or be None. Out: one `TreeUse` a call. Processes come and go between two looks; one
-that is new counts from the moment it is first seen, one that ended until it was last seen. Differences are taken process
-by process: the difference of two sums would run backwards when a worker ends.
+that is new counts from the moment it is first seen, one that ended until it was last seen. Differences are taken
+process by process: the difference of two sums would run backwards when a worker ends.
 """
 
 import time

@@ -12,8 +12,8 @@ def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, 
     """UUIDs in the order CUDA numbers them; ``variable`` None is "not set": all of them.
 
     As CUDA reads it: an empty text hides all; an entry it cannot resolve (-1 among them) ends the list; a GPU named
-    twice empties it. Entries are indices, UUIDs or prefixes of one. ``MIG-…`` entries are handed on as they are. Indices
-    are NVML's, in PCI order: CUDA's too with CUDA_DEVICE_ORDER=PCI_BUS_ID, or where all GPUs are of one model.
+    twice empties it. Entries are indices, UUIDs or prefixes of one. ``MIG-…`` entries are handed on as they are.
+    Indices are NVML's, in PCI order: CUDA's too with CUDA_DEVICE_ORDER=PCI_BUS_ID, or where all GPUs are of one model.
     """
     if variable is None:
         return tuple(installed)

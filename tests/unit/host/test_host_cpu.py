@@ -1,0 +1,159 @@
+"""Cores, their names, memory within limits, and the CPU clock that fits the machine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.host.cgroup import CpuQuota, MemoryLimit
+from loadtune.host.cpu import (
+    count_cpu_list,
+    parse_cpu_name,
+    read_affinity,
+    read_cpu_name,
+    read_num_listed_cores,
+    read_num_usable_cores,
+    usable_cores,
+)
+from loadtune.host.cpu_time import CpuMeter, core_counter, cpu_meter, group_counter, parse_cpu_stat, parse_cpuacct_usage
+from loadtune.host.memory import bounded_ram, read_ram, read_shm
+
+
+@pytest.mark.parametrize(
+    ("num_allowed", "quota", "usable"),
+    [(16, None, 16), (16, 4.0, 4), (16, 1.5, 2), (16, 0.2, 1), (2, 8.0, 2), (0, None, 1)],
+)
+def test_usable_cores_are_the_least_of_affinity_and_quota(tmp_path, num_allowed, quota, usable):
+    assert usable_cores(num_allowed, quota and CpuQuota(cores=quota, folder=tmp_path)) == usable
+
+
+@pytest.mark.parametrize(("text", "count"), [("0-3\n", 4), ("0", 1), ("0-3,8,10-11\n", 7), ("", None), ("x", None)])
+def test_the_kernels_list_of_cores_is_counted(text, count):
+    assert count_cpu_list(text) == count
+
+
+def test_listed_cores_are_those_present(tmp_path):
+    (tmp_path / "sys/devices/system/cpu").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/cpu/present").write_text("0-191\n")
+    assert read_num_listed_cores(tmp_path) == 192
+
+
+def test_where_the_kernel_lists_none_python_counts(tmp_path):
+    assert read_num_listed_cores(tmp_path) >= 1
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nmodel\t\t: 2\nmodel name\t: AMD  EPYC 9575F\n\nprocessor\t: 1\n", "AMD EPYC 9575F"),
+        ("processor\t: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("processor\t: 0\nCPU implementer\t: 0x41\n", None),
+        ("", None),
+    ],
+)
+def test_cpu_name(cpuinfo, name):
+    assert parse_cpu_name(cpuinfo) == name
+
+
+def test_a_mute_cpuinfo_is_no_error(tmp_path):
+    assert read_cpu_name(tmp_path) != ""
+
+
+def test_each_memory_limit_binds_with_its_own_groups_use():
+    ram = bounded_ram(
+        1000,
+        900,
+        [MemoryLimit(limit_bytes=500, used_bytes=100), MemoryLimit(limit_bytes=800, used_bytes=700)],
+    )
+    assert (ram.total_bytes, ram.limit_bytes, ram.available_bytes) == (1000, 500, 100)
+
+
+def test_a_limit_above_physical_memory_is_none():
+    ram = bounded_ram(1000, 900, [MemoryLimit(limit_bytes=5000, used_bytes=10)])
+    assert (ram.limit_bytes, ram.available_bytes) == (1000, 900)
+
+
+def test_this_machine_makes_sense(tmp_path):
+    ram = read_ram()
+    assert 0 < ram.available_bytes <= ram.limit_bytes <= ram.total_bytes
+    assert 1 <= read_num_usable_cores() <= read_num_listed_cores()
+    assert read_shm(tmp_path / "nowhere") is None
+    total, free = read_shm(tmp_path) or (0, 1)
+    assert free <= total
+
+
+class Script:
+    """Answers from a list, then its last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def __call__(self):
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def test_the_meter_takes_differences_over_the_time_between_its_calls():
+    meter = CpuMeter(Script(10.0, 11.0, 11.0), num_cores=4, now=Script(0.0, 0.5, 1.0))
+    assert [meter.read(), meter.read(), meter.read()] == [None, 0.5, 0.0]
+
+
+def test_a_counter_that_fails_once_costs_two_readings_and_no_more():
+    meter = CpuMeter(Script(0.0, None, 5.0, 6.0), num_cores=2, now=Script(0.0, 1.0, 2.0, 3.0))
+    assert [meter.read() for _ in range(4)] == [None, None, None, 0.5]
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2), st.floats(0.1, 64))
+def test_utilization_stays_between_0_and_1(points, num_cores):
+    meter = CpuMeter(Script(*[busy for busy, _ in points]), num_cores, now=Script(*[now for _, now in points]))
+    assert all(value is None or 0 <= value <= 1 for value in (meter.read() for _ in points))
+
+
+def test_cpu_accounts_are_read_in_seconds():
+    assert parse_cpu_stat("usage_usec 2500000\nuser_usec 1\n") == 2.5
+    assert parse_cpuacct_usage("3000000000\n") == 3.0
+    assert parse_cpu_stat("") is None
+    assert parse_cpuacct_usage("") is None
+
+
+def test_under_a_v2_quota_the_groups_own_account_is_used(tmp_path):
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "proc/self/mountinfo").write_text("29 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    (group / "cpu.stat").write_text("usage_usec 1000000\n")
+    meter = cpu_meter(2, tmp_path)
+    meter._now = Script(0.0, 1.0)
+    assert meter.read() is None
+    (group / "cpu.stat").write_text("usage_usec 1750000\n")
+    assert meter.read() == pytest.approx(0.5)  # 0.75 s of the 1.5 s that the quota grants
+
+
+def test_v1_accounts_are_found_where_cpuacct_is_mounted_apart(tmp_path):
+    quota_folder, account = (tmp_path / "sys/fs/cgroup" / kind / "box" for kind in ("cpu", "cpuacct"))
+    for folder in (quota_folder, account, tmp_path / "proc/self"):
+        folder.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("2:cpuacct:/box\n1:cpu:/box\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+        "33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
+    )
+    (quota_folder / "cpu.cfs_quota_us").write_text("100000\n")
+    (account / "cpuacct.usage").write_text("4000000000\n")
+    counter = group_counter(CpuQuota(cores=1.0, folder=quota_folder), tmp_path)
+    assert counter is not None
+    assert counter() == 4.0
+
+
+def test_a_quota_without_an_account_is_no_counter(tmp_path):
+    assert group_counter(CpuQuota(cores=1.0, folder=tmp_path), tmp_path) is None
+
+
+def test_the_cores_counter_only_grows():
+    cores = read_affinity()
+    for chosen in (cores, cores[:1]):
+        counter = core_counter(chosen)
+        first, second = counter(), counter()
+        assert first is not None
+        assert second is not None
+        assert 0 <= first <= second

@@ -1,0 +1,148 @@
+"""Which device is taken, and what an error says; what is asked of the machine once."""
+
+import subprocess
+import sys
+
+import pytest
+
+from loadtune.errors import DeviceError
+from loadtune.host import choose_device, freest_gpu, read_host
+from loadtune.host.facts import parse_cuda_version
+from loadtune.records import Device, GpuFacts, HostFacts
+
+
+def make_gpu(uuid, free_bytes=100_000, utilization=0.0):
+    return GpuFacts(
+        uuid=uuid, index=0, name="H200", total_bytes=141_000, free_bytes=free_bytes, utilization_fraction=utilization
+    )
+
+
+def make_host(*gpus, cpu_name="EPYC", driver="580"):
+    return HostFacts(
+        hostname="box",
+        os="Linux",
+        python="3.12",
+        torch="2.11.0",
+        cuda="13.0",
+        driver=driver,
+        cpu_name=cpu_name,
+        num_usable_cores=16,
+        num_listed_cores=64,
+        ram_total_bytes=1,
+        ram_limit_bytes=1,
+        ram_available_bytes=1,
+        shm_total_bytes=None,
+        shm_free_bytes=None,
+        gpus=gpus,
+    )
+
+
+A, B = make_gpu("GPU-a1", free_bytes=50_000), make_gpu("GPU-a2", free_bytes=90_000)
+TWO = make_host(A, B)
+
+
+@pytest.mark.parametrize(
+    ("requested", "uuid"),
+    [
+        (None, "GPU-a2"),
+        ("cuda", "GPU-a2"),
+        ("CUDA ", "GPU-a2"),
+        ("cuda:0", "GPU-a1"),
+        ("cuda:1", "GPU-a2"),
+        ("GPU-a1", "GPU-a1"),
+        ("gpu-A2", "GPU-a2"),
+    ],
+)
+def test_the_gpu_asked_for_is_taken(requested, uuid):
+    assert choose_device(TWO, requested) == Device(kind="cuda", uuid=uuid, name="H200")
+
+
+@pytest.mark.parametrize(("host", "requested"), [(TWO, "cpu"), (make_host(), "cpu"), (make_host(), None)])
+def test_the_cpu_is_taken_when_asked_for_or_all_there_is(host, requested):
+    assert choose_device(host, requested) == Device(kind="cpu", name="EPYC")
+
+
+def test_a_cpu_without_a_name_is_a_cpu():
+    assert choose_device(make_host(cpu_name=None), None).name == "CPU"
+
+
+@pytest.mark.parametrize(
+    "requested", ["cuda:2", "cuda:-1", "cuda:", "cuda:x", "GPU-b", "GPU-a", "GPU-", "tpu", "", "0"]
+)
+def test_what_is_not_there_is_refused_with_what_is(requested):
+    with pytest.raises(DeviceError) as refused:
+        choose_device(TWO, requested)
+    message = str(refused.value)
+    assert repr(requested) in message
+    assert "GPU-a1" in message
+    assert "cuda:0 to cuda:1" in message
+
+
+def test_an_ambiguous_uuid_is_said_to_be_one():
+    with pytest.raises(DeviceError, match="any of 2 GPUs"):
+        choose_device(TWO, "GPU-a")
+
+
+def test_a_whole_uuid_is_never_ambiguous():
+    host = make_host(make_gpu("GPU-a"), make_gpu("GPU-ab"))
+    assert choose_device(host, "GPU-a").uuid == "GPU-a"
+
+
+@pytest.mark.parametrize("requested", ["cuda", "cuda:0", "GPU-a1"])
+def test_without_gpus_the_error_says_whether_a_driver_answered(requested):
+    with pytest.raises(DeviceError, match="No NVIDIA driver answered"):
+        choose_device(make_host(driver=None), requested)
+    with pytest.raises(DeviceError, match=r"no GPU is visible.*CUDA_VISIBLE_DEVICES"):
+        choose_device(make_host(), requested)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "freest"),
+    [
+        ([make_gpu("GPU-0", 100_000, 0.9), make_gpu("GPU-1", 99_500, 0.1)], "GPU-1"),  # within 1%: the idle one
+        ([make_gpu("GPU-0", 100_000, 0.9), make_gpu("GPU-1", 98_000, 0.1)], "GPU-0"),  # memory comes first
+        ([make_gpu("GPU-0", utilization=None), make_gpu("GPU-1", utilization=0.8)], "GPU-1"),
+        ([make_gpu("GPU-0"), make_gpu("GPU-1")], "GPU-0"),
+        ([make_gpu("GPU-0", utilization=None)], "GPU-0"),
+    ],
+)
+def test_the_freest_gpu(gpus, freest):
+    assert freest_gpu(make_host(*gpus)).uuid == freest
+
+
+def test_no_gpu_is_no_freest_gpu():
+    with pytest.raises(DeviceError, match="a GPU is needed"):
+        freest_gpu(make_host())
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        ("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "13.0"),
+        ('cuda = "12.8"\n', "12.8"),
+        ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", None),
+        ("cuda_tools = '1'\n", None),
+        ("", None),
+    ],
+)
+def test_the_cuda_version_is_read_from_text(text, cuda):
+    assert parse_cuda_version(text) == cuda
+
+
+def test_this_host_can_be_read():
+    host = read_host()
+    assert host.hostname
+    assert host.python == ".".join(map(str, sys.version_info[:3]))
+    assert host.num_usable_cores >= 1
+    assert choose_device(host, "cpu").kind == "cpu"
+
+
+def test_importing_and_reading_the_host_imports_no_torch():
+    code = (
+        "import sys, loadtune.host as host\n"
+        "early = {'torch', 'optuna', 'pynvml', 'psutil'} & set(sys.modules)\n"
+        "host.read_host()\n"
+        "print(sorted(early | ({'torch', 'optuna'} & set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

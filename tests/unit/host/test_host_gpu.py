@@ -1,0 +1,222 @@
+"""NVML behind its one door: a fake library, a broken one, none at all; which GPUs are visible; choosing one."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.host import gpu
+from loadtune.host.visible import visible_uuids
+
+UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
+MIG = "MIG-5d0c"
+
+
+class FakeNvmlError(Exception):
+    def __init__(self, value):
+        super().__init__(value)
+        self.value = value
+
+
+class FakeNvml:
+    """Three GPUs whose handles are their UUIDs. ``refusing`` names functions that are not supported here."""
+
+    NVMLError = FakeNvmlError
+    NVML_ERROR_NOT_SUPPORTED = 3
+
+    def __init__(self, refusing=(), error=3):
+        self.refusing, self.error = refusing, error
+        self.num_inits = 0
+
+    def __getattribute__(self, name):
+        answer = object.__getattribute__(self, name)
+        if name.startswith("nvml") and name in self.refusing:
+            raise FakeNvmlError(self.error)
+        return answer
+
+    def nvmlInit(self):
+        self.num_inits += 1
+
+    def nvmlSystemGetDriverVersion(self):
+        return b"580.95"
+
+    def nvmlDeviceGetCount(self):
+        return len(UUIDS)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return UUIDS[index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid not in (*UUIDS, MIG):
+            raise FakeNvmlError(6)
+        return uuid
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
+        return UUIDS[2]
+
+    def nvmlDeviceGetUUID(self, handle):
+        return handle
+
+    def nvmlDeviceGetIndex(self, handle):
+        return UUIDS.index(handle)
+
+    def nvmlDeviceGetName(self, handle):
+        return "NVIDIA H200"
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(total=1000, free=700, used=290)
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        if handle == MIG:
+            raise FakeNvmlError(3)
+        return SimpleNamespace(gpu=25, memory=5)
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 350_000
+
+
+class BrokenNvml:
+    """Opens, then fails on every call, and not even with its own error."""
+
+    def nvmlInit(self):
+        return None
+
+    def __getattr__(self, name):
+        def fail(*args):
+            raise OSError(f"{name}: the library is from another driver")
+
+        fail_type = type("NVMLError", (Exception,), {})
+        return fail_type if name == "NVMLError" else fail
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Give it a fake library, get NVML opened over it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def put(library):
+        monkeypatch.setitem(sys.modules, "pynvml", library)
+        return gpu.Nvml()
+
+    return put
+
+
+def test_every_installed_gpu_is_read(opened):
+    gpus = gpu.read_gpus(opened(FakeNvml()))
+    assert tuple(g.uuid for g in gpus) == UUIDS
+    assert [g.index for g in gpus] == [0, 1, 2]
+    assert (gpus[0].name, gpus[0].total_bytes, gpus[0].free_bytes) == ("NVIDIA H200", 1000, 700)
+    assert gpus[0].utilization_fraction == 0.25
+
+
+def test_visible_gpus_keep_cudas_order_and_nvmls_index(opened, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-aaaa")
+    gpus = gpu.read_gpus(opened(FakeNvml()))
+    assert [(g.uuid, g.index) for g in gpus] == [(UUIDS[2], 2), (UUIDS[0], 0)]
+
+
+def test_a_mig_instance_is_read_under_its_own_name(opened, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
+    (instance,) = gpu.read_gpus(opened(FakeNvml()))
+    assert (instance.uuid, instance.index, instance.utilization_fraction) == (MIG, 2, None)
+
+
+def test_a_mig_name_of_no_instance_is_left_out(opened, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-aaaa-1/1/0,0")
+    assert [g.uuid for g in gpu.read_gpus(opened(FakeNvml()))] == [UUIDS[0]]
+
+
+def test_readings_by_uuid(opened):
+    nvml = opened(FakeNvml())
+    assert gpu.read_driver(nvml) == "580.95"
+    assert gpu.read_utilization_fraction(UUIDS[1], nvml) == 0.25
+    assert gpu.read_memory_used_bytes(UUIDS[1], nvml) == 300  # what the driver holds is not free either
+    assert gpu.read_power_w(UUIDS[1], nvml) == 350.0
+
+
+def test_nvml_is_opened_once(opened):
+    library = FakeNvml()
+    nvml = opened(library)
+    assert library.num_inits == 0
+    gpu.read_gpus(nvml)
+    gpu.read_power_w(UUIDS[0], nvml)
+    assert library.num_inits == 1
+
+
+@pytest.mark.parametrize("library", [None, FakeNvml(refusing=("nvmlInit",)), BrokenNvml()])
+def test_a_missing_or_broken_driver_answers_none(opened, library):
+    nvml = opened(library)  # None in sys.modules makes the import itself fail
+    assert gpu.read_gpus(nvml) == ()
+    assert gpu.read_driver(nvml) is None
+    assert gpu.read_utilization_fraction(UUIDS[0], nvml) is None
+    assert gpu.read_memory_used_bytes(UUIDS[0], nvml) is None
+    assert gpu.read_power_w(UUIDS[0], nvml) is None
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
+def test_one_missing_figure_costs_only_itself(opened, function):
+    nvml = opened(FakeNvml(refusing=(function,)))
+    figures = [gpu.read_utilization_fraction(UUIDS[0], nvml), gpu.read_power_w(UUIDS[0], nvml)]
+    assert figures.count(None) == 1
+    assert len(gpu.read_gpus(nvml)) == 3
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_machines(opened):
+    gpus = gpu.read_gpus(opened(FakeNvml(refusing=("nvmlDeviceGetMemoryInfo",))))
+    assert len(gpus) == 3
+    assert 0 < gpus[0].free_bytes <= gpus[0].total_bytes
+
+
+def test_a_gpu_that_is_lost_is_left_out(opened):
+    gpu_is_lost = 15
+    assert gpu.read_gpus(opened(FakeNvml(refusing=("nvmlDeviceGetMemoryInfo",), error=gpu_is_lost))) == ()
+
+
+@pytest.mark.parametrize(
+    ("variable", "positions"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("1", [1]),
+        (" 2 , 0 ", [2, 0]),
+        ("0,-1,1", [0]),
+        ("0,7,1", [0]),
+        ("0,none", [0]),
+        ("0,0", []),
+        ("GPU-cccc-3", [2]),
+        ("gpu-cccc", []),
+        ("GPU-aab,0", [1, 0]),
+        ("GPU-aa", []),  # two begin like this
+        ("GPU-aaaa-1,0", []),  # one GPU under two names
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(variable, positions):
+    assert visible_uuids(variable, UUIDS) == tuple(UUIDS[position] for position in positions)
+
+
+def test_mig_entries_are_handed_on():
+    assert visible_uuids(f"{MIG},1", UUIDS) == (MIG, UUIDS[1])
+
+
+@given(st.text())
+def test_any_text_names_installed_gpus_once_or_mig_instances(variable):
+    visible = visible_uuids(variable, UUIDS)
+    assert len(set(visible)) == len(visible)
+    assert all(uuid in UUIDS or uuid.startswith("MIG-") for uuid in visible)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_answers():
+    gpus = gpu.read_gpus()
+    assert gpus
+    assert gpu.read_driver()
+    for found in gpus:
+        assert 0 < found.free_bytes <= found.total_bytes
+        used = gpu.read_memory_used_bytes(found.uuid)
+        assert used is not None
+        assert 0 <= used <= found.total_bytes
+        assert (gpu.read_power_w(found.uuid) or 1.0) > 0
+        assert 0 <= (found.utilization_fraction or 0.0) <= 1
