@@ -23,6 +23,7 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
+from loadtune.report.wording import LIMIT_TEXT, recipe_text, settings_text
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.study.confirm import Outcome, confirm, finalists, pick_finalists
 from loadtune.study.loop import Refusal, StudyLoop
@@ -98,7 +99,7 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             run.found.note(note)
         for choice in chosen.choices:
             gain = f", {choice.gain:.2f}× the plain rate" if choice.gain else ""
-            run.found.tell(f"{choice.chosen.precision}: {_recipe_text(choice.chosen)}{gain}")
+            run.found.tell(f"{choice.chosen.precision}: {recipe_text(choice.chosen)}{gain}")
     return chosen.by_precision
 
 
@@ -112,7 +113,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             run.found.ceilings.append(ceiling)
             peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
             run.found.tell(
-                f"{ceiling.precision}: batches up to {ceiling.batch_size} train (the limit is {ceiling.limit}){peak}; "
+                f"{ceiling.precision}: batches up to {ceiling.batch_size} train (kept from more by: {LIMIT_TEXT[ceiling.limit]}){peak}; "
                 f"{len(ceiling.probes)} sizes tried"
             )
         if any(ceiling.limit == "time" for ceiling in run.found.ceilings):
@@ -306,14 +307,8 @@ def _split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, Tri
     return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
 
 
-def _recipe_text(recipe: Recipe) -> str:
-    return f"{recipe.memory_format}, {'fused' if recipe.fused_optimizer else 'plain'} optimizer"
-
-
 def _trial_text(config: TrialConfig, measurement: Measurement | None, failure: TrialFailure | None) -> str:
-    loader = config.loader
-    pinned = "pinned" if loader.pin_memory else "unpinned"
-    what = f"batch {loader.batch_size}, {loader.num_workers} workers, {pinned}, {config.precision}"
+    what = settings_text(config)
     if measurement is None:
         return f"{what}: {failure.kind if failure else 'nothing'} ({failure.message if failure else ''})"
     return f"{what}: {rate_text(measurement.samples_per_s)}"

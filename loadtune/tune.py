@@ -50,7 +50,7 @@ def tune_on(
     try:
         story(Run(bench, sensor, clock, found, folder))
     except KeyboardInterrupt:
-        found.cut_short = "interrupted"
+        found.cut_short = "interrupted by Ctrl-C"
     except LoadtuneError as error:
         found.cut_short = str(error)
         if found.trials:

@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     result = tune_fake(FakeBench(), tmp_path, listener=interrupt)
-    assert result.cut_short == "interrupted"
+    assert result.cut_short == "interrupted by Ctrl-C"
     assert result.best is None
     assert result.verdict is None
     assert len(result.trials) >= 3
