@@ -1,0 +1,105 @@
+"""The first stages: what bounds hold. Workload built, recipe per precision, memory ceiling, compute curve."""
+
+from collections.abc import Mapping
+
+from loadtune.probe.compute import compute_curve, knee
+from loadtune.probe.memory import probe_memory
+from loadtune.probe.recipe import choose_recipes
+from loadtune.records import CeilingLimit, ComputePoint, Precision, Recipe, WorkloadFacts
+from loadtune.report.wording import LIMIT_TEXT, recipe_text
+from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
+from loadtune.study.yours import check_against_facts
+from loadtune.units import bytes_text, rate_text, seconds_text
+
+
+def start(run: Run) -> WorkloadFacts:
+    """Build the workload in the bench and check what was asked for against it."""
+    with run.found.stage("start"):
+        facts = run.found.facts = run.bench.describe()
+        check_against_facts(run.found.config, facts)
+        shape = "×".join(map(str, facts.input_shape))
+        run.found.tell(
+            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, one takes a worker "
+            f"{seconds_text(facts.sample_s)}; {facts.num_parameters:,} parameters"
+        )
+    return facts
+
+
+def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
+    """Decide memory format and optimizer per precision."""
+    config = run.found.config
+    with run.found.stage("recipe"):
+        largest = min(facts.dataset_length, config.max_batch_size or facts.dataset_length)
+        chosen = choose_recipes(
+            run.bench,
+            facts,
+            config.precisions or facts.precisions,
+            largest=largest,
+            time_budget_s=config.time_budget_s,
+        )
+        run.found.recipes = chosen.choices
+        for note in chosen.notes:
+            run.found.note(note)
+        for choice in chosen.choices:
+            gain = f", {choice.gain:.2f}× the plain rate" if choice.gain else ""
+            run.found.tell(f"{choice.chosen.precision}: {recipe_text(choice.chosen)}{gain}")
+    return chosen.by_precision
+
+
+def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
+    """Find the largest batch per precision."""
+    with run.found.stage("memory"):
+        for choice in run.found.recipes:
+            recipe = chosen[choice.chosen.precision]
+            point = _point(choice.points, recipe)
+            ceiling = probe_memory(run.bench, recipe, _caps(run, facts, point))
+            run.found.ceilings.append(ceiling)
+            peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
+            run.found.tell(
+                f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}; kept from more by "
+                f"{LIMIT_TEXT[ceiling.limit]}; {len(ceiling.probes)} sizes tried"
+            )
+        if any(ceiling.limit == "time" for ceiling in run.found.ceilings):
+            largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
+            run.found.note(
+                f"Batches above {largest} were left out: one step would take more than "
+                f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."
+            )
+
+
+def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
+    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
+    config = run.found.config
+    affordable = int(run.step_limit_s / (point.step_s / point.batch_size))
+    caps: dict[CeilingLimit, int] = {
+        "dataset": facts.dataset_length,
+        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
+    }
+    if config.max_batch_size is not None:
+        caps["cap"] = config.max_batch_size
+    return caps
+
+
+def compute(run: Run, facts: WorkloadFacts) -> None:
+    """Measure the compute-only rate up to saturation, from the points the recipes were chosen by."""
+    found = run.found
+    with found.stage("compute"):
+        known = [_point(choice.points, choice.chosen) for choice in found.recipes]
+        found.compute_points = compute_curve(
+            run.bench,
+            known,
+            {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings},
+            clock=run.clock,
+            until_s=run.until(COMPUTE_SHARE),
+            point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),
+        )
+        for choice in found.recipes:
+            best = knee(found.compute_points, choice.chosen)
+            found.tell(
+                f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
+                f"from a batch of {best.batch_size} on"
+            )
+
+
+def _point(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
+    return next(p for p in points if p.recipe == recipe)
