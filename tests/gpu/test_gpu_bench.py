@@ -1,0 +1,90 @@
+"""The bench on a real GPU: OOM is clean, memory comes back, windows abut, the device is the one asked for."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtune.bench import BenchClient
+from loadtune.host import choose_device, read_host
+from loadtune.records import (
+    ComputePoint,
+    LoaderConfig,
+    Recipe,
+    TrainingRun,
+    TrialConfig,
+    Window,
+    WorkloadSpec,
+)
+
+pytestmark = pytest.mark.gpu
+
+FAST = Recipe(precision="fp16", memory_format="channels_last", fused_optimizer=True)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchClient]:
+    device = choose_device(read_host(), None)
+    assert device.kind == "cuda"
+    log: Path = tmp_path_factory.mktemp("bench") / "bench.log"
+    with BenchClient(WorkloadSpec(model="resnet18"), device, log_path=log) as client:
+        yield client
+
+
+def free_bytes() -> int:
+    return read_host().gpus[0].free_bytes
+
+
+def test_it_describes_what_is_there(bench: BenchClient) -> None:
+    facts = bench.describe()
+    assert facts.precisions == ("fp32", "fp16", "bf16")
+    assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
+    assert facts.input_shape == (3, 224, 224)
+
+
+def test_channels_last_and_fp16_pay(bench: BenchClient) -> None:
+    plain = bench.time_compute(Recipe(), 128, 0.5)
+    fast = bench.time_compute(FAST, 128, 0.5)
+    assert isinstance(plain, ComputePoint)
+    assert isinstance(fast, ComputePoint)
+    assert fast.samples_per_s > 1.3 * plain.samples_per_s
+
+
+def test_an_oom_is_clean_and_the_next_size_fits(bench: BenchClient) -> None:
+    fits = bench.try_batch(FAST, 64)
+    assert fits.fits
+    assert fits.peak_bytes is not None
+    assert fits.reserved_peak_bytes is not None
+    assert fits.reserved_peak_bytes >= fits.peak_bytes
+    before = free_bytes()
+    too_large = bench.try_batch(FAST, 200_000)
+    assert too_large.failure is not None
+    assert too_large.failure.kind == "oom"
+    assert bench.try_batch(FAST, 64).fits
+    assert abs(free_bytes() - before) < 1024**3
+
+
+def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
+    seen: list[Window] = []
+
+    def watch(window: Window) -> bool:
+        seen.append(window)
+        return len(seen) < 4
+
+    loader = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
+    run = bench.time_training(TrialConfig(loader=loader, recipe=FAST), 0.2, watch)
+    assert isinstance(run, TrainingRun)
+    assert run.peak_allocated_bytes
+    for one, two in zip(run.windows, run.windows[1:], strict=False):
+        assert two.start_s == pytest.approx(one.end_s, abs=1e-6)
+        assert one.queue_end is not None
+    assert all(w.num_samples == 64 * w.num_steps for w in run.windows)
+
+
+def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
+    device = choose_device(read_host(), None)
+    before = free_bytes()
+    with BenchClient(WorkloadSpec(model="resnet18"), device, log_path=tmp_path / "bench.log") as client:
+        client.describe()
+        assert free_bytes() < before
+    assert abs(free_bytes() - before) < 64 * 1024**2
