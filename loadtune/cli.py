@@ -209,7 +209,7 @@ def _print(content: "RenderableType", stream: TextIO) -> None:
 
 
 def _exit_code(result: TuningResult) -> int:
-    if result.cut_short is not None and "Ctrl-C" in result.cut_short:
+    if result.cut_short is not None and any(word in result.cut_short for word in ("interrupted", "Ctrl-C")):
         return INTERRUPTED
     return 0 if result.best is not None else NO_ANSWER
 
