@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from loadtune.records import Progress, TrialConfig
-from loadtune.report.wording import settings_text
+from loadtune.report.wording import searched_text
 from loadtune.units import MISSING, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _stage(progress: Progress) -> str:
 def _measured(rate: float | None, config: TrialConfig | None) -> str:
     if rate is None and config is None:
         return MISSING
-    return rate_text(rate) if config is None else f"{rate_text(rate)}  {settings_text(config)}"
+    return rate_text(rate) if config is None else f"{rate_text(rate)}  {searched_text(config)}"
 
 
 def plain_line(progress: Progress) -> str | None:

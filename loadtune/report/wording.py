@@ -25,6 +25,11 @@ BOUND_TEXT: Mapping[Bound, str] = {
 
 def settings_text(config: TrialConfig) -> str:
     """One line: ``batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer``."""
+    return ", ".join([searched_text(config), *_recipe_parts(config.recipe)])
+
+
+def searched_text(config: TrialConfig) -> str:
+    """Without the recipe, which every trial of a precision shares: ``batch 256, 16 workers, pinned, fp16``."""
     loader = config.loader
     parts = [
         f"batch {loader.batch_size}",
@@ -34,7 +39,7 @@ def settings_text(config: TrialConfig) -> str:
     ]
     if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
         parts.insert(2, f"prefetch {loader.prefetch_factor}")
-    return ", ".join(parts + _recipe_parts(config.recipe))
+    return ", ".join(parts)
 
 
 def recipe_text(recipe: Recipe) -> str:

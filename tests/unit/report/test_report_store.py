@@ -1,0 +1,120 @@
+"""Results on disk: folders never collide, files are whole, and what cannot be read says why."""
+
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from loadtune.errors import ResultError, UsageError
+from loadtune.records import TuningResult
+from loadtune.report import store
+
+KEPT = Path(__file__).parents[2] / "golden" / "result.json"
+AT = datetime(2026, 11, 20, 17, 3, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def result() -> TuningResult:
+    return store.load_result(KEPT)
+
+
+def keep(result: TuningResult, folder: Path, created: str) -> None:
+    folder.mkdir(parents=True)
+    store.write_result(dataclasses.replace(result, created=created), folder)
+
+
+def test_a_run_gets_a_folder_named_by_its_time(tmp_path: Path) -> None:
+    folder = store.new_run_folder(tmp_path, "FakeData-resnet50", AT)
+    assert folder == tmp_path / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
+    assert folder.is_dir()
+
+
+def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    names = [store.new_run_folder(tmp_path, "w", AT).name for _ in range(3)]
+    assert names == ["2026-11-20T17-03-12Z", "2026-11-20T17-03-12Z-2", "2026-11-20T17-03-12Z-3"]
+
+
+@pytest.mark.parametrize("inside", ["", "below"])
+def test_an_out_that_is_a_file_is_told(tmp_path: Path, inside: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"--out .*file.*Name another one"):
+        store.new_run_folder(tmp_path / "file" / inside, "w", AT)
+
+
+def test_a_workload_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "w").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        store.new_run_folder(tmp_path, "w", AT)
+
+
+def test_what_is_written_is_read_back_equal_and_alone(tmp_path: Path, result: TuningResult) -> None:
+    path = store.write_result(result, tmp_path)
+    assert path == tmp_path / "result.json"
+    assert store.load_result(path) == result
+    assert list(tmp_path.iterdir()) == [path]  # no temporary file stays
+
+
+def test_a_write_that_fails_keeps_the_old_result(
+    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write_result(result, tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ResultError, match="No space left"):
+        store.write_result(dataclasses.replace(result, created="later"), tmp_path)
+    assert store.load_result(tmp_path) == result
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_newest_run_is_found_from_every_level(tmp_path: Path, result: TuningResult) -> None:
+    keep(result, tmp_path / "out" / "a" / "2026-11-20T17-03-12Z-10", "newest")
+    keep(result, tmp_path / "out" / "a" / "2026-11-20T17-03-12Z-2", "second")
+    keep(result, tmp_path / "out" / "b" / "2026-11-19T23-59-59Z", "oldest, written last")
+    keep(result, tmp_path / "out" / "b" / "renamed", "of no known time")
+    (tmp_path / "out" / "a" / "2027-01-01T00-00-00Z").mkdir()  # a run that wrote no result
+    assert store.load_result(tmp_path / "out").created == "newest"
+    assert store.load_result(tmp_path / "out" / "a").created == "newest"
+    assert store.load_result(tmp_path / "out" / "b").created == "oldest, written last"
+    assert store.load_result(tmp_path / "out" / "a" / "2026-11-20T17-03-12Z-2").created == "second"
+
+
+def test_nothing_named_is_the_default_folder(
+    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ResultError, match="loadtune-results does not exist"):
+        store.load_result()
+    keep(result, tmp_path / "loadtune-results" / "w" / "2026-11-20T17-03-12Z", "here")
+    assert store.load_result().created == "here"
+
+
+def test_a_folder_without_results_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="holds no result"):
+        store.load_result(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is damaged"),
+        (KEPT.read_bytes()[:2000], "is damaged"),
+        (b"\xff\xfe{}", "is damaged"),
+        (b"[]", "is not a result"),
+        (b"{}", "schema_version"),
+        (b'{"schema_version": "1"}', r"\$\.schema_version"),
+        (b'{"schema_version": 2, "unknown": []}', "newer loadtune: its schema_version is 2, this one reads up to 1"),
+        (KEPT.read_bytes().replace(b'"num_workers": 16', b'"num_workers": "16"', 1), r"\$\.\S*num_workers"),
+        (KEPT.read_bytes().replace(b'"limit": "memory"', b'"limit": "patience"', 1), r"\$\.ceilings\[\.*\d*\]\.limit"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where_and_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "result.json"
+    file.write_bytes(content)
+    with pytest.raises(ResultError, match=message) as caught:
+        store.load_result(file)
+    assert str(file) in str(caught.value)
+    assert "again" in str(caught.value)

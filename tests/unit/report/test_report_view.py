@@ -1,0 +1,110 @@
+"""What the summary claims, as data: only what was confirmed, and no more than the interval allows."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from loadtune.records import Device, TuningResult, Winner
+from loadtune.report.store import load_result
+from loadtune.report.view import Summary, banner, summary
+
+
+@pytest.fixture
+def result() -> TuningResult:
+    return load_result(Path(__file__).parents[2] / "golden" / "result.json")
+
+
+def row(view: Summary, name: str) -> tuple[str, ...]:
+    assert view.figures is not None
+    return next(cells[1:] for cells in view.figures.rows if cells[0] == name)
+
+
+def words(view: Summary) -> str:
+    return "\n".join(line for section in view.sections for line in section.lines)
+
+
+def with_best(result: TuningResult, **changes: object) -> TuningResult:
+    assert result.best is not None
+    return dataclasses.replace(result, best=dataclasses.replace(result.best, **changes))  # type: ignore[arg-type]
+
+
+def test_a_speed_up_comes_with_its_interval(result: TuningResult) -> None:
+    assert row(summary(result), "speed-up")[0] == "2.50×\n(2.38× to 2.63×)"
+
+
+def test_an_interval_that_holds_1_is_no_difference(result: TuningResult) -> None:
+    cell = row(summary(with_best(result, speedup=1.02, speedup_low=0.97, speedup_high=1.07)), "speed-up")[0]
+    assert cell == "no difference\n(0.97× to 1.07×)"
+
+
+def test_without_an_interval_nothing_is_sure(result: TuningResult) -> None:
+    assert "too few" in row(summary(with_best(result, speedup_low=None)), "speed-up")[0]
+
+
+def test_assumed_settings_are_marked_and_given_ones_are_not(result: TuningResult) -> None:
+    view = summary(result)
+    assert row(view, "pin_memory")[-1] == "False (assumed)"
+    assert row(view, "precision")[-1].endswith("(assumed)")
+    assert row(view, "num_workers")[-1] == "4"
+
+
+def test_without_a_batch_size_of_yours_there_are_two_columns(result: TuningResult) -> None:
+    view = summary(dataclasses.replace(result, best_at_your_batch=None))
+    assert view.figures is not None
+    assert view.figures.columns == ("", "best", "yours")
+
+
+def test_yours_that_could_not_be_measured_shows_no_figures(result: TuningResult) -> None:
+    view = summary(dataclasses.replace(result, finalists=result.finalists[:2]))
+    assert row(view, "throughput")[-1] == "not measured"
+    assert row(view, "GPU busy (duty cycle)")[-1] == "–"
+
+
+def test_a_changed_batch_size_comes_with_its_warning(result: TuningResult) -> None:
+    assert "learning rate" in words(summary(result))
+    same = dataclasses.replace(result, best=result.best_at_your_batch)
+    assert "learning rate" not in words(summary(same))
+
+
+def test_a_run_cut_short_claims_nothing(result: TuningResult) -> None:
+    cut = dataclasses.replace(result, cut_short="interrupted", best=None, best_at_your_batch=None, finalists=())
+    view = summary(cut)
+    assert view.figures is None
+    assert view.code == ()
+    assert view.warning == "Cut short: interrupted. Nothing was confirmed."
+    section = next(section for section in view.sections if section.title == "Seen once, not confirmed")
+    assert section.lines == ("4,210/s with batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer",)
+    assert "×" not in words(dataclasses.replace(view, sections=(section,)))
+
+
+def test_a_run_cut_short_before_any_trial_says_so(result: TuningResult) -> None:
+    cut = dataclasses.replace(result, cut_short="interrupted", best=None, best_at_your_batch=None, trials=())
+    assert "no trial was measured" in words(summary(cut))
+
+
+def test_trials_are_counted_by_how_they_ended(result: TuningResult) -> None:
+    assert "4 trials: 2 measured, 1 screened out by a bound, 1 failed (oom 1)" in words(summary(result))
+
+
+def test_on_cpu_there_is_no_gpu_row(result: TuningResult) -> None:
+    view = summary(dataclasses.replace(result, device=Device(kind="cpu", name="Xeon")))
+    assert view.figures is not None
+    assert not any("GPU" in cells[0] for cells in view.figures.rows)
+    assert row(view, "peak RAM")[0] == "8.38 GiB"
+
+
+def test_code_that_differs_at_your_batch_is_shown_too(result: TuningResult) -> None:
+    titles = [block.title for block in summary(result).code]
+    assert titles == ["Loader", "Training step", "Loader at your batch size"]
+    best: Winner | None = result.best
+    assert [block.title for block in summary(dataclasses.replace(result, best_at_your_batch=best)).code] == titles[:2]
+
+
+def test_the_banner_marks_the_chosen_device(result: TuningResult) -> None:
+    rows = dict(banner(result.host, result.device).rows)
+    assert rows["GPU 0"].endswith("← chosen")
+    assert "chosen" not in rows["CPU"]
+    on_cpu = dict(banner(dataclasses.replace(result.host, gpus=()), Device(kind="cpu", name="Xeon")).rows)
+    assert on_cpu["GPU"] == "none"
+    assert on_cpu["CPU"].endswith("← chosen")

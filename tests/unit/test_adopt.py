@@ -1,0 +1,97 @@
+"""Handing out a winner: only a confirmed one, and never in silence on another machine."""
+
+import dataclasses
+import warnings
+from pathlib import Path
+
+import pytest
+
+import loadtune.host
+from loadtune import MachineMismatchError, MachineMismatchWarning, ResultError, best_loader_kwargs, best_recipe
+from loadtune.records import Device, GpuFacts, HostFacts, TuneConfig, TuningResult
+from loadtune.report.store import load_result, write_result
+
+KEPT = Path(__file__).parents[1] / "golden" / "result.json"
+
+
+@pytest.fixture
+def result(monkeypatch: pytest.MonkeyPatch) -> TuningResult:
+    """Kept on the very machine it is read on."""
+    kept = load_result(KEPT)
+    move_to(kept.host, monkeypatch)
+    return kept
+
+
+def move_to(host: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loadtune.host, "read_host", lambda: host, raising=False)
+
+
+def test_the_arguments_are_the_winners_and_nothing_is_said(result: TuningResult) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = best_loader_kwargs(KEPT, strict=True)
+    assert found == {
+        "batch_size": 256,
+        "num_workers": 16,
+        "pin_memory": True,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+    }
+
+
+def test_the_winner_at_your_batch_can_be_had(result: TuningResult) -> None:
+    assert best_loader_kwargs(KEPT, at_your_batch=True)["batch_size"] == 64
+
+
+def test_the_recipe_goes_with_it(result: TuningResult) -> None:
+    assert result.best is not None
+    assert best_recipe(KEPT) == result.best.config.recipe
+
+
+def test_another_machine_is_a_warning_that_names_each_difference(
+    result: TuningResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = dataclasses.replace(result.host, num_usable_cores=8, torch="2.12.0", gpus=())
+    move_to(other, monkeypatch)
+    with pytest.warns(MachineMismatchWarning) as caught:
+        assert best_loader_kwargs(KEPT)["num_workers"] == 16
+    message = str(caught[0].message)
+    for difference in ("GPU: NVIDIA H200, here none", "usable cores: 16, here 8", "torch: 2.11.0, here 2.12.0"):
+        assert difference in message
+    assert caught[0].filename == __file__  # the caller's line, not ours
+
+
+def test_strict_makes_it_an_error(result: TuningResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    move_to(dataclasses.replace(result.host, torch="2.12.0"), monkeypatch)
+    with pytest.raises(MachineMismatchError, match=r"torch: 2\.11\.0, here 2\.12\.0"):
+        best_loader_kwargs(KEPT, strict=True)
+
+
+def test_more_gpus_of_the_same_kind_are_no_difference(result: TuningResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    twin: GpuFacts = dataclasses.replace(result.host.gpus[0], uuid="GPU-0002")
+    move_to(dataclasses.replace(result.host, gpus=(*result.host.gpus, twin)), monkeypatch)
+    assert best_loader_kwargs(KEPT, strict=True)
+
+
+def test_a_cpu_result_on_a_machine_with_a_gpu_is_told(
+    result: TuningResult, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    host = dataclasses.replace(result.host, gpus=())
+    on_cpu = dataclasses.replace(result, host=host, device=Device(kind="cpu", name="Xeon"))
+    path = write_result(on_cpu, tmp_path)
+    with pytest.raises(MachineMismatchError, match="measured on the CPU, here NVIDIA H200"):
+        best_loader_kwargs(path, strict=True)
+    move_to(host, monkeypatch)
+    assert best_loader_kwargs(path, strict=True)
+
+
+def test_nothing_unconfirmed_is_handed_out(result: TuningResult, tmp_path: Path) -> None:
+    path = write_result(dataclasses.replace(result, best=None, cut_short="interrupted"), tmp_path)
+    with pytest.raises(ResultError, match=r"no confirmed winner \(cut short: interrupted\)"):
+        best_loader_kwargs(path)
+
+
+def test_no_batch_size_of_yours_is_told(result: TuningResult, tmp_path: Path) -> None:
+    path = write_result(dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None), tmp_path)
+    with pytest.raises(ResultError, match="--batch-size"):
+        best_loader_kwargs(path, at_your_batch=True)

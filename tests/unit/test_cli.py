@@ -1,0 +1,273 @@
+"""The command line, with a stand-in for the tuner: what goes in, what comes out where, and how it ends."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import loadtune.host
+from loadtune.cli import app
+from loadtune.errors import DeviceError, WorkloadError
+from loadtune.records import Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult
+from loadtune.report.store import load_result, write_result
+
+KEPT = Path(__file__).parents[1] / "golden" / "result.json"
+
+
+class FakeTuner:
+    """Stands in for `loadtune.tune`: keeps what it was asked, answers the kept result or raises."""
+
+    def __init__(self) -> None:
+        self.asked: list[TuneConfig] = []
+        self.error: BaseException | None = None
+        self.result: TuningResult = load_result(KEPT)
+
+    def tune(self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None]) -> TuningResult:
+        self.asked.append(config)
+        (folder / "bench.log").write_text("what the bench wrote")
+        listener(Progress(stage="start", message="built the workload", left_s=9.0))
+        listener(Progress(stage="start", message="other processes are busy", warning=True, left_s=9.0))
+        if self.error is not None:
+            raise self.error
+        write_result(self.result, folder)
+        return self.result
+
+
+def choose_device(host: HostFacts, requested: str | None) -> Device:
+    if requested == "cuda:7":
+        raise DeviceError("--device cuda:7 is not there. There is cuda:0. Name that.")
+    return Device(kind="cuda", uuid=host.gpus[0].uuid, name=host.gpus[0].name)
+
+
+def freest_gpu(host: HostFacts) -> GpuFacts:
+    if not host.gpus:
+        raise DeviceError("There is no GPU here. It takes an NVIDIA GPU. Train on the CPU.")
+    return host.gpus[0]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> HostFacts:
+    facts = load_result(KEPT).host
+    monkeypatch.setattr(loadtune.host, "read_host", lambda: facts, raising=False)
+    monkeypatch.setattr(loadtune.host, "choose_device", choose_device, raising=False)
+    monkeypatch.setattr(loadtune.host, "freest_gpu", freest_gpu, raising=False)
+    return facts
+
+
+@pytest.fixture
+def tuner(machine: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
+    fake = FakeTuner()
+    module: Any = ModuleType("loadtune.tune")
+    module.tune = fake.tune
+    monkeypatch.setitem(sys.modules, "loadtune.tune", module)
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words], prog_name="loadtune")
+
+
+def test_a_run_prints_banner_summary_and_where_it_is_kept(tuner: FakeTuner) -> None:
+    ended = invoke("run")
+    assert ended.exit_code == 0
+    assert ended.stdout.index("16 usable of 224 listed") < ended.stdout.index("speed-up")
+    folder = Path(ended.stdout.rpartition("Kept in ")[2].strip())
+    assert folder.parent == Path("loadtune-results/FakeData-resnet50")
+    assert load_result(folder) == tuner.result
+    assert "built the workload" in ended.stderr
+
+
+def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
+    words = "--dataset CIFAR10 --model a.b:c --data-root d --image-size 32 --num-classes 10 --optimizer adamw"
+    words += (
+        " --batch-size 8 --num-workers 0 --pin-memory --amp off --device cuda --precision bf16,off --precision BF16"
+    )
+    words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
+    assert invoke("run", *words.split()).exit_code == 0
+    asked = tuner.asked[0]
+    assert dataclasses.asdict(asked.workload) == {
+        "dataset": "CIFAR10",
+        "model": "a.b:c",
+        "data_root": "d",
+        "image_size": 32,
+        "num_classes": 10,
+        "optimizer": "adamw",
+        "seed": 4,
+    }
+    assert dataclasses.astuple(asked.yours) == (8, 0, True, "fp32")
+    assert dataclasses.astuple(asked)[2:] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
+
+
+def test_without_options_the_records_own_defaults_hold(tuner: FakeTuner) -> None:
+    invoke("run")
+    assert tuner.asked == [TuneConfig()]
+
+
+def test_json_is_alone_on_stdout(tuner: FakeTuner) -> None:
+    ended = invoke("run", "--json")
+    assert json.loads(ended.stdout)["schema_version"] == 1
+    assert "speed-up" in ended.stderr
+    assert "Kept in" in ended.stderr
+
+
+def test_quiet_leaves_warnings_and_the_summary(tuner: FakeTuner) -> None:
+    ended = invoke("run", "--quiet")
+    assert ended.stderr == "warning: other processes are busy\n"
+    assert "usable of" not in ended.stdout
+    assert "speed-up" in ended.stdout
+    assert invoke("run", "--quiet", "--json").stderr == "warning: other processes are busy\n"
+
+
+def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner) -> None:
+    assert "above the 16 usable cores" in invoke("run", "--max-workers", "17").stderr
+    assert "above" not in invoke("run", "--max-workers", "16").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--time-budget 0", "--time-budget is 0;"),
+        ("--time-budget -5", "--time-budget is -5;"),
+        ("--time-budget nan", "--time-budget is nan;"),
+        ("--time-budget inf", "--time-budget is inf;"),
+        ("--time-budget soon", "--time-budget"),
+        ("--trials 0", "--trials is 0;"),
+        ("--trials many", "--trials"),
+        ("--batch-size 0", "--batch-size is 0;"),
+        ("--num-workers -1", "--num-workers is -1;"),
+        ("--max-batch-size 0", "--max-batch-size is 0;"),
+        ("--max-workers -1", "--max-workers is -1;"),
+        ("--image-size 0", "--image-size is 0;"),
+        ("--num-classes -3", "--num-classes is -3;"),
+        ("--seed -1", "--seed is -1;"),
+        ("--seed 4294967296", "--seed is 4294967296;"),
+        ("--amp on", "--amp is 'on'; it can be off (the same as fp32), fp16 or bf16."),
+        ("--precision bf16,int8", "--precision is 'int8'"),
+        ("--precision ,", "--precision is ''"),
+        ("--optimizer lion", "--optimizer is 'lion'"),
+        ("--batch-size 128 --max-batch-size 64", "--batch-size is 128, above --max-batch-size 64"),
+        ("--device cuda:7", "--device cuda:7 is not there"),
+        ("--out file", "--out file"),
+        ("--nonsense", "--nonsense"),
+    ],
+)
+def test_bad_input_is_told_in_a_message(tuner: FakeTuner, words: str, told: str) -> None:
+    Path("file").write_text("")
+    ended = invoke("run", *words.split())
+    assert ended.exit_code == 2
+    assert told in ended.stderr
+    assert "Traceback" not in ended.output
+    assert tuner.asked == []
+    assert os.listdir() == ["file"]  # nothing was begun
+
+
+def test_an_error_of_the_users_code_comes_with_its_traceback_and_none_of_ours(tuner: FakeTuner) -> None:
+    tuner.error = WorkloadError("sample 3 raises ValueError", user_traceback='  File "mine.py", line 3\nValueError: no')
+    ended = invoke("run")
+    assert ended.exit_code == 2
+    assert ended.stderr.index("mine.py") < ended.stderr.index("error: sample 3 raises ValueError")
+    assert "loadtune/" not in ended.stderr
+    assert os.listdir("loadtune-results") == []  # a run that measured nothing leaves no folder
+
+
+def test_debug_shows_our_traceback_and_keeps_the_log(tuner: FakeTuner) -> None:
+    tuner.error = WorkloadError("sample 3 raises")
+    ended = invoke("run", "--debug")
+    assert ended.exit_code == 2
+    assert "Traceback" in ended.stderr
+    assert [path.name for path in Path("loadtune-results").glob("*/*/*")] == ["bench.log"]
+
+
+def test_ctrl_c_outside_the_tuner_is_quiet(tuner: FakeTuner) -> None:
+    tuner.error = KeyboardInterrupt()
+    ended = invoke("run")
+    assert ended.exit_code == 130
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize(
+    ("cut_short", "code"), [("interrupted", 130), ("Ctrl-C", 130), ("the time budget ran out", 1), (None, 1)]
+)
+def test_a_run_without_an_answer_shows_what_it_saw_and_ends_with_a_code(
+    tuner: FakeTuner, cut_short: str | None, code: int
+) -> None:
+    tuner.result = dataclasses.replace(tuner.result, cut_short=cut_short, best=None, best_at_your_batch=None)
+    ended = invoke("run")
+    assert ended.exit_code == code
+    assert "Seen once, not confirmed" in ended.stdout
+
+
+def test_doctor_shows_the_machine(machine: HostFacts) -> None:
+    ended = invoke("doctor")
+    assert ended.exit_code == 0
+    assert "← chosen" in ended.stdout
+
+
+def test_doctor_speaks_json(machine: HostFacts) -> None:
+    report = json.loads(invoke("doctor", "--json").stdout)
+    assert report["host"]["num_usable_cores"] == 16
+    assert report["device"]["uuid"] == "GPU-0001"
+
+
+def test_the_freest_gpu_is_printed_alone(machine: HostFacts) -> None:
+    assert invoke("doctor", "--freest-gpu").stdout == "GPU-0001\n"
+
+
+def test_no_gpu_leaves_stdout_empty(machine: HostFacts, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = dataclasses.replace(machine, gpus=())
+    monkeypatch.setattr(loadtune.host, "read_host", lambda: none, raising=False)
+    ended = invoke("doctor", "--freest-gpu")
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "no GPU" in ended.stderr
+
+
+def test_the_version_is_printed() -> None:
+    assert invoke("--version").stdout == f"loadtune {loadtune.__version__}\n"
+
+
+_DOCTOR = """
+import sys
+import loadtune.host as host
+from loadtune.report.store import load_result
+facts = load_result(sys.argv.pop()).host
+host.read_host = lambda: facts
+host.choose_device = lambda facts, requested: None
+from loadtune.cli import main
+main()
+"""
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = [sys.executable, "-c", _DOCTOR, "doctor", str(KEPT)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as gone:
+        ended = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert ended.returncode == 141
+    assert ended.stderr == ""
+
+
+_LOADED_BY_MAIN = """
+import sys
+from loadtune.cli import main
+try:
+    main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_help_needs_neither_torch_nor_optuna_nor_scipy() -> None:
+    command = [sys.executable, "-c", _LOADED_BY_MAIN, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "doctor" in ended.stdout
+    assert not {"torch", "optuna", "scipy", "numpy", "rich"} & set(ended.stderr.split())
