@@ -4,8 +4,6 @@ The public names load on first use, so that ``import loadtune`` stays cheap: no 
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     )
     from loadtune.records import TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.store import load_result
-    from loadtune.tune import tune
+    from loadtune.tune import tune_loader
 
 __all__ = [
     "BenchError",
@@ -45,28 +43,18 @@ __all__ = [
     "best_loader_kwargs",
     "best_recipe",
     "load_result",
-    "tune",
+    "tune_loader",
 ]
 
 _HOME = {
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
     "load_result": "loadtune.report.store",
-    "tune": "loadtune.tune",
+    "tune_loader": "loadtune.tune",
     **dict.fromkeys(("TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"),
 }
 """Where a public name lives; those not listed are errors."""
 
-
-class _Package(ModuleType):
-    """Python sets a submodule on its package once it is imported; here ``tune`` stays the function of that name."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        hidden = name == "tune" and isinstance(value, ModuleType)
-        super().__setattr__(name, value.tune if hidden else value)  # type: ignore[attr-defined]
-
-
-sys.modules[__name__].__class__ = _Package
 
 if not TYPE_CHECKING:  # a type checker would take it for a promise that every name exists
 

@@ -160,10 +160,10 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
 
 def _tune(config: TuneConfig, folder: Path, quiet: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
-    from loadtune.tune import tune
+    from loadtune.tune import tune_loader
 
     with LiveDisplay(sys.stderr, quiet=quiet) as display:
-        return tune(config, folder=folder, listener=display)
+        return tune_loader(config, folder=folder, listener=display)
 
 
 def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:

@@ -17,7 +17,7 @@ from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 
 
-def tune(config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None) -> TuningResult:
+def tune_loader(config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None) -> TuningResult:
     """Find the fastest configuration for this machine; writes ``result.json`` and ``study.db`` into `folder`.
 
     `folder` defaults to a new one below ``config.out``. Ctrl-C ends early: the result says so and claims nothing that
@@ -45,7 +45,7 @@ def tune_on(
     folder: Path,
     listener: Listener | None = None,
 ) -> TuningResult:
-    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
+    """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     try:
         story(Run(bench, sensor, clock, found, folder))

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -65,9 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> HostFacts:
 @pytest.fixture
 def tuner(machine: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
     fake = FakeTuner()
-    module: Any = ModuleType("loadtune.tune")
-    module.tune = fake.tune
-    monkeypatch.setitem(sys.modules, "loadtune.tune", module)
+    monkeypatch.setattr("loadtune.tune.tune_loader", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
 

@@ -24,7 +24,7 @@ def test_reading_a_result_loads_neither_torch_nor_optuna() -> None:
     assert not {"torch", "optuna", "scipy"} & set(in_fresh_python(code).split())
 
 
-@pytest.mark.parametrize("name", [name for name in loadtune.__all__ if name != "tune"])
+@pytest.mark.parametrize("name", loadtune.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(loadtune, name) is not None
     assert name in dir(loadtune)
@@ -32,7 +32,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_the_public_surface_is_what_it_says() -> None:
     assert loadtune.__all__ == sorted(loadtune.__all__)
-    assert {"tune", "TuneConfig", "WorkloadSpec", "YourSettings", "load_result", "best_loader_kwargs"} <= set(
+    assert {"tune_loader", "TuneConfig", "WorkloadSpec", "YourSettings", "load_result", "best_loader_kwargs"} <= set(
         loadtune.__all__
     )
 
@@ -45,20 +45,3 @@ def test_every_error_is_public() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'tunes'"):
         _ = loadtune.tunes  # type: ignore[attr-defined]
-
-
-def test_the_submodule_of_that_name_does_not_hide_the_function() -> None:
-    """``import loadtune.tune`` sets a module on the package; what it is to leave there is the function."""
-    from types import ModuleType
-
-    module = ModuleType("loadtune.tune")
-    module.tune = print  # type: ignore[attr-defined]
-    before = vars(loadtune).get("tune")
-    loadtune.tune = module  # type: ignore[assignment]
-    try:
-        assert vars(loadtune)["tune"] is print
-    finally:
-        if before is None:
-            del loadtune.tune
-        else:
-            loadtune.tune = before
