@@ -1,0 +1,22 @@
+"""``python -m loadtune.bench SOCKET LIFELINE``: two inherited descriptors. Started by `BenchClient`, not by people."""
+
+import faulthandler
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+from loadtune.bench.lifeline import watch_lifeline
+
+
+def main() -> None:
+    """Watch the controller before anything slow is imported, then serve it."""
+    socket, lifeline = (int(argument) for argument in sys.argv[1:3])
+    watch_lifeline(lifeline)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
+    from loadtune.bench.server import serve  # imports torch
+
+    serve(Connection(socket))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The controller's handle on the bench: `seams.Bench` over a child process that is replaced when it fails.
+
+Comes in: requests. Goes out: the bench's answers, and a `TrialFailure` where it died or went silent instead. Imports no
+torch: the controller never needs it.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+from types import TracebackType
+
+from loadtune.bench.exits import classify_exit, exit_text
+from loadtune.bench.process import BenchProcess
+from loadtune.bench.protocol import (
+    Answer,
+    Begin,
+    Describe,
+    Exit,
+    Phase,
+    Refused,
+    Request,
+    Stop,
+    Streamed,
+    TimeCompute,
+    TimeTraining,
+    TryBatch,
+    Value,
+    failed_value,
+)
+from loadtune.errors import BenchError, NothingFitsError, WorkloadError
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    FitReport,
+    Recipe,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    Window,
+    WorkloadFacts,
+    WorkloadSpec,
+)
+from loadtune.seams import Watch
+
+# Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
+_BUILD_HANG_S = 180.0
+_BUILDING = ("start", "build")
+# How often silence and death are looked at; an answer ends the wait at once.
+_POLL_S = 0.1
+# A bench that dies this often in a row before it has built the workload will not do better the next time.
+_MAX_FAILED_STARTS = 2
+
+
+class BenchClient:
+    """Runs requests in a bench process; starts it when first needed and anew after it failed."""
+
+    def __init__(self, spec: WorkloadSpec, device: Device, *, log_path: Path, hang_s: float = 60.0) -> None:
+        self._begin = Begin(spec=spec, device=device)
+        self._log_path = log_path
+        self._hang_s = hang_s
+        self._process: BenchProcess | None = None
+        self._phase = "start"
+        self._failed_starts = 0
+        self._facts: WorkloadFacts | None = None
+
+    def start(self) -> None:
+        """Launch the process and return at once; it builds the workload while the caller does other things."""
+        if self._process is None:
+            self._phase = "start"
+            self._process = BenchProcess(self._begin.device, self._log_path)
+            self._process.send(self._begin)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the bench, leader of its process group. None: none is running."""
+        return None if self._process is None else self._process.pid
+
+    def close(self) -> None:
+        """End the bench and its workers. May be called at any time, also twice."""
+        self._end(goodbye=Exit())
+
+    def __enter__(self) -> "BenchClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def describe(self) -> WorkloadFacts:
+        """Build the workload and train one small batch of it; asked once, then remembered."""
+        if self._facts is None:
+            value = self._ask(Describe())
+            if isinstance(value, TrialFailure) and value.kind == "crash":
+                value = self._ask(Describe())  # a start can fail for reasons that pass
+            if isinstance(value, TrialFailure):
+                raise _not_described(value)
+            assert isinstance(value, WorkloadFacts)
+            self._facts = value
+        return self._facts
+
+    def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+        """Time steps on one resident batch."""
+        value = self._ask(TimeCompute(recipe=recipe, batch_size=batch_size, seconds=seconds))
+        assert isinstance(value, (ComputePoint, TrialFailure))
+        return value
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
+        """Train a few steps from a fresh state; whatever goes wrong is in the report."""
+        value = self._ask(TryBatch(recipe=recipe, batch_size=batch_size, num_steps=num_steps))
+        assert isinstance(value, FitReport)
+        return value
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        """Train on real batches until ``watch`` says enough; what it raises ends the bench and is raised again."""
+        watched = _Watched(watch)
+        value = self._ask(TimeTraining(config=config, window_s=window_s), watched)
+        assert isinstance(value, (TrainingRun, TrialFailure))
+        if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
+            return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
+        return value
+
+    def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:
+        started = time.monotonic()
+        self.start()
+        assert self._process is not None
+        try:
+            self._process.send(request)
+            reply = self._await(self._process, watch)
+        except BaseException:  # Ctrl-C, or the watch raised: a half-answered bench is of no more use
+            self._end()
+            raise
+        if isinstance(reply, TrialFailure):
+            self._count_failed_start(reply)
+            return failed_value(request, reply, time.monotonic() - started)
+        self._failed_starts = 0
+        if isinstance(reply, Refused):
+            raise reply.to_error()
+        if not reply.healthy:
+            self._end()
+        return reply.value
+
+    def _await(self, process: BenchProcess, watch: "_Watched | None") -> Answer | Refused | TrialFailure:
+        """The request's one reply. Everything that arrives on the way is a sign of life."""
+        silent_since, log_size = time.monotonic(), process.log_size()
+        while True:
+            exited = process.has_exited()  # asked before receiving: what it still said is read first
+            message = process.receive(_POLL_S)
+            if isinstance(message, (Answer, Refused)):
+                return message
+            if message is None:
+                building = self._phase in _BUILDING
+                if exited:
+                    return self._died(process)
+                if building and process.log_size() != log_size:
+                    silent_since, log_size = time.monotonic(), process.log_size()
+                if time.monotonic() - silent_since > self._patience_s():
+                    return self._hung(process, time.monotonic() - silent_since)
+                continue
+            if isinstance(message, Phase):
+                self._phase = message.name
+            if isinstance(message, Streamed) and watch is not None and watch.is_last(message.window):
+                process.send(Stop())
+            silent_since = time.monotonic()
+
+    def _patience_s(self) -> float:
+        return max(self._hang_s, _BUILD_HANG_S) if self._phase in _BUILDING else self._hang_s
+
+    def _died(self, process: BenchProcess) -> TrialFailure:
+        phase = self._phase
+        returncode = self._end()
+        assert returncode is not None
+        message = f"The bench {exit_text(returncode)}."
+        return TrialFailure(kind=classify_exit(returncode), phase=phase, message=message, log_tail=process.log_tail())
+
+    def _hung(self, process: BenchProcess, seconds: float) -> TrialFailure:
+        phase = self._phase
+        process.dump_stacks()
+        self._end()
+        message = f"No sign of life for {seconds:.0f} s; the bench was ended."
+        return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail())
+
+    def _end(self, goodbye: object = None) -> int | None:
+        process, self._process = self._process, None
+        return None if process is None else process.close(goodbye)
+
+    def _count_failed_start(self, failure: TrialFailure) -> None:
+        if failure.phase not in _BUILDING:
+            self._failed_starts = 0
+            return
+        self._failed_starts += 1
+        if self._failed_starts >= _MAX_FAILED_STARTS:
+            raise BenchError(
+                f"The measuring process failed {self._failed_starts} times in a row before it had built the workload. "
+                f"{failure.message} Its log, {self._log_path}, ends:\n{failure.log_tail}"
+            )
+
+
+class _Watched:
+    """The caller's watch, told nothing more once it has said enough."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._enough = False
+        self.num_windows = 0
+
+    def is_last(self, window: Window) -> bool:
+        """Whether this is the window after which the watch has enough; true once."""
+        if self._enough:
+            return False
+        self.num_windows += 1
+        self._enough = not self._watch(window)
+        return self._enough
+
+
+def _not_described(failure: TrialFailure) -> Exception:
+    if failure.kind == "user_error":
+        return WorkloadError(f"{failure.message} (while: {failure.phase})", failure.log_tail or None)
+    if failure.kind == "oom":
+        return NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {failure.message}")
+    tail = f" Its log ends:\n{failure.log_tail}" if failure.log_tail else ""
+    return BenchError(f"The workload could not be described (while: {failure.phase}): {failure.message}{tail}")

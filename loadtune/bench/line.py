@@ -1,0 +1,48 @@
+"""The bench's side of the conversation while a request runs: say what is done, hand windows over, hear a stop."""
+
+import time
+from multiprocessing.connection import Connection
+
+from loadtune.bench.protocol import Phase, Stop, Streamed
+from loadtune.records import Window
+
+# Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
+_PULSE_S = 1.0
+# The socket is looked at no more often than this: a look costs 20 µs, a hundred of them a second 0.2%.
+_LOOK_S = 0.01
+
+
+class Line:
+    """Messages of one bench. `phase` is kept, because a failure has to say what was being done."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._last_sent = time.monotonic()
+        self._last_looked = 0.0
+        self.phase = "start"
+
+    def enter(self, phase: str) -> None:
+        """Something else begins."""
+        self.phase = phase
+        self._send(Phase(phase))
+
+    def pulse(self) -> None:
+        """Still alive; said once a second at most, and never by another thread, which would hide a hang."""
+        if time.monotonic() - self._last_sent >= _PULSE_S:
+            self._send(Phase(self.phase))
+
+    def window(self, window: Window) -> None:
+        """A window ended."""
+        self._send(Streamed(window))
+
+    def stop_asked(self) -> bool:
+        """Whether the controller has said enough; looks, now and then, and never waits."""
+        now = time.monotonic()
+        if now - self._last_looked < _LOOK_S:
+            return False
+        self._last_looked = now
+        return self._connection.poll(0) and isinstance(self._connection.recv(), Stop)
+
+    def _send(self, message: Phase | Streamed) -> None:
+        self._connection.send(message)
+        self._last_sent = time.monotonic()

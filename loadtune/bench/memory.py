@@ -1,0 +1,150 @@
+"""The device's memory behind one face: CUDA's caching allocator, or on the CPU this process's resident memory."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+
+from loadtune.bench import host_memory
+
+# Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper. What a
+# step leaks is activations, which are far more.
+_CUDA_SLACK_BYTES = 128 << 20
+
+
+class DeviceMemory(Protocol):
+    """What the bench asks about memory. ``peak_bytes`` counts from `reset_peaks`."""
+
+    def capacity_bytes(self) -> int: ...
+
+    def budget_bytes(self) -> int:
+        """What this process may have of it at most, its own share included."""
+        ...
+
+    def reset_peaks(self) -> None: ...
+
+    def peak_bytes(self) -> int: ...
+
+    def peak_reserved_bytes(self) -> int | None: ...
+
+    def num_retries(self) -> int | None:
+        """Times the allocator gave its cache back and tried again, since the process began."""
+        ...
+
+    def capped(self) -> AbstractContextManager[None]:
+        """While this context is entered, going over the budget raises instead of taking what others need."""
+        ...
+
+    def recovers(self) -> bool:
+        """Free everything that can be freed; True: what is in use is back where it was when idle."""
+        ...
+
+    def remember_idle(self) -> None:
+        """What is in use now is what an idle bench holds."""
+        ...
+
+
+class CudaMemory:
+    """Figures of the caching allocator for one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._idle_bytes = 0
+
+    def capacity_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[1]
+
+    def budget_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
+
+    def reset_peaks(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def peak_reserved_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def num_retries(self) -> int | None:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+    @contextmanager
+    def _capped(self) -> Iterator[None]:
+        fraction = min(1.0, self.budget_bytes() / self.capacity_bytes())
+        torch.cuda.set_per_process_memory_fraction(fraction, self._device)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+
+    def capped(self) -> AbstractContextManager[None]:
+        return self._capped()
+
+    def recovers(self) -> bool:
+        gc.collect()
+        try:
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            return False  # the context is lost: nothing on this device answers any more
+        _free_pinned_cache()
+        return torch.cuda.memory_allocated(self._device) <= self._idle_bytes + _CUDA_SLACK_BYTES
+
+    def remember_idle(self) -> None:
+        self._idle_bytes = torch.cuda.memory_allocated(self._device)
+
+
+class CpuMemory:
+    """Resident memory of this process: the CPU's allocator keeps no books."""
+
+    def __init__(self) -> None:
+        self._peak = host_memory.PeakRss()
+
+    def capacity_bytes(self) -> int:
+        return host_memory.capacity_bytes()
+
+    def budget_bytes(self) -> int:
+        return host_memory.budget_bytes()
+
+    def reset_peaks(self) -> None:
+        self._peak.reset()
+
+    def peak_bytes(self) -> int:
+        return self._peak.read_bytes()
+
+    def peak_reserved_bytes(self) -> int | None:
+        return None
+
+    def num_retries(self) -> int | None:
+        return None
+
+    @contextmanager
+    def _capped(self) -> Iterator[None]:
+        yield  # the kernel's limits are the cap
+
+    def capped(self) -> AbstractContextManager[None]:
+        return self._capped()
+
+    def recovers(self) -> bool:
+        gc.collect()
+        host_memory.give_back_memory()
+        return True  # what is not freed shows as resident memory and cannot be told from caches
+
+    def remember_idle(self) -> None:
+        pass
+
+
+def memory_of(device: torch.device) -> DeviceMemory:
+    """The books of this device."""
+    return CudaMemory(device) if device.type == "cuda" else CpuMemory()
+
+
+def _free_pinned_cache() -> None:
+    """Give page-locked host memory back: prefetched batches of one trial would stay pinned through all later ones."""
+    empty = getattr(torch._C, "_host_emptyCache", None)
+    if empty is not None:
+        empty()

@@ -1,0 +1,82 @@
+"""The bench's request loop: a request comes in, an answer, failed or not, goes out, memory is cleaned up between."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+from loadtune.bench.failures import failure_from, leaves_context_intact
+from loadtune.bench.line import Line
+from loadtune.bench.protocol import Answer, Begin, Exit, Refused, Request, Stop, failed_value
+from loadtune.bench.session import Session
+from loadtune.errors import LoadtuneError
+from loadtune.records import TrialFailure
+
+_Result = TypeVar("_Result")
+
+
+def serve(connection: Connection) -> None:
+    """Answer until told to exit. Leaves without Python's teardown, which takes seconds with CUDA for nothing."""
+    server = Server(connection.recv(), Line(connection))
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:  # the controller is gone
+            break
+        if isinstance(request, Exit):
+            break
+        if not isinstance(request, Stop):  # one that crossed an answer on its way is late
+            connection.send(server.answer(request))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """An exception as data: holding on to the exception would hold on to the tensors of its frames."""
+
+    failure: Refused | TrialFailure
+    context_intact: bool
+
+
+class Server:
+    """Answers requests. Building starts at once; that it failed is told to whoever asks."""
+
+    def __init__(self, begin: Begin, line: Line) -> None:
+        self._line = line
+        self._session = self._attempt(lambda: Session(begin, line))
+
+    def answer(self, request: Request) -> Answer | Refused:
+        """The one reply to this request."""
+        begun, session = time.monotonic(), self._session
+        if isinstance(session, _Failed):
+            return _reply(request, session, begun, healthy=False)
+        budget = session.memory.budget_bytes()
+        outcome = self._attempt(lambda: session.run(request))
+        # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
+        recovered = session.memory.recovers()
+        if isinstance(outcome, _Failed):
+            return _reply(request, outcome, begun, healthy=recovered and outcome.context_intact, budget_bytes=budget)
+        return Answer(value=outcome, healthy=recovered)
+
+    def _attempt(self, work: Callable[[], _Result]) -> _Result | _Failed:
+        try:
+            return work()
+        except LoadtuneError as error:
+            return _Failed(failure=Refused.of(error), context_intact=True)
+        except Exception as error:
+            failure = failure_from(error, self._line.phase)
+            return _Failed(failure=failure, context_intact=leaves_context_intact(error))
+
+
+def _reply(
+    request: Request, failed: _Failed, begun: float, *, healthy: bool, budget_bytes: int | None = None
+) -> Answer | Refused:
+    if isinstance(failed.failure, Refused):
+        return failed.failure
+    value = failed_value(request, failed.failure, time.monotonic() - begun, budget_bytes)
+    return Answer(value=value, healthy=healthy)

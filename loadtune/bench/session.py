@@ -1,0 +1,109 @@
+"""The bench's state between requests: the workload, the model on the device, what is warm. One method a request."""
+
+import dataclasses
+import time
+
+import torch
+
+from loadtune.bench import describe
+from loadtune.bench.compute import time_windows
+from loadtune.bench.fit import try_steps
+from loadtune.bench.line import Line
+from loadtune.bench.loader import train_on_loader
+from loadtune.bench.memory import memory_of
+from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, TryBatch, Value
+from loadtune.bench.training import ResidentModel, Trainer, resident_batch
+from loadtune.bench.warmup import WarmUp
+from loadtune.errors import DeviceError
+from loadtune.records import ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure, WorkloadFacts
+from loadtune.workload import build_workload
+
+
+class Session:
+    """Builds everything when made; raises WorkloadError or DeviceError where that cannot be."""
+
+    def __init__(self, begin: Begin, line: Line) -> None:
+        line.enter("build")
+        self._line = line
+        self._device = _device(begin)
+        self.memory = memory_of(self._device)
+        self._workload = build_workload(begin.spec)
+        self._model = ResidentModel(self._workload, self._device)
+        self._samples = describe.Samples(self._workload, line)
+        self._warm_up = WarmUp()
+        self.memory.remember_idle()
+
+    def run(self, request: Request) -> Value:
+        """Do what is asked. What it raises is a failure of this request, not of the session."""
+        if isinstance(request, Describe):
+            return self._describe()
+        if isinstance(request, TimeCompute):
+            return self._time_compute(request)
+        if isinstance(request, TryBatch):
+            return self._try_batch(request)
+        return self._time_training(request)
+
+    def _describe(self) -> WorkloadFacts:
+        trained = describe.train_small(self._workload, self._model, self._samples, self._line)
+        self.memory.recovers()
+        self.memory.remember_idle()
+        return describe.describe(self._workload, self._samples, trained, self._device, self.memory)
+
+    def _time_compute(self, request: TimeCompute) -> ComputePoint:
+        trainer = self._trainer(request.recipe)
+        batch = resident_batch(self._samples.batch, request.batch_size, trainer)
+        self._warm_up.run(trainer, request.recipe, batch, self._line)
+        windows = time_windows(trainer, batch, request.seconds, self._line)
+        trainer.close()
+        return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows)
+
+    def _try_batch(self, request: TryBatch) -> FitReport:
+        begun = time.monotonic()
+        trainer = self._trainer(request.recipe)
+        report = try_steps(
+            trainer,
+            lambda: resident_batch(self._samples.batch, request.batch_size, trainer),
+            request.num_steps,
+            self.memory,
+            self._line,
+        )
+        trainer.close()
+        return dataclasses.replace(report, seconds=time.monotonic() - begun)
+
+    def _time_training(self, request: TimeTraining) -> TrainingRun | TrialFailure:
+        loader, recipe = request.config.loader, request.config.recipe
+        if loader.batch_size > self._workload.dataset_length:
+            message = (
+                f"A batch of {loader.batch_size} is larger than the dataset, which has "
+                f"{self._workload.dataset_length} samples: no full batch can be made."
+            )
+            return TrialFailure(kind="unsupported", phase="first batch", message=message)
+        trainer = self._trainer(recipe)
+        batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
+        self._warm_up.run(trainer, recipe, batch, self._line)
+        del batch
+        self.memory.reset_peaks()
+        run = train_on_loader(trainer, self._workload, loader, request.window_s, self._line)
+        trainer.close()
+        return TrainingRun(
+            windows=run.windows,
+            first_batch_s=run.first_batch_s,
+            num_skipped_steps=run.num_skipped_steps,
+            peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
+            peak_reserved_bytes=self.memory.peak_reserved_bytes(),
+        )
+
+    def _trainer(self, recipe: Recipe) -> Trainer:
+        self._line.enter("prepare")
+        return Trainer(self._model, recipe, self._workload)
+
+
+def _device(begin: Begin) -> torch.device:
+    if begin.device.kind != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"CUDA does not see {begin.device.name} ({begin.device.uuid}). `nvidia-smi -L` lists what is there; this "
+            f"torch {torch.__version__} was built for CUDA {torch.version.cuda}. Choose another, or --device cpu."
+        )
+    return torch.device("cuda", 0)  # the only one visible: the process was started with its UUID

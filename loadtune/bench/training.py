@@ -1,0 +1,115 @@
+"""Training steps under one recipe, from the initial weights. Knows nothing of loaders, clocks or requests."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from loadtune.records import MemoryFormat, Precision, Recipe
+from loadtune.workload import Batch, Workload, make_optimizer
+
+_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
+# from it. Its length changes no step's work.
+_NO_SCALE_GROWTH = 1_000_000
+# Real samples a resident batch repeats: enough that labels and pixels differ, few enough to be read at once.
+_NUM_RESIDENT_SAMPLES = 8
+
+
+class ResidentModel:
+    """The workload's model on the device; each run starts it again from the same weights."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self.task = workload.task
+        self.device = device
+        self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
+        self.module = workload.model.to(device)
+
+    def reset(self, memory_format: MemoryFormat) -> None:
+        """Initial weights, in this memory format, without gradients, ready to train."""
+        self.module.zero_grad(set_to_none=True)
+        _lay_out(self.module, memory_format)
+        self.module.load_state_dict(self._initial)
+        self.module.train()
+
+
+class Trainer:
+    """One run of steps: fresh weights, a fresh optimizer and, for fp16, a fresh scaler. `close` drops them."""
+
+    def __init__(self, model: ResidentModel, recipe: Recipe, workload: Workload) -> None:
+        torch.manual_seed(workload.spec.seed)
+        self._model = model
+        self._recipe = recipe
+        self._dtype = _AUTOCAST_DTYPES[recipe.precision]
+        model.reset(recipe.memory_format)
+        self._optimizer = make_optimizer(workload.spec.optimizer, model.module, fused=recipe.fused_optimizer)
+        self._scaler: torch.amp.GradScaler | None = None
+        if recipe.precision == "fp16":
+            self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
+
+    @property
+    def precision(self) -> Precision:
+        return self._recipe.precision
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch where and how the model wants it; a pinned one is copied without waiting."""
+        inputs, targets = batch
+        inputs = inputs.to(self._model.device, non_blocking=True)
+        targets = targets.to(self._model.device, dtype=torch.long, non_blocking=True)
+        if self._recipe.memory_format == "channels_last" and inputs.dim() in _CHANNELS_LAST:
+            inputs = inputs.contiguous(memory_format=_CHANNELS_LAST[inputs.dim()])
+        return inputs, targets
+
+    def step(self, batch: Batch) -> None:
+        """One training step on a batch that is on the device; returns before a GPU has finished it."""
+        inputs, targets = batch
+        self._optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self._model.device.type, dtype=self._dtype, enabled=self._dtype is not None):
+            loss = self._model.task(self._model.module, inputs, targets)
+        if self._scaler is None:
+            torch.autograd.backward(loss)
+            self._optimizer.step()
+        else:
+            torch.autograd.backward(self._scaler.scale(loss))
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+
+    def synchronize(self) -> None:
+        """Wait for the device to finish what it was given."""
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+
+    def num_halvings(self) -> float:
+        """How often the scaler has halved its scale so far: once for each skipped step. Waits for the device."""
+        if self._scaler is None:
+            return 0.0
+        scale = self._scaler.get_scale()
+        # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
+        return -math.log2(scale) if scale > 0 else math.inf
+
+    def close(self) -> None:
+        """Drop gradients and the optimizer's state; the model stays."""
+        self._model.module.zero_grad(set_to_none=True)
+        self._optimizer.state.clear()
+
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def _lay_out(module: nn.Module, memory_format: MemoryFormat) -> None:
+    """Module.to(memory_format=…) refuses models that mix 4-D and 5-D parameters, so each is laid out by its own."""
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.dim() in _CHANNELS_LAST:
+                wanted = _CHANNELS_LAST[tensor.dim()] if memory_format == "channels_last" else torch.contiguous_format
+                tensor.data = tensor.data.contiguous(memory_format=wanted)
+
+
+def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
+    """A few real samples, repeated to the batch's size on the device: what a loader would deliver, without one."""
+    inputs, targets = trainer.to_device((samples[0][:_NUM_RESIDENT_SAMPLES], samples[1][:_NUM_RESIDENT_SAMPLES]))
+    at = torch.arange(batch_size, device=inputs.device) % len(inputs)
+    # Through to_device again: indexing need not keep the memory format.
+    return trainer.to_device((inputs.index_select(0, at), targets.index_select(0, at)))

@@ -1,0 +1,30 @@
+"""Steps nobody counts: kernels chosen, caches filled, the optimizer's state made."""
+
+from loadtune.bench.line import Line
+from loadtune.bench.training import Trainer
+from loadtune.records import Recipe
+from loadtune.workload import Batch
+
+# On CUDA the first step chooses kernels (0.1 to 18 s were seen), the second runs with the optimizer's state in place,
+# the third with the allocator settled. On a CPU the first step is the only one that differs.
+_CUDA_STEPS = 3
+_CPU_STEPS = 1
+
+
+class WarmUp:
+    """Remembers what is warm, because on a CPU a step may take seconds."""
+
+    def __init__(self) -> None:
+        self._warm: set[tuple[Recipe, int]] = set()
+
+    def run(self, trainer: Trainer, recipe: Recipe, batch: Batch, line: Line) -> None:
+        """Warm this recipe at this batch size. Ends with the device idle."""
+        line.enter("warm-up")
+        key = (recipe, len(batch[0]))
+        on_cuda = batch[0].is_cuda
+        if on_cuda or key not in self._warm:
+            for _ in range(_CUDA_STEPS if on_cuda else _CPU_STEPS):
+                trainer.step(batch)
+                trainer.synchronize()
+                line.pulse()
+        self._warm.add(key)

@@ -1,0 +1,166 @@
+"""A dataset's name → a map-style dataset of (input, class index), or a `WorkloadError` that says what to do."""
+
+import inspect
+from collections.abc import Sized
+from pathlib import Path
+from typing import Any
+
+import torchvision.datasets
+from torch.utils.data import Dataset, IterableDataset
+from torchvision import transforms
+
+from loadtune.errors import WorkloadError
+from loadtune.records import WorkloadSpec
+from loadtune.workload.factories import call_factory, is_import_path, unknown_name
+from loadtune.workload.fake import make_fake
+from loadtune.workload.models import ModelNeeds
+from loadtune.workload.user_code import last_line, user_traceback
+
+# ImageNet's channel statistics, which torchvision's own training recipes normalise with.
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# Arguments a class asks for although one answer serves everybody.
+_REQUIRED_ANSWERS = {"split": "balanced"}  # EMNIST
+
+
+class ToRgb:
+    """Three channels, whatever the file held. A class, not a lambda: workers started by spawn have to pickle it."""
+
+    def __call__(self, image: Any) -> Any:
+        return image.convert("RGB") if hasattr(image, "convert") else image
+
+
+def training_transform(image_size: int) -> transforms.Compose:
+    """The augmentation of torchvision's reference recipe: crop, flip, tensor, normalise."""
+    return transforms.Compose(
+        [
+            ToRgb(),
+            transforms.RandomResizedCrop(image_size),
+            transforms.RandomHorizontalFlip(),
+            transforms.ToTensor(),
+            transforms.Normalize(_MEAN, _STD),
+        ]
+    )
+
+
+def make_dataset(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
+    """Resolve the name, build the dataset and check that a DataLoader can shuffle it."""
+    if is_import_path(spec.dataset):
+        dataset = call_factory(spec.dataset, "dataset")
+    elif spec.dataset == "FakeData":
+        dataset = make_fake(needs, spec.num_classes or needs.num_classes)
+    else:
+        dataset = _make_named(spec, needs)
+    return _checked(dataset, spec.dataset)
+
+
+def dataset_length(dataset: Dataset[Any]) -> int:
+    """Number of samples; a dataset that got this far has a length."""
+    assert isinstance(dataset, Sized)
+    return len(dataset)
+
+
+def num_classes_of(dataset: Dataset[Any]) -> int | None:
+    """What the dataset says about its classes. None: nothing."""
+    classes = getattr(dataset, "classes", None)
+    if isinstance(classes, (list, tuple, dict)) and classes:
+        return len(classes)
+    number = getattr(dataset, "num_classes", None)
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _checked(dataset: Any, name: str) -> Dataset[Any]:
+    lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if isinstance(dataset, IterableDataset) or lacks:
+        found = "an IterableDataset" if isinstance(dataset, IterableDataset) else f"a {type(dataset).__name__}"
+        without = f" without {' and '.join(lacks)}" if lacks else ""
+        raise WorkloadError(
+            f"dataset {name}: found {found}{without}. It has to be map-style: `len(dataset)` samples, and `dataset[i]` "
+            "gives (input, class index)."
+        )
+    try:
+        length = len(dataset)
+    except Exception as error:
+        raise WorkloadError(f"dataset {name}: len() raised {last_line(error)}.", user_traceback(error)) from error
+    if length < 1:
+        raise WorkloadError(f"dataset {name} is empty. Point it at a folder or split that holds samples.")
+    return dataset  # type: ignore[no-any-return]  # duck-typed: DataLoader asks for no base class
+
+
+def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
+    cls = _find_class(spec.dataset)
+    parameters = _parameters(cls)
+    arguments = _arguments(spec, needs, parameters)
+    _refuse_unanswered(spec, cls, arguments)
+    try:
+        return cls(**arguments | ({"download": False} if "download" in parameters else {}))  # type: ignore[no-any-return]
+    except Exception as error:
+        if "download" not in parameters:
+            raise _not_built(spec, error, "Put the data there, or point --data-root at it.") from error
+    try:
+        return cls(**arguments | {"download": True})  # type: ignore[no-any-return]
+    except Exception as error:
+        advice = "Its download failed: check the network, or put the data there by hand."
+        raise _not_built(spec, error, advice) from error
+
+
+def _find_class(name: str) -> Any:
+    hidden = {"FakeData", "VisionDataset", "wrap_dataset_for_transforms_v2"}
+    names = ["FakeData", *(n for n in torchvision.datasets.__all__ if n not in hidden)]
+    if name not in names:
+        raise unknown_name("dataset", name, names, "torchvision.datasets")
+    return getattr(torchvision.datasets, name)
+
+
+def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    """Of the constructor, and where it takes ``**kwargs`` of the base classes' it hands them to."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in inspect.getmro(cls):
+        if "__init__" not in vars(base):
+            continue
+        own = inspect.signature(vars(base)["__init__"]).parameters
+        found = {n: p for n, p in own.items() if n != "self"} | found
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values()):
+            break
+    return found
+
+
+def _arguments(spec: WorkloadSpec, needs: ModelNeeds, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
+    if "transform" not in parameters:
+        raise WorkloadError(
+            f"dataset {spec.dataset} offers no image transform, so its samples are not (image, class index). "
+            "Wrap it in a factory `pkg.mod:factory` that returns such samples."
+        )
+    arguments: dict[str, Any] = {"transform": training_transform(needs.image_size)}
+    if "root" in parameters:
+        arguments["root"] = str(_data_root(spec))
+    for name, answer in _REQUIRED_ANSWERS.items():
+        if name in parameters and parameters[name].default is inspect.Parameter.empty:
+            arguments[name] = answer
+    return arguments
+
+
+def _data_root(spec: WorkloadSpec) -> Path:
+    if spec.data_root is None:
+        raise WorkloadError(f"dataset {spec.dataset} reads a folder and none was given. Add --data-root FOLDER.")
+    root = Path(spec.data_root).expanduser()
+    train = root / "train"
+    # The usual layout of an image folder has train/ and val/ inside, which are not two classes.
+    return train if spec.dataset == "ImageFolder" and train.is_dir() else root
+
+
+def _refuse_unanswered(spec: WorkloadSpec, cls: Any, arguments: dict[str, Any]) -> None:
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    own = {n: p for n, p in inspect.signature(cls.__init__).parameters.items() if n != "self" and p.kind in plain}
+    missing = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in arguments]
+    if missing:
+        raise WorkloadError(
+            f"dataset {spec.dataset} also needs {', '.join(missing)}, which cannot be guessed. "
+            "Write a factory `pkg.mod:factory` that builds it and name that instead."
+        )
+
+
+def _not_built(spec: WorkloadSpec, error: Exception, advice: str) -> WorkloadError:
+    return WorkloadError(
+        f"dataset {spec.dataset} could not be read from {spec.data_root}: {last_line(error)}. {advice}",
+        user_traceback(error),
+    )

@@ -1,0 +1,112 @@
+"""A model's name → the module, on the CPU with random weights, and what its family says about input and classes."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torchvision
+from torch import nn
+
+from loadtune.errors import WorkloadError
+from loadtune.records import WorkloadSpec
+from loadtune.workload.factories import call_factory, is_import_path, unknown_name
+from loadtune.workload.user_code import last_line, user_traceback
+
+Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
+
+# Classes each family's published weights were trained for: ImageNet, VOC, COCO's highest label, none, Kinetics-400.
+_DEFAULT_CLASSES: dict[Family, int] = {
+    "classification": 1000,
+    "segmentation": 21,
+    "detection": 90,
+    "optical_flow": 1,
+    "video": 400,
+}
+# Where a family's weights name no size: the ImageNet crop, and the 112 pixels that R3D and its kin were trained on.
+_DEFAULT_IMAGE_SIZE = 224
+_DEFAULT_CLIP_SIZE = 112
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelNeeds:
+    """What has to be known of a model before its dataset can be made."""
+
+    family: Family
+    image_size: int
+    num_classes: int
+    """What the model has where neither the user nor the dataset says."""
+
+
+def model_needs(spec: WorkloadSpec) -> ModelNeeds:
+    """Look the name up, without building anything. Raises WorkloadError for an unknown one."""
+    if is_import_path(spec.model):
+        size = spec.image_size or _DEFAULT_IMAGE_SIZE
+        return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
+    names = torchvision.models.list_models()
+    if spec.model not in names:
+        raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
+    family = _family(spec.model)
+    size = spec.image_size or _published_size(spec.model, family)
+    return ModelNeeds(family=family, image_size=size, num_classes=_DEFAULT_CLASSES[family])
+
+
+def make_model(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> nn.Module:
+    """Build the model with random weights. Raises WorkloadError where that fails."""
+    if is_import_path(spec.model):
+        model = call_factory(spec.model, "model")
+        if not isinstance(model, nn.Module):
+            raise WorkloadError(
+                f"model {spec.model}: the factory returned a {type(model).__name__}; "
+                "it has to return a torch.nn.Module."
+            )
+        return model
+    try:
+        return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
+    except Exception as error:
+        raise WorkloadError(
+            f"model {spec.model} could not be built with {num_classes} classes and {needs.image_size} pixels: "
+            f"{last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory.",
+            user_traceback(error),
+        ) from error
+
+
+def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:
+    parameters = inspect.signature(torchvision.models.get_model_builder(spec.model)).parameters
+    arguments: dict[str, Any] = {"weights": None}
+    if "weights_backbone" in parameters:
+        arguments["weights_backbone"] = None  # its default would download ImageNet weights
+    if needs.family == "detection":
+        arguments["num_classes"] = num_classes + 1  # class 0 is the background
+    elif needs.family != "optical_flow":
+        arguments["num_classes"] = num_classes
+    if needs.family == "segmentation":
+        arguments |= {"aux_loss": False} if "aux_loss" in parameters else {}
+    if spec.model.startswith("vit_"):
+        arguments["image_size"] = needs.image_size
+    if spec.model.startswith("maxvit"):
+        arguments["input_size"] = (needs.image_size, needs.image_size)
+    return arguments
+
+
+def _family(name: str) -> Family:
+    module = torchvision.models.get_model_builder(name).__module__
+    families: tuple[Family, ...] = ("segmentation", "detection", "optical_flow", "video")
+    for family in families:
+        if f".{family}." in module:
+            return family
+    return "classification"
+
+
+def _published_size(name: str, family: Family) -> int:
+    """Crop or resize of the model's published weights, read without downloading them."""
+    if name.startswith("vit_"):
+        return _DEFAULT_IMAGE_SIZE  # its position embedding is made for this unless told; the weights vary
+    fallback = _DEFAULT_CLIP_SIZE if family == "video" else _DEFAULT_IMAGE_SIZE
+    weights = next(iter(torchvision.models.get_model_weights(name)), None)
+    if weights is None:
+        return fallback
+    preset = weights.transforms()
+    size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)
+    while isinstance(size, (list, tuple)):
+        size = size[-1] if size else None
+    return size if isinstance(size, int) else fallback

@@ -1,0 +1,94 @@
+"""Samples out of a dataset: fetched one by one, collated, and every way they can be unusable said in words."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from loadtune.errors import WorkloadError
+from loadtune.workload.tasks import Batch
+from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
+
+_WANTED = "A sample has to be (input tensor, class index)."
+
+
+class TracedDataset(Dataset[Any]):
+    """The user's dataset; an exception out of it carries the sample's index, also out of a worker.
+
+    A class of the module, not a closure, so that it pickles where workers are spawned. It costs one Python call a
+    sample, which no decoder notices.
+    """
+
+    def __init__(self, dataset: Dataset[Any], length: int) -> None:
+        self._dataset = dataset
+        self._length = length
+        # The fetcher asks for whole batches where a dataset offers that; offering it for one that does not would lie.
+        fetch_many = getattr(dataset, "__getitems__", None)
+        if fetch_many is not None:
+            self.__getitems__ = fetch_many
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self._dataset[index]
+        except Exception as error:
+            note_index(error, index)
+            raise
+
+
+def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:
+    """The samples at these indices. Raises WorkloadError with the index and the user's traceback."""
+    samples = []
+    for index in indices:
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            at = sample_index(error)
+            raise WorkloadError(
+                f"dataset[{index if at is None else at}] raised {last_line(error)}. Every index from 0 to "
+                "len(dataset) - 1 has to give a sample.",
+                user_traceback(error),
+            ) from error
+    return samples
+
+
+def collate_samples(samples: Sequence[Any]) -> Batch:
+    """A batch (inputs, targets). Raises WorkloadError where the samples do not make one."""
+    for sample in samples:
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise WorkloadError(f"a sample of the dataset is {sample_text(sample)}. {_WANTED}")
+    try:
+        inputs, targets = default_collate(list(samples))
+    except Exception as error:
+        seen = " and ".join(sample_text(sample) for sample in samples[:2])
+        raise WorkloadError(
+            f"samples do not collate into a batch: {last_line(error)}. Found {seen}. All inputs need one shape: "
+            "crop or resize them in the dataset.",
+            user_traceback(error),
+        ) from error
+    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        raise WorkloadError(f"a sample of the dataset is {sample_text(samples[0])}. {_WANTED}")
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise WorkloadError(
+            f"the target of a sample is {_part_text(samples[0][1])}; it has to be a class index: one whole number."
+        )
+    return inputs, targets.long()
+
+
+def sample_text(sample: Any) -> str:
+    """``(float32 tensor (3, 224, 224), int 7)``: what a sample looks like, for an error."""
+    if isinstance(sample, (tuple, list)):
+        return f"({', '.join(_part_text(part) for part in sample[:4])}{', …' if len(sample) > 4 else ''})"
+    return _part_text(sample)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, torch.Tensor):
+        return f"{str(part.dtype).removeprefix('torch.')} tensor {tuple(part.shape)}"
+    shape = getattr(part, "shape", None)
+    if shape is not None:
+        return f"{type(part).__name__} {tuple(shape)}"
+    return f"{type(part).__name__} {part!r}"[:60]

@@ -1,0 +1,80 @@
+"""An exception out of the user's code, as text for its author: our own frames cut out, the sample's index found again.
+
+Works on live exceptions and on the text that a DataLoader worker sends instead of one. Needs no torch.
+"""
+
+import re
+import traceback
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+# Plumbing between our call and the user's code, which tells its author nothing.
+_PLUMBING = (_PACKAGE, "torch/utils/data/", "<frozen importlib", "importlib/__init__.py")
+
+_INDEX_NOTE = "while reading sample index "
+_WORKER_ERROR = re.compile(r"^Caught (\w+) in .*?\.\nOriginal (Traceback .*)", re.DOTALL)
+_FRAME = re.compile(r'^  File "(.+?)", line \d+')
+
+
+def note_index(error: BaseException, index: object) -> None:
+    """Write the sample's index onto the exception; as a note it survives the way out of a DataLoader worker."""
+    error.add_note(f"{_INDEX_NOTE}{index}")
+
+
+def sample_index(error: BaseException) -> int | None:
+    """Index of the sample that was being read, as `note_index` left it. None: unknown, or no sample was."""
+    text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
+    found = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", text, re.MULTILINE)
+    return int(found.group(1)) if found else None
+
+
+def user_traceback(error: BaseException) -> str | None:
+    """The traceback without our frames and the loader's. None: no other code was running."""
+    worker = _WORKER_ERROR.match(_text_of(error))
+    if worker:
+        return _cut_text(worker.group(2))
+    report = traceback.TracebackException.from_exception(error)
+    _cut(report)
+    return "".join(report.format()) if report.stack else None
+
+
+def last_line(error: BaseException) -> str:
+    """``ValueError: what it said``, on one line; for a worker's error the one that was raised in the worker."""
+    worker = _WORKER_ERROR.match(_text_of(error))
+    if worker:
+        raised = [line for line in worker.group(2).splitlines() if re.match(r"^[\w.]+(:|$)", line)]
+        named = [line for line in raised if line.split(":")[0].rpartition(".")[2] == worker.group(1)]
+        return (named or raised or [worker.group(1)])[-1]
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    # A KeyError shows the repr of its argument; the worker's text is the argument itself.
+    return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+
+
+def _is_plumbing(filename: str) -> bool:
+    return any(part in filename for part in _PLUMBING)
+
+
+def _cut(report: traceback.TracebackException | None) -> None:
+    if report is None:
+        return
+    report.stack = traceback.StackSummary.from_list([f for f in report.stack if not _is_plumbing(f.filename)])
+    _cut(report.__cause__)
+    _cut(report.__context__)
+
+
+def _cut_text(text: str) -> str:
+    kept: list[str] = []
+    dropping = False
+    for line in text.splitlines():
+        frame = _FRAME.match(line)
+        if frame:
+            dropping = _is_plumbing(frame.group(1))
+        elif not line.startswith("    "):
+            dropping = False
+        if not dropping:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
