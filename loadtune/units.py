@@ -30,9 +30,11 @@ def percent_text(fraction: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``0.31 s``, ``12 s``, ``3 min 05 s``."""
+    """``3.1 ms``, ``0.31 s``, ``12 s``, ``3 min 05 s``."""
     if seconds is None:
         return MISSING
+    if 0 < seconds < 0.1:
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
     if seconds < 60:

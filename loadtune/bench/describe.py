@@ -105,7 +105,7 @@ def describe(
         min_batch_size=trained[0],
         start_method=multiprocessing.get_start_method(),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         cuda=torch.version.cuda,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
