@@ -69,4 +69,4 @@ def story(run: Run) -> None:
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
-    stages.confirmation(run, facts)
+    stages.confirmation(run, facts, space)

@@ -84,7 +84,7 @@ class TuneConfig:
     max_batch_size: int | None = None
     max_workers: int | None = None
     """None: the usable cores."""
-    num_trials: int = 20
+    num_trials: int = 12
     """Most trials of the study that are really run."""
     time_budget_s: float = 300.0
     """For the whole run, the confirmation included."""

@@ -70,7 +70,8 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
 def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
     """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
     config = run.found.config
-    affordable = int(run.step_limit_s / (point.step_s / point.batch_size))
+    quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
+    affordable = int(run.step_limit_s / quickest)
     caps: dict[CeilingLimit, int] = {
         "dataset": facts.dataset_length,
         "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
@@ -88,7 +89,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
         found.compute_points = compute_curve(
             run.bench,
             known,
-            {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings},
+            {ceiling.precision: min(ceiling.batch_size, loader_top(run, facts)) for ceiling in found.ceilings},
             clock=run.clock,
             until_s=run.until(COMPUTE_SHARE),
             point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),
@@ -99,6 +100,11 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
                 f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
                 f"from a batch of {best.batch_size} on"
             )
+
+
+def loader_top(run: Run, facts: WorkloadFacts) -> int:
+    """Largest batch that one worker makes in the time allowed for it; the user's own is never too large to look at."""
+    return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.yours.batch_size or 1)
 
 
 def _point(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:

@@ -6,16 +6,19 @@ from pathlib import Path
 from loadtune.findings import Findings
 from loadtune.seams import Bench, Clock, Sensor
 
-STEP_SHARE = 0.01
-"""Of the time budget, for one training step and for one batch made by one worker: a trial needs a handful of each, and
-a dozen trials and their confirmation have to fit."""
-
-COMPUTE_SHARE, STUDY_SHARE = 0.2, 0.6
-"""Of the time that is left when the stage begins: the confirmation keeps two fifths of what the curve leaves, because
-only its figures are reported."""
-
 TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
 """Of the time budget, for the timed part of one run: 3 s and 4.5 s of the default five minutes."""
+
+STEP_SHARE = 0.01
+"""Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
+fit."""
+
+BATCH_SHARE = TRIAL_SHARE / 3
+"""Of the time budget, for one batch made by one worker: a trial has to see every worker deliver two or three times."""
+
+COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.6
+"""Of the time that is left when the stage begins: the confirmation keeps two fifths of what the curve leaves, because
+only its figures are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,10 @@ class Run:
     @property
     def step_limit_s(self) -> float:
         return STEP_SHARE * self.found.config.time_budget_s
+
+    @property
+    def batch_limit_s(self) -> float:
+        return BATCH_SHARE * self.found.config.time_budget_s
 
     def until(self, share: float) -> float:
         """The moment at which this share of the time now left is spent."""

@@ -16,19 +16,27 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.report.wording import settings_text
+from loadtune.stages.probing import loader_top
 from loadtune.stages.run import CONFIRM_SHARE, STUDY_SHARE, TRIAL_SHARE, Run
-from loadtune.study.confirm import Outcome, confirm, finalists, pick_finalists
+from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.loop import Refusal, StudyLoop
-from loadtune.study.seeds import seed_configs
+from loadtune.study.seeds import leaner, seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import run_trial
 from loadtune.study.winner import judge, pick_winner
 from loadtune.study.yours import assumed_settings, your_config
-from loadtune.units import rate_text, seconds_text
+from loadtune.units import percent_text, rate_text, seconds_text
 
 LADDER_SPAN = 16
 """The ladder begins this far below the smallest saturating batch: smaller ones train at a fraction of the rate."""
+
+NEARLY_SATURATED = 0.9
+"""Share of the compute-only rate at which the search starts: the last tenth costs twice the batch or more, and where
+the loader or the transfer is the wall it is never seen."""
+
+UNQUIET = 0.12
+"""Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
 
 
 def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
@@ -36,12 +44,12 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     found, config = run.found, run.found.config
     ceilings = {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings}
     top = max(ceilings.values())
-    loader_top = max(int(run.step_limit_s / facts.sample_s), facts.min_batch_size)
-    if loader_top < top:
-        top = loader_top
+    if loader_top(run, facts) < top:
+        top = loader_top(run, facts)
         found.note(
             f"Batches above {top} were not searched: a worker would need more than "
-            f"{seconds_text(run.step_limit_s)} for one, 1% of the time budget. A larger --time-budget admits them."
+            f"{seconds_text(run.batch_limit_s)} for one, too long to see every worker deliver a few times. A larger "
+            "--time-budget admits them."
         )
     found.yours = _yours(run, facts, top)
     found.assumed = assumed_settings(config.yours)
@@ -81,9 +89,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     with found.stage("study"):
         fastest = _fastest(found.compute_points)
-        seeds = seed_configs(
-            searched, _in_space(found.yours, searched), knee(found.compute_points, fastest.recipe), facts.sample_s
-        )
+        start = knee(found.compute_points, fastest.recipe, NEARLY_SATURATED)
+        seeds = seed_configs(searched, _in_space(found.yours, searched), start, facts.sample_s)
         loop = StudyLoop(
             study=OptunaStudy(searched, seeds, run.folder / "study.db", config.seed),
             run=lambda trial, best: _timed(run, trial, TRIAL_SHARE, best),
@@ -91,6 +98,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             clock=run.clock,
             num_trials=config.num_trials,
             until_s=run.until(STUDY_SHARE),
+            num_seeds=len(seeds),
             ceiling_per_s=fastest.samples_per_s,
         )
         for trial in loop.trials():
@@ -99,26 +107,40 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         found.tell(f"The search ended: {loop.ended}.")
 
 
-def confirmation(run: Run, facts: WorkloadFacts) -> None:
+def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     """Measure the finalists and the user's own configuration again, in turn, and judge by those figures alone."""
     found, config = run.found, run.found.config
     given = config.yours.batch_size is not None
     with found.stage("confirm"):
         outcomes: list[Outcome] = []
-        configs = pick_finalists(found.trials, found.yours, at_your_batch=given)
+        configs = pick_finalists(
+            found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
+        )
         for outcome in confirm(configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.until(0.97)):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
             found.tell(_trial_text(outcome[0], *_split(outcome[1])))
-        found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours))
-        if given and found.yours is not None:
-            batch_size = found.yours.batch_size
-            own = [f for f in found.finalists if f.config.batch_size == batch_size]
-            found.best_at_your_batch = _with_ceiling(run, pick_winner(own, found.yours))
-        if found.best is not None:
-            finalist = next(f for f in found.finalists if f.config == found.best.config)
-            cores = found.host.num_usable_cores
-            found.verdict = judge(found.best, finalist, facts, found.device.kind, cores)
+        _conclude(run, facts)
+
+
+def _conclude(run: Run, facts: WorkloadFacts) -> None:
+    """Winners, their distance from the compute-only rate, and the verdict."""
+    found = run.found
+    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours))
+    if found.yours is not None and any(f.config == found.yours for f in found.finalists):
+        _compute_rate(run, found.yours)
+    if found.yours is not None and found.config.yours.batch_size is not None:
+        same_batch = [f for f in found.finalists if f.config.batch_size == found.yours.batch_size]
+        found.best_at_your_batch = _with_ceiling(run, pick_winner(same_batch, found.yours))
+    spread = between_run_spread([f.runs for f in found.finalists])
+    if spread is not None and spread.relative_sd > UNQUIET:
+        found.note(
+            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation): something "
+            "else was using this machine. Run again when it is quiet for a narrower answer."
+        )
+    if found.best is not None:
+        finalist = next(f for f in found.finalists if f.config == found.best.config)
+        found.verdict = judge(found.best, finalist, facts, found.device.kind, found.host.num_usable_cores)
 
 
 def _timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
@@ -145,20 +167,23 @@ def _refusal(
 
 
 def _with_ceiling(run: Run, winner: Winner | None) -> Winner | None:
-    """The winner beside the compute-only rate of exactly its batch size and recipe, measured now if it was not."""
-    if winner is None:
+    """The winner beside the compute-only rate of exactly its batch size and recipe."""
+    ceiling = None if winner is None else _compute_rate(run, winner.config)
+    if winner is None or ceiling is None:
+        return winner
+    return replace(winner, compute_fraction=winner.samples_per_s / ceiling)
+
+
+def _compute_rate(run: Run, config: TrialConfig) -> float | None:
+    """Compute-only samples/s of exactly this batch size and recipe, measured now if it was not; None: it fails."""
+    for point in run.found.compute_points:
+        if (point.recipe, point.batch_size) == (config.recipe, config.batch_size):
+            return point.samples_per_s
+    timed = run.bench.time_compute(config.recipe, config.batch_size, 1.0)
+    if isinstance(timed, TrialFailure):
         return None
-    config = winner.config
-    point = next(
-        (p for p in run.found.compute_points if (p.recipe, p.batch_size) == (config.recipe, config.batch_size)), None
-    )
-    if point is None:
-        timed = run.bench.time_compute(config.recipe, config.batch_size, 1.0)
-        if isinstance(timed, TrialFailure):
-            return winner
-        point = timed
-        run.found.compute_points += (point,)
-    return replace(winner, compute_fraction=winner.samples_per_s / point.samples_per_s)
+    run.found.compute_points += (timed,)
+    return timed.samples_per_s
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:

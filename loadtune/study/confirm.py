@@ -17,22 +17,31 @@ NUM_TOP = 2
 CONTENDER = 0.93
 """A configuration this close to the leader may really be as fast: fresh loaders differ by 6 to 7%."""
 
-MIN_ROUNDS, MAX_ROUNDS = 2, 4
+MIN_ROUNDS, MAX_ROUNDS = 2, 3
 
 Outcome = tuple[TrialConfig, Measurement | TrialFailure]
 
 
 def pick_finalists(
-    trials: Sequence[Trial], yours: TrialConfig | None, *, at_your_batch: bool = False
+    trials: Sequence[Trial],
+    yours: TrialConfig | None,
+    *,
+    at_your_batch: bool = False,
+    leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
 ) -> tuple[TrialConfig, ...]:
-    """Who is measured again: the top two, the smallest contender, the best at the user's batch, and the user's own."""
-    ranked = sorted(((t.measurement.samples_per_s, t.config) for t in trials if t.measurement), key=lambda t: -t[0])
+    """Who is measured again: the top two, the smallest contender, the best at the user's batch, and the user's own.
+
+    `leaner` may name a smaller relative of the leader that the search did not look at.
+    """
+    ranked = sorted(((t.config, t.measurement) for t in trials if t.measurement), key=lambda t: -t[1].samples_per_s)
     if not ranked:
         return () if yours is None else (yours,)
-    contenders = [config for rate, config in ranked if rate >= CONTENDER * ranked[0][0]]
-    picked = [config for _, config in ranked[:1]] + contenders[1:NUM_TOP] + [min(contenders, key=size)]
+    contenders = [c for c, measured in ranked if measured.samples_per_s >= CONTENDER * ranked[0][1].samples_per_s]
+    picked = [*contenders[:NUM_TOP], min(contenders, key=size)]
+    slim = leaner(*ranked[0])
+    picked += [] if slim is None else [slim]
     if yours is not None:
-        same_batch = [config for _, config in ranked if config.batch_size == yours.batch_size]
+        same_batch = [config for config, _ in ranked if config.batch_size == yours.batch_size]
         picked += [*same_batch[: 1 if at_your_batch else 0], yours]
     return tuple(dict.fromkeys(picked))
 

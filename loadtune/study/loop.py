@@ -73,6 +73,8 @@ class StudyLoop:
     clock: Clock
     num_trials: int
     until_s: float
+    num_seeds: int = 0
+    """Trials that are run in any case: a ceiling that one of them seems to reach may itself have been misread."""
     ceiling_per_s: float | None = None
     """Best compute-only rate of all. None: not known."""
     best: float | None = None
@@ -105,7 +107,8 @@ class StudyLoop:
             return "no configuration was left that could win"
         if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
-        if self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
+        seeded = len(self._seconds) >= self.num_seeds
+        if seeded and self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
             return "the compute-only rate is reached"
         typical = statistics.fmean(self._seconds) if self._seconds else 0.0
         if self.clock.now() + typical > self.until_s:

@@ -1,37 +1,60 @@
 """The first configurations of a study: the user's own, and what the measurements so far predict. Pure."""
 
 import math
+from dataclasses import replace
 
-from loadtune.records import ComputePoint, TrialConfig, TrialOrigin
+from loadtune.records import ComputePoint, Measurement, TrialConfig, TrialOrigin
 from loadtune.study.space import SearchSpace
 
 HEADROOM = 1.2
 """More workers than the arithmetic asks for: a loader alone was seen up to a fifth slower under training."""
 
+KEPT_UP = 0.05
+"""A data wait below this says that the workers kept up with the step."""
+
 
 def seed_configs(
-    space: SearchSpace, yours: TrialConfig | None, knee: ComputePoint, sample_s: float
+    space: SearchSpace, yours: TrialConfig | None, fastest: ComputePoint, sample_s: float
 ) -> list[tuple[TrialOrigin, TrialConfig]]:
-    """The user's own configuration, the corner the bounds predict, the same with every core, and a conservative one.
+    """The user's own configuration, the corner the bounds predict, and its neighbours where the prediction may err.
 
-    `knee` is the fastest precision's compute point at the smallest saturating batch; `sample_s` what one sample costs
-    one worker.
+    `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it; `sample_s` what
+    one sample costs one worker.
     """
-    precision, pin = knee.recipe.precision, space.pin_memory[-1]
-    batch_size = _nearest(space.batch_sizes, min(knee.batch_size, space.ceilings[precision]))
-    needed = math.ceil(HEADROOM * knee.samples_per_s * sample_s)
-    workers = next((w for w in space.num_workers if w >= needed), space.num_workers[-1])
-    most, half = space.num_workers[-1], space.num_workers[len(space.num_workers) // 2]
+    precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
+    batch_size = _nearest(space.batch_sizes, min(fastest.batch_size, space.ceilings[precision]))
+    twice = _nearest(space.batch_sizes, min(2 * batch_size, space.ceilings[precision]))
+    enough = enough_workers(space, fastest.samples_per_s, sample_s)
     guesses = [
-        space.config(batch_size, workers, pin, precision),
+        space.config(batch_size, enough, pin, precision),
         space.config(batch_size, most, pin, precision),
-        space.config(_nearest(space.batch_sizes, batch_size // 2), half, pin, precision),
+        space.config(twice, most, pin, precision),
+        space.config(
+            _nearest(space.batch_sizes, batch_size // 2), _nearest(space.num_workers, most // 2), pin, precision
+        ),
     ]
     seeds: list[tuple[TrialOrigin, TrialConfig]] = [] if yours is None else [("yours", yours)]
     for guess in guesses:
         if all(guess != config for _, config in seeds):
             seeds.append(("seed", guess))
     return seeds
+
+
+def enough_workers(space: SearchSpace, samples_per_s: float, sample_s: float) -> int:
+    """The fewest workers that by their single speed deliver this rate with some headroom; all, where none do."""
+    needed = math.ceil(HEADROOM * samples_per_s * sample_s)
+    return next((w for w in space.num_workers if w >= needed), space.num_workers[-1])
+
+
+def leaner(space: SearchSpace, config: TrialConfig, measured: Measurement, sample_s: float) -> TrialConfig | None:
+    """The same configuration with only as many workers as its rate asks for. None: they are needed, or the fewest.
+
+    A search for speed does not look for it, and workers that idle cost RAM, start-up and cores.
+    """
+    fewer = enough_workers(space, measured.samples_per_s, sample_s)
+    if measured.wait_fraction > KEPT_UP or fewer >= config.loader.num_workers:
+        return None
+    return replace(config, loader=replace(config.loader, num_workers=fewer))
 
 
 def _nearest(ladder: tuple[int, ...], value: int) -> int:

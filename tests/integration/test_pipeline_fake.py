@@ -60,9 +60,10 @@ def test_finds_the_best_of_a_transfer_bound_surface(tmp_path: Path, seed: int) -
 
 def test_workers_are_not_wasted_where_compute_is_the_wall(tmp_path: Path) -> None:
     surface = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9)
-    result = tune_fake(FakeBench(surface), tmp_path)
+    # Runs that differ by less than the 2% within which the smallest configuration wins.
+    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path)
     assert result.best is not None
-    assert result.best.config.loader.num_workers <= 2
+    assert result.best.config.loader.num_workers == 1
     assert result.verdict is not None
     assert result.verdict.bound_by == "compute"
 
