@@ -1,5 +1,6 @@
 """The bench as a real process: real DataLoaders, real steps, on the CPU."""
 
+import itertools
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ def bench(tmp_path_factory):
 
 
 def abut(windows):
-    return all(later.start_s == earlier.end_s for earlier, later in zip(windows, windows[1:], strict=False))
+    return all(later.start_s == earlier.end_s for earlier, later in itertools.pairwise(windows))
 
 
 def test_the_controller_needs_no_torch():
@@ -79,7 +80,7 @@ def test_streams_windows_that_abut_until_the_watch_has_enough(bench, num_workers
         assert window.num_samples == 8 * window.num_steps
         assert 0 <= window.wait_s <= window.seconds
         assert (window.queue_start is None) == (num_workers == 0)
-    assert all(a.queue_end == b.queue_start for a, b in zip(watch, watch[1:], strict=False))
+    assert all(a.queue_end == b.queue_start for a, b in itertools.pairwise(watch))
     assert run.first_batch_s > 0
 
 
