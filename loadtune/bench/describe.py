@@ -11,7 +11,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.errors import WorkloadError
-from loadtune.records import Precision, Recipe, WorkloadFacts
+from loadtune.records import Device, Precision, Recipe, WorkloadFacts
 from loadtune.workload import (
     Batch,
     Workload,
@@ -88,7 +88,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def describe(
-    workload: Workload, samples: Samples, trained: tuple[int, int], device: torch.device, memory: DeviceMemory
+    workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory
 ) -> WorkloadFacts:
     """The record of it all."""
     inputs, targets = samples.batch
@@ -104,8 +104,8 @@ def describe(
         precisions=_precisions(device),
         min_batch_size=trained[0],
         start_method=multiprocessing.get_start_method(),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        torch=str(torch.__version__),
+        device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
+        torch=torch.__version__,
         cuda=torch.version.cuda,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
@@ -144,8 +144,8 @@ def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
     return 1
 
 
-def _precisions(device: torch.device) -> tuple[Precision, ...]:
-    if device.type != "cuda":
+def _precisions(device: Device) -> tuple[Precision, ...]:
+    if device.kind != "cuda":
         return ("fp32", "bf16")  # fp16 on a CPU is emulated, and no GradScaler helps that
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return ("fp32", "fp16", "bf16")

@@ -47,10 +47,11 @@ _CONTEXT_LOST = ("CUDNN_STATUS", "CUBLAS_STATUS", "CUFFT_", "find an engine", "C
 
 def classify_error(error: BaseException) -> FailureKind:
     """The kind of failure this exception is."""
-    line, text = last_line(error), str(error)
+    line = last_line(error)
     name = line.partition(":")[0].rpartition(".")[2]
-    if type(error).__name__ in _TORCH_ERRORS or name in _TORCH_ERRORS:
-        said = line if text.startswith("Caught ") else text
+    if name in _TORCH_ERRORS:
+        # Of a worker's error only the line that was raised: the traceback around it quotes anybody's source.
+        said = line if str(error).startswith("Caught ") else _with_causes(error)
         kind = _classify_text(said, name)
         if kind is not None:
             return kind
@@ -91,6 +92,16 @@ def _classify_text(text: str, name: str) -> FailureKind | None:
     if "device-side assert" in text:
         return "user_error"  # nearly always a label that is not below the number of classes
     return "crash" if "CUDA error" in text else None
+
+
+def _with_causes(error: BaseException) -> str:
+    """What it says and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
+    texts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    return "\n".join(texts)
 
 
 def _any(patterns: tuple[str, ...], text: str) -> bool:

@@ -58,7 +58,7 @@ class Server:
         budget = session.memory.budget_bytes()
         outcome = self._attempt(lambda: session.run(request))
         # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
-        recovered = session.memory.recovers()
+        recovered = session.recovers()
         if isinstance(outcome, _Failed):
             return _reply(request, outcome, begun, healthy=recovered and outcome.context_intact, budget_bytes=budget)
         return Answer(value=outcome, healthy=recovered)

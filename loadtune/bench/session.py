@@ -25,6 +25,7 @@ class Session:
     def __init__(self, begin: Begin, line: Line) -> None:
         line.enter("build")
         self._line = line
+        self._begin = begin
         self._device = _device(begin)
         self.memory = memory_of(self._device)
         self._workload = build_workload(begin.spec)
@@ -43,11 +44,16 @@ class Session:
             return self._try_batch(request)
         return self._time_training(request)
 
+    def recovers(self) -> bool:
+        """Drop what a run left; False: memory stays taken, and a fresh process has to go on."""
+        self._model.drop_gradients()
+        return self.memory.recovers()
+
     def _describe(self) -> WorkloadFacts:
         trained = describe.train_small(self._workload, self._model, self._samples, self._line)
-        self.memory.recovers()
+        self.recovers()
         self.memory.remember_idle()
-        return describe.describe(self._workload, self._samples, trained, self._device, self.memory)
+        return describe.describe(self._workload, self._samples, trained, self._begin.device, self.memory)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint:
         trainer = self._trainer(request.recipe)

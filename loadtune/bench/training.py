@@ -27,9 +27,13 @@ class ResidentModel:
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
 
+    def drop_gradients(self) -> None:
+        """Free the gradients, which a step that failed leaves behind."""
+        self.module.zero_grad(set_to_none=True)
+
     def reset(self, memory_format: MemoryFormat) -> None:
         """Initial weights, in this memory format, without gradients, ready to train."""
-        self.module.zero_grad(set_to_none=True)
+        self.drop_gradients()
         _lay_out(self.module, memory_format)
         self.module.load_state_dict(self._initial)
         self.module.train()
@@ -91,7 +95,7 @@ class Trainer:
 
     def close(self) -> None:
         """Drop gradients and the optimizer's state; the model stays."""
-        self._model.module.zero_grad(set_to_none=True)
+        self._model.drop_gradients()
         self._optimizer.state.clear()
 
 

@@ -1,7 +1,7 @@
 """A dataset's name → a map-style dataset of (input, class index), or a `WorkloadError` that says what to do."""
 
 import inspect
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def num_classes_of(dataset: Dataset[Any]) -> int | None:
 
 def _checked(dataset: Any, name: str) -> Dataset[Any]:
     lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if isinstance(dataset, IterableDataset) or lacks:
+    if isinstance(dataset, (IterableDataset, Mapping)) or lacks:  # a dict is no list of samples
         found = "an IterableDataset" if isinstance(dataset, IterableDataset) else f"a {type(dataset).__name__}"
         without = f" without {' and '.join(lacks)}" if lacks else ""
         raise WorkloadError(

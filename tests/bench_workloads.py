@@ -1,0 +1,185 @@
+"""Tiny datasets and models that the bench's tests name by import path; each misbehaves in one way, or not at all."""
+
+import os
+import signal
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+NUM_CLASSES = 3
+LENGTH = 512
+BAD_INDEX = 5
+
+
+class Images(Dataset):
+    """Small images with good labels."""
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), float(index % 7)), index % NUM_CLASSES
+
+
+class SlowImages(Images):
+    """2 ms a sample: the loader is the wall."""
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return super().__getitem__(index)
+
+
+class FewImages(Images):
+    """An epoch of three batches of 8, and a rest."""
+
+    def __len__(self):
+        return 25
+
+
+class RaisesAtIndex(Images):
+    """Sample 5 is broken; the samples that are read first are not."""
+
+    def __getitem__(self, index):
+        if index == BAD_INDEX:
+            raise ValueError("broken sample")
+        return super().__getitem__(index)
+
+
+class RaisesAtOnce(Images):
+    def __getitem__(self, index):
+        raise KeyError("label missing")
+
+
+class WorkerExits(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+class WorkerKilled(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class WorkerHangs(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class LabelTooHigh(Images):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0], NUM_CLASSES
+
+
+class OddShapes(Images):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8 + index % 5), 0
+
+
+class FloatTargets(Images):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8), 0.5
+
+
+class NotPairs(Images):
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8)
+
+
+class Empty(Images):
+    def __len__(self):
+        return 0
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+def no_dataset():
+    return {"train": 1}
+
+
+def raising_factory():
+    raise OSError("no such disk")
+
+
+needs_arguments = 7
+
+
+def dies_while_building():
+    os.abort()
+
+
+class Linear(nn.Module):
+    """One matrix: a step takes less than a millisecond."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3 * 8 * 8, NUM_CLASSES)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+class Normed(nn.Module):
+    """A convolution, batch normalisation over a vector, dropout: refuses a batch of 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, NUM_CLASSES)
+
+    def forward(self, images):
+        return self.head(self.norm(self.features(images).mean((2, 3))))
+
+
+class AbortsAtBatch4(Linear):
+    """The process dies where a batch has exactly 4 samples."""
+
+    def forward(self, images):
+        if len(images) == 4:
+            os.abort()
+        return super().forward(images)
+
+
+class HangsAtBatch4(Linear):
+    def forward(self, images):
+        if len(images) == 4:
+            time.sleep(3600)
+        return super().forward(images)
+
+
+class OutOfMemoryAbove4(Linear):
+    """Fails as CUDA's allocator does."""
+
+    def forward(self, images):
+        if len(images) > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(images)
+
+
+class WrongShape(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(100, NUM_CLASSES)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+class ReturnsList(Linear):
+    def forward(self, images):
+        return [super().forward(images)]
+
+
+def frozen():
+    return Linear().requires_grad_(False)

@@ -1,0 +1,179 @@
+"""The bench as a real process: real DataLoaders, real steps, on the CPU."""
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+from bench_rig import Windows, bench_on, trial
+
+from loadtune.errors import WorkloadError
+from loadtune.records import ComputePoint, Recipe, TrainingRun, TrialFailure
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    with bench_on(tmp_path_factory.mktemp("bench")) as client:
+        yield client
+
+
+def abut(windows):
+    return all(later.start_s == earlier.end_s for earlier, later in itertools.pairwise(windows))
+
+
+def test_the_controller_needs_no_torch():
+    code = "import sys, loadtune.bench.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_describes_what_it_found(bench):
+    facts = bench.describe()
+    assert facts.dataset_length == 512
+    assert facts.input_shape == (3, 8, 8)
+    assert facts.sample_bytes == 3 * 8 * 8 * 4 + 8
+    assert facts.num_classes == 3
+    assert facts.num_parameters == 3 * 8 * 8 * 3 + 3
+    assert facts.precisions == ("fp32", "bf16")
+    assert facts.min_batch_size == 1
+    assert 0 < facts.sample_s < 1
+    assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
+    assert bench.describe() is facts
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [Recipe(), Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True)],
+    ids=["plain", "bf16"],
+)
+def test_times_compute_in_windows_that_abut(bench, recipe):
+    point = bench.time_compute(recipe, 16, 0.2)
+    assert isinstance(point, ComputePoint)
+    assert len(point.windows) >= 2
+    assert abut(point.windows)
+    assert all(window.num_samples == 16 * window.num_steps for window in point.windows)
+    assert 0.1 < sum(window.seconds for window in point.windows) < 2
+
+
+def test_a_budget_below_one_step_still_gives_two_windows(bench):
+    assert len(bench.time_compute(Recipe(), 16, 1e-9).windows) == 2
+
+
+def test_tries_a_batch_and_reports_its_memory(bench):
+    report = bench.try_batch(Recipe(), 64)
+    assert report.fits
+    assert report.batch_size == 64
+    assert 0 < report.peak_bytes <= report.budget_bytes
+    assert report.step_s > 0
+    assert report.reserved_peak_bytes is None
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_streams_windows_that_abut_until_the_watch_has_enough(bench, num_workers):
+    watch = Windows(enough=4)
+    run = bench.time_training(trial(num_workers=num_workers), 0.1, watch)
+    assert isinstance(run, TrainingRun)
+    assert run.windows == tuple(watch)
+    assert len(watch) == 4
+    assert abut(watch)
+    for window in watch:
+        assert window.seconds >= 0.1
+        assert window.num_samples == 8 * window.num_steps
+        assert 0 <= window.wait_s <= window.seconds
+        assert (window.queue_start is None) == (num_workers == 0)
+    assert all(a.queue_end == b.queue_start for a, b in itertools.pairwise(watch))
+    assert run.first_batch_s > 0
+
+
+@pytest.mark.parametrize("pin_memory", [False, True])
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_every_combination_of_loader_arguments_is_accepted(bench, pin_memory, persistent_workers):
+    config = trial(num_workers=1, prefetch_factor=3, pin_memory=pin_memory, persistent_workers=persistent_workers)
+    assert isinstance(bench.time_training(config, 0.01, Windows(enough=1)), TrainingRun)
+
+
+@pytest.fixture(scope="module")
+def short_epochs(tmp_path_factory):
+    with bench_on(tmp_path_factory.mktemp("epochs"), dataset="FewImages") as client:
+        yield client
+
+
+@pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
+def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent):
+    watch = Windows(enough=3)
+    short_epochs.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
+    assert sum(window.num_steps for window in watch) > 3
+    assert all(window.num_samples == 8 * window.num_steps for window in watch)
+
+
+def test_a_slow_loader_shows_as_waiting(tmp_path):
+    with bench_on(tmp_path, dataset="SlowImages") as bench:
+        watch = Windows(enough=2)
+        bench.time_training(trial(), 0.2, watch)
+    assert sum(window.wait_s for window in watch) > 0.5 * sum(window.seconds for window in watch)
+
+
+def test_a_batch_larger_than_the_dataset_is_refused(bench):
+    failure = bench.time_training(trial(batch_size=1024), 0.1, Windows(enough=1))
+    assert isinstance(failure, TrialFailure)
+    assert failure.kind == "unsupported"
+    assert "1024" in failure.message
+    assert "512" in failure.message
+
+
+def test_batch_normalisation_makes_2_the_smallest_batch(tmp_path):
+    with bench_on(tmp_path, model="Normed") as bench:
+        assert bench.describe().min_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "words"),
+    [
+        ("LabelTooHigh", "Linear", ["target is 3", "3 classes"]),
+        ("Images", "WrongShape", ["float32 tensor (3, 8, 8)", "192"]),
+        ("Images", "ReturnsList", ["list", "tensor"]),
+    ],
+)
+def test_a_workload_that_cannot_be_trained_is_the_users_to_mend(tmp_path, dataset, model, words):
+    with bench_on(tmp_path, dataset=dataset, model=model) as bench, pytest.raises(WorkloadError) as raised:
+        bench.describe()
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_the_users_traceback_comes_without_our_frames(tmp_path):
+    with bench_on(tmp_path, dataset="RaisesAtOnce") as bench, pytest.raises(WorkloadError) as raised:
+        bench.describe()
+    assert "dataset[0]" in str(raised.value)
+    assert "label missing" in str(raised.value)
+    assert "bench_workloads.py" in raised.value.user_traceback
+    assert "loadtune/workload" not in raised.value.user_traceback
+
+
+def test_an_oom_is_a_failed_probe_and_the_next_size_fits(tmp_path):
+    with bench_on(tmp_path, model="OutOfMemoryAbove4") as bench:
+        assert bench.describe().min_batch_size == 1
+        report = bench.try_batch(Recipe(), 8)
+        assert report.failure.kind == "oom"
+        assert not report.fits
+        assert bench.try_batch(Recipe(), 4).fits
+
+
+def test_a_watch_that_raises_ends_the_bench_and_is_heard(tmp_path):
+    def watch(window):
+        raise LookupError("enough of this")
+
+    with bench_on(tmp_path) as bench:
+        with pytest.raises(LookupError):
+            bench.time_training(trial(num_workers=1), 0.05, watch)
+        assert bench.pid is None
+        assert bench.try_batch(Recipe(), 4).fits
+
+
+def test_close_may_be_called_twice_and_before_a_start(tmp_path):
+    with bench_on(tmp_path) as bench:
+        bench.close()
+        assert bench.pid is None
+        bench.start()
+        assert bench.pid is not None
+        bench.close()
+        bench.close()
+        assert bench.pid is None

@@ -1,0 +1,101 @@
+"""Parts of the bench that need no process: the queue's depth, the protocol, memory's readers, the line."""
+
+import pickle
+import queue
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from loadtune.bench import host_memory
+from loadtune.bench.line import Line
+from loadtune.bench.prefetch_queue import batches_ready, end_workers
+from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, TryBatch, failed_value
+from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
+from loadtune.records import FitReport, Recipe, TrialFailure
+
+
+def filled(count):
+    items = queue.Queue()
+    for item in range(count):
+        items.put(item)
+    return items
+
+
+def test_batches_set_aside_count_as_ready():
+    results = filled(2)
+    iterator = SimpleNamespace(
+        _data_queue=results, _worker_result_queue=results, _task_info={0: (1,), 1: (0, "batch"), 2: (1, "batch")}
+    )
+    assert batches_ready(iterator) == 4
+
+
+def test_both_queues_count_where_batches_are_pinned():
+    iterator = SimpleNamespace(_data_queue=filled(3), _worker_result_queue=filled(1), _task_info={})
+    assert batches_ready(iterator) == 4
+
+
+def test_a_loader_with_other_insides_has_no_known_depth():
+    assert batches_ready(SimpleNamespace()) is None
+    end_workers(SimpleNamespace())
+    end_workers(None)
+
+
+@pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])
+def test_a_users_error_crosses_with_its_traceback(kind):
+    error = pickle.loads(pickle.dumps(Refused.of(kind("mend it", "at line 3")))).to_error()
+    assert type(error) is kind
+    assert str(error) == "mend it"
+    assert error.user_traceback == "at line 3"
+
+
+def test_other_errors_cross_by_name_and_unknown_ones_are_the_benchs():
+    assert type(Refused.of(DeviceError("not there")).to_error()) is DeviceError
+    unknown = Refused(error="NewerError", message="what", user_traceback=None)
+    assert type(unknown.to_error()) is BenchError
+
+
+def test_a_failed_probe_is_a_report_and_anything_else_the_failure():
+    failure = TrialFailure(kind="oom", phase="first step", message="no")
+    report = failed_value(TryBatch(recipe=Recipe(precision="bf16"), batch_size=4, num_steps=3), failure, 1.5, 100)
+    assert report == FitReport(precision="bf16", batch_size=4, failure=failure, budget_bytes=100, seconds=1.5)
+    assert failed_value(TimeCompute(recipe=Recipe(), batch_size=4, seconds=1), failure, 1.5) is failure
+
+
+def test_the_line_says_what_is_done_and_hears_a_stop():
+    controller, bench = Pipe()
+    line = Line(bench)
+    line.enter("training")
+    line.pulse()  # too soon after the phase to be said
+    assert controller.recv() == Phase("training")
+    assert not controller.poll(0)
+    controller.send(Stop())
+    line = Line(bench)
+    assert line.stop_asked()
+    assert not line.stop_asked()
+
+
+def test_status_fields_are_in_bytes():
+    status = "VmHWM:\t    1960 kB\nVmRSS:\t     100 kB\n"
+    assert host_memory.status_bytes(status, "VmHWM") == 1960 * 1024
+    assert host_memory.status_bytes(status, "VmSwap") is None
+
+
+@pytest.mark.parametrize(
+    ("membership", "folders"),
+    [
+        ("0::/a/b\n", ["/a/b", "/a", "/"]),
+        ("4:memory:/job\n3:cpuset:/x\n", ["/memory/job", "/memory"]),
+        ("0::/\n", ["/"]),
+    ],
+)
+def test_every_cgroup_above_us_may_limit(membership, folders):
+    root = Path("/sys/fs/cgroup")
+    expected = [root / folder.lstrip("/") for folder in folders]
+    assert host_memory.cgroup_folders(membership, root) == expected
+
+
+def test_the_budget_holds_what_is_ours_and_stays_within_capacity():
+    assert 0 < host_memory.rss_bytes() < host_memory.budget_bytes()
+    assert host_memory.budget_bytes() <= host_memory.capacity_bytes() * 1.05
