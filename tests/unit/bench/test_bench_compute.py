@@ -39,7 +39,7 @@ def windows_of(monkeypatch, step_s, seconds):
 def test_windows_abut_and_take_about_the_time_given(monkeypatch, step_s):
     windows, trainer = windows_of(monkeypatch, step_s, 1.0)
     assert all(a.end_s == pytest.approx(b.start_s) for a, b in itertools.pairwise(windows))
-    assert 0.85 <= sum(window.seconds for window in windows) <= 1.0 + step_s
+    assert 0.85 <= sum(window.seconds for window in windows) <= 1.0 + 2 * step_s  # half a step a window
     assert all(window.num_samples / window.seconds == pytest.approx(32 / step_s) for window in windows)
     assert trainer.num_waits <= 3 * len(windows), "synchronised at edges, not at steps"
 
