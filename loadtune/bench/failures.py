@@ -37,6 +37,7 @@ _UNSUPPORTED = (
     r"INT_MAX elements",
     r"not implemented for '(Half|BFloat16)'",
     r"integer out of range",
+    r"view size is not compatible with input tensor's size and stride",  # .view() under channels_last
 )
 _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
 _ALLOCATOR_OOM = "OutOfMemoryError"

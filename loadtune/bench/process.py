@@ -92,15 +92,20 @@ class BenchProcess:
         """End the whole group, reap, close; returns the exit status. With ``goodbye`` it may go by itself first."""
         if not self._closed:
             self._closed = True
-            if goodbye is not None:
-                self.send(goodbye)
-                self._await_exit(_GRACE_S)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # workers too, whatever became of their parent
-            self._process.wait()
-            self.connection.close()
-            os.close(self._lifeline)
+            try:
+                if goodbye is not None:
+                    self.send(goodbye)
+                    self._await_exit(_GRACE_S)
+            finally:  # a second Ctrl-C ends the patience, not the cleaning up
+                self._kill()
         return self._process.returncode
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # workers too, whatever became of their parent
+        self._process.wait()
+        self.connection.close()
+        os.close(self._lifeline)
 
     def log_size(self) -> int:
         """Bytes written so far: grows while a download reports its progress."""

@@ -46,6 +46,7 @@ def raised(error, cause=None):
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash"),
         (RuntimeError("CUDA error: device-side assert triggered"), "user_error"),
         (RuntimeError('"slow_conv2d_cpu" not implemented for \'Half\''), "unsupported"),
+        (RuntimeError("view size is not compatible with input tensor's size and stride (at least one"), "unsupported"),
         (RuntimeError("Expected canUse32BitIndexMath(input) to be true: input must fit into 32-bit index math"),
          "unsupported"),
     ],

@@ -1,0 +1,49 @@
+"""Windows on a resident batch, with a trainer whose steps take what they are told to take."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from loadtune.bench import compute
+
+
+class FakeTrainer:
+    """As a GPU: a step costs the host nothing, waiting for the device costs all steps that were given to it."""
+
+    def __init__(self, step_s):
+        self.now = 100.0
+        self._step_s = step_s
+        self._pending = 0
+        self.num_waits = 0
+
+    def step(self, batch):
+        self._pending += 1
+
+    def synchronize(self):
+        self.now += self._pending * self._step_s
+        self._pending = 0
+        self.num_waits += 1
+
+
+def windows_of(monkeypatch, step_s, seconds):
+    trainer = FakeTrainer(step_s)
+    monkeypatch.setattr(compute, "time", SimpleNamespace(monotonic=lambda: trainer.now))
+    line = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
+    batch = (torch.zeros(32, 1), torch.zeros(32))
+    return compute.time_windows(trainer, batch, seconds, line), trainer
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.25, 0.4])
+def test_windows_abut_and_take_about_the_time_given(monkeypatch, step_s):
+    windows, trainer = windows_of(monkeypatch, step_s, 1.0)
+    assert all(a.end_s == pytest.approx(b.start_s) for a, b in itertools.pairwise(windows))
+    assert 0.85 <= sum(window.seconds for window in windows) <= 1.0 + 2 * step_s  # half a step a window
+    assert all(window.num_samples / window.seconds == pytest.approx(32 / step_s) for window in windows)
+    assert trainer.num_waits <= 3 * len(windows), "synchronised at edges, not at steps"
+
+
+def test_a_step_longer_than_the_time_is_taken_twice(monkeypatch):
+    windows, _ = windows_of(monkeypatch, 7.0, 1.0)
+    assert [window.num_steps for window in windows] == [1, 1]
