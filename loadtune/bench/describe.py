@@ -105,7 +105,7 @@ def describe(
         min_batch_size=trained[0],
         start_method=multiprocessing.get_start_method(),
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
-        torch=torch.__version__,
+        torch=str(torch.__version__),  # TorchVersion is a str that only torch can read back
         cuda=torch.version.cuda,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),

@@ -38,6 +38,7 @@ def test_describes_what_it_found(bench):
     assert 0 < facts.sample_s < 1
     assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
     assert bench.describe() is facts
+    assert type(facts.torch) is str  # torch's own version type cannot be written as JSON
 
 
 @pytest.mark.parametrize(
