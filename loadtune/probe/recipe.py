@@ -55,21 +55,32 @@ def choose_recipes(
     notes: list[str] = []
     reference: float | None = None
     for precision in precisions:
-        plain = bench.time_compute(Recipe(precision=precision), batch_size, point_s)
+        plain = _time_plain(bench, precision, batch_size, facts.min_batch_size, point_s)
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
             continue
-        if reference is not None and plain.step_s > HOPELESS * reference:
-            slower = plain.step_s / reference
+        if reference is not None and plain.samples_per_s * HOPELESS < reference:
+            slower = reference / plain.samples_per_s
             notes.append(
                 f"{precision} was left out: here a step takes {slower:.1f} times as long as in {precisions[0]}."
             )
             continue
-        reference = plain.step_s if reference is None else reference
+        reference = plain.samples_per_s if reference is None else reference
         choices.append(_best_recipe(bench, facts, plain, point_s))
     if not choices:
         raise WorkloadError(f"No precision trains on this device. Found: {' '.join(notes)}")
     return Recipes(tuple(choices), tuple(notes))
+
+
+def _time_plain(
+    bench: Bench, precision: Precision, batch_size: int, smallest: int, point_s: float
+) -> ComputePoint | TrialFailure:
+    """Time the plain recipe at this size, or at half of it, and so on, where this precision does not fit."""
+    plain = bench.time_compute(Recipe(precision=precision), batch_size, point_s)
+    while isinstance(plain, TrialFailure) and plain.kind == "oom" and batch_size // 2 >= smallest:
+        batch_size //= 2
+        plain = bench.time_compute(Recipe(precision=precision), batch_size, point_s)
+    return plain
 
 
 def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budget_s: float) -> tuple[int, float]:

@@ -7,6 +7,7 @@ from loadtune.probe.compute import compute_bound, knee
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.records import (
     ComputePoint,
+    Finalist,
     Measurement,
     Precision,
     Recipe,
@@ -35,6 +36,9 @@ NEARLY_SATURATED = 0.9
 """Share of the compute-only rate at which the search starts: the last tenth costs twice the batch or more, and where
 the loader or the transfer is the wall it is never seen."""
 
+COMPUTE_STEPS = 4
+"""Steps a compute point takes at the least: one or more to warm up, two to time."""
+
 UNQUIET = 0.12
 """Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
 
@@ -51,7 +55,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
             f"{seconds_text(run.batch_limit_s)} for one, too long to see every worker deliver a few times. A larger "
             "--time-budget admits them."
         )
-    found.yours = _yours(run, facts, top)
+    found.yours = _yours(run, top)
     found.assumed = assumed_settings(config.yours)
     saturated = knee(found.compute_points, _fastest(found.compute_points).recipe).batch_size
     smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
@@ -67,17 +71,19 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     )
 
 
-def _yours(run: Run, facts: WorkloadFacts, largest: int) -> TrialConfig:
+def _yours(run: Run, top: int) -> TrialConfig:
+    """The user's own configuration; an assumed batch size is one that its precision was seen to train."""
     found = run.found
-    yours = your_config(found.config.yours, largest)
+    wanted = found.config.yours.precision or "fp32"
+    ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
+    yours = your_config(found.config.yours, top if ceiling is None else min(top, ceiling.batch_size))
     if yours.loader.pin_memory and found.device.kind != "cuda":
         found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
         yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
-    ceiling = next((c for c in found.ceilings if c.precision == yours.precision), None)
-    if ceiling is not None and yours.batch_size > ceiling.batch_size:
+    if ceiling is not None and ceiling.limit == "memory" and yours.batch_size > ceiling.batch_size:
         found.note(
-            f"Your batch of {yours.batch_size} does not train in {yours.precision} here: {ceiling.batch_size} is the "
-            "largest seen to. There is nothing to compare with."
+            f"Your batch of {yours.batch_size} does not train in {wanted} here: {ceiling.batch_size} is the largest "
+            "seen to. There is nothing to compare with."
         )
     return yours
 
@@ -126,21 +132,22 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 def _conclude(run: Run, facts: WorkloadFacts) -> None:
     """Winners, their distance from the compute-only rate, and the verdict."""
     found = run.found
-    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours))
-    if found.yours is not None and any(f.config == found.yours for f in found.finalists):
-        _compute_rate(run, found.yours)
+    measured = {finalist.config: finalist for finalist in found.finalists}
+    if found.yours in measured:
+        _compute_rate(run, measured[found.yours])
     if found.yours is not None and found.config.yours.batch_size is not None:
         same_batch = [f for f in found.finalists if f.config.batch_size == found.yours.batch_size]
-        found.best_at_your_batch = _with_ceiling(run, pick_winner(same_batch, found.yours))
+        found.best_at_your_batch = _with_ceiling(run, pick_winner(same_batch, found.yours), measured)
+    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
+    if found.best is not None:
+        cores = found.host.num_usable_cores
+        found.verdict = judge(found.best, measured[found.best.config], facts, found.device.kind, cores)
     spread = between_run_spread([f.runs for f in found.finalists])
     if spread is not None and spread.relative_sd > UNQUIET:
         found.note(
             f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation): something "
             "else was using this machine. Run again when it is quiet for a narrower answer."
         )
-    if found.best is not None:
-        finalist = next(f for f in found.finalists if f.config == found.best.config)
-        found.verdict = judge(found.best, finalist, facts, found.device.kind, found.host.num_usable_cores)
 
 
 def _timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
@@ -166,20 +173,26 @@ def _refusal(
     return None
 
 
-def _with_ceiling(run: Run, winner: Winner | None) -> Winner | None:
+def _with_ceiling(run: Run, winner: Winner | None, measured: Mapping[TrialConfig, Finalist]) -> Winner | None:
     """The winner beside the compute-only rate of exactly its batch size and recipe."""
-    ceiling = None if winner is None else _compute_rate(run, winner.config)
-    if winner is None or ceiling is None:
-        return winner
-    return replace(winner, compute_fraction=winner.samples_per_s / ceiling)
+    if winner is None:
+        return None
+    ceiling = _compute_rate(run, measured[winner.config])
+    return winner if ceiling is None else replace(winner, compute_fraction=winner.samples_per_s / ceiling)
 
 
-def _compute_rate(run: Run, config: TrialConfig) -> float | None:
-    """Compute-only samples/s of exactly this batch size and recipe, measured now if it was not; None: it fails."""
+def _compute_rate(run: Run, finalist: Finalist) -> float | None:
+    """Compute-only samples/s of exactly this batch size and recipe, measured now if it was not.
+
+    None: it fails, or the time is spent.
+    """
+    config = finalist.config
     for point in run.found.compute_points:
         if (point.recipe, point.batch_size) == (config.recipe, config.batch_size):
             return point.samples_per_s
-    timed = run.bench.time_compute(config.recipe, config.batch_size, 1.0)
+    if COMPUTE_STEPS * config.batch_size / finalist.samples_per_s > run.found.left_s:
+        return None
+    timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
     if isinstance(timed, TrialFailure):
         return None
     run.found.compute_points += (timed,)

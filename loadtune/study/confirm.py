@@ -59,19 +59,20 @@ def confirm(
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
-    Goes on for at least two rounds, and for more while another whole round fits before `until_s`.
+    The first round is always run whole. After it a run begins only if, going by its last one, it ends by `until_s`, and
+    a third round only if all of it does.
     """
-    longest = 0.0
+    took: dict[TrialConfig, float] = {}
     for number in range(MAX_ROUNDS):
-        started = clock.now()
-        if number >= MIN_ROUNDS and started + longest > until_s:
+        if number >= MIN_ROUNDS and clock.now() + math.fsum(took.values()) > until_s:
             return
         shift = number % max(1, len(configs))
         for config in [*configs[shift:], *configs[:shift]]:
-            if number > 0 and clock.now() > until_s:
-                return
+            started = clock.now()
+            if config in took and started + took[config] > until_s:
+                continue
             yield config, run(config)
-        longest = max(longest, clock.now() - started)
+            took[config] = clock.now() - started
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:

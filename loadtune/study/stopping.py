@@ -38,7 +38,7 @@ class StoppingRule:
 
     def add(self, window: Window) -> bool:
         """Take one window; False once enough was seen."""
-        if self._warm_steps < self._round and not self._too_slow_to_warm(window):
+        if self._warm_steps < self.num_workers and not self._too_slow_to_warm(window):
             self._warm_steps += window.num_steps
             return True
         self.kept.append(window)
@@ -86,7 +86,7 @@ class StoppingRule:
 
     def _too_slow_to_warm(self, window: Window) -> bool:
         """A round of steps that eats the whole time allowed is not worth waiting for; one window is, always."""
-        left = self._round - self._warm_steps
+        left = self.num_workers - self._warm_steps
         return self._warm_steps > 0 and left * window.seconds / window.num_steps > self.max_s / 2
 
 

@@ -204,3 +204,20 @@ def test_same_seed_same_trials(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         runs.append(tune_fake(FakeBench(seed=5), tmp_path / name, TuneConfig(seed=5)))
     assert [t.config for t in runs[0].trials] == [t.config for t in runs[1].trials]
+
+
+def test_an_assumed_batch_is_one_its_precision_trains(tmp_path: Path) -> None:
+    surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
+    result = tune_fake(FakeBench(surface), tmp_path)
+    ceiling = next(c.batch_size for c in result.ceilings if c.precision == "fp32")
+    assert result.yours is not None
+    assert result.yours.batch_size == ceiling < 64
+    assert any(f.config == result.yours for f in result.finalists)
+
+
+def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path) -> None:
+    surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
+    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
+    assert any("Your batch of 64 does not train in fp32" in note for note in result.notes)
+    assert result.best is not None
+    assert result.best.speedup is None

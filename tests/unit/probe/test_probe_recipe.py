@@ -56,6 +56,13 @@ def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
     assert choice.points[0].batch_size <= 8
 
 
+def test_a_precision_that_does_not_fit_at_the_moderate_batch_is_timed_at_a_smaller_one() -> None:
+    surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
+    chosen = choose(FakeBench(surface))
+    assert [choice.points[0].batch_size for choice in chosen.choices] == [8, 64]
+    assert chosen.notes == ()
+
+
 def test_nothing_fits() -> None:
     with pytest.raises(NothingFitsError, match="--device"):
         choose(FakeBench(Surface(budget_bytes=GIB // 2)))

@@ -59,8 +59,8 @@ def test_rounds_are_interleaved_and_turned() -> None:
     assert run_confirm([a, b], 1.0, 4.5) == [a, b, b, a]
 
 
-def test_no_new_run_begins_after_the_time() -> None:
-    assert len(run_confirm([config(1), config(2)], 10.0, 25.0)) == 3
+def test_no_run_begins_that_would_end_too_late() -> None:
+    assert len(run_confirm([config(1), config(2)], 10.0, 35.0)) == 3
     assert len(run_confirm([config(1), config(2)], 10.0, 0.0)) == 2
 
 
