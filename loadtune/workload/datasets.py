@@ -111,7 +111,8 @@ def _downloaded(spec: WorkloadSpec, build: Callable[..., Any]) -> Dataset[Any]:
         return read_or_download(build, _data_root(spec))  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"dataset {spec.dataset} is not in {spec.data_root}, and its download failed: {all_lines(error)}. "
+            f"dataset {spec.dataset} is not, or not whole, in {spec.data_root}, and its download failed: "
+            f"{all_lines(error)}. "
             "Check the network, or put its files there by hand, or point --data-root at where they are."
         ) from error
 

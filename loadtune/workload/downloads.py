@@ -17,11 +17,12 @@ _SILENCE_S = 15.0
 
 def read_or_download(build: Callable[..., Any], root: Path) -> Any:
     """What ``build(download=False)`` makes of the files below `root`, or ``build(download=True)`` where it raises."""
-    try:
-        return build(download=False)
-    except Exception:  # not there, or not whole: each class says so in its own way
-        with _short_patience(), _no_empty_folders(root):
-            return build(download=True)
+    with _no_empty_folders(root):  # some make theirs before they look whether anything is in it
+        try:
+            return build(download=False)
+        except Exception:  # not there, or not whole: each class says so in its own way
+            with _short_patience():
+                return build(download=True)
 
 
 @contextlib.contextmanager
@@ -36,7 +37,7 @@ def _short_patience() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_empty_folders(root: Path) -> Iterator[None]:
-    """Where the download fails, folders made for it go again, unless a file is in them."""
+    """Where both fail, folders made meanwhile go again, unless a file is in them."""
     made = [folder for folder in (root, *root.parents) if not folder.exists()]
     before = set() if made else set(root.iterdir())
     try:

@@ -46,13 +46,13 @@ def last_line(error: BaseException) -> str:
         named = [line for line in raised if line.split(":")[0].rpartition(".")[2] == worker.group(1)]
         return (named or raised or [worker.group(1)])[-1]
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__
 
 
 def all_lines(error: BaseException) -> str:
-    """``RuntimeError: what it said; and in which lines``: for errors of libraries that put the cause last."""
-    lines = [line.strip().rstrip(":.,") for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {'; '.join(lines)}" if lines else type(error).__name__
+    """``RuntimeError: all that it said``, on one line: for errors of libraries that put the cause last."""
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _text_of(error: BaseException) -> str:

@@ -26,7 +26,7 @@ BAD = {
     ),
     "no download": (
         "--dataset MNIST --data-root empty --model resnet18",
-        ["MNIST is not in empty", "Connection refused", "by hand"],
+        ["not whole, in empty", "Connection refused", "by hand"],
     ),
     "batch above dataset": (f"{GOOD} {LINEAR} --batch-size 513", ["513", "512 samples"]),
     "no such module": (f"--dataset nobody:make {LINEAR}", ["no module 'nobody'", "PYTHONPATH"]),
