@@ -65,16 +65,20 @@ def run(
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
     num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
     optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
-    batch_size: Annotated[int | None, typer.Option(help="Yours now; gives a second winner, at this size.")] = None,
-    num_workers: Annotated[int | None, typer.Option(help="Yours now.")] = None,
-    pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Yours now.")] = None,
-    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Yours now.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="What you train with now; gives a second winner, at this size.")
+    ] = None,
+    num_workers: Annotated[int | None, typer.Option(help="What you use now. [default: 0]")] = None,
+    pin_memory: Annotated[
+        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="What you do now. [default: no]")
+    ] = None,
+    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="What you use now. [default: off]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(metavar="off|fp16|bf16", help="To consider; repeat or join by commas. [default: all]"),
+        typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
     ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")] = None,
     max_workers: Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")] = None,
     trials: Annotated[int, typer.Option(help="Most trials that are really run.")] = _DEFAULT.num_trials,
     time_budget: Annotated[float, typer.Option(help="Seconds for the whole run.")] = _DEFAULT.time_budget_s,
@@ -84,7 +88,11 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")] = False,
 ) -> None:
-    """Measure, search, confirm; print the best configuration and keep it in a folder of its own."""
+    """Find the configuration that trains fastest here, and confirm it.
+
+    Builds the workload, probes memory, searches, measures the finalists again, prints the best beside yours, and
+    keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
+    """
     with told_plainly(debug):
         workload = WorkloadSpec(
             dataset=dataset,
@@ -122,7 +130,7 @@ def doctor(
     freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show what this machine offers, and which device a run would take."""
+    """Show what this machine offers and which device a run would take."""
     with told_plainly(debug):
         from loadtune import host as machine
         from loadtune.report.store import as_json
