@@ -7,7 +7,8 @@ from typing import Protocol
 
 import torch
 
-from loadtune.bench import host_memory
+from loadtune.bench import own_memory
+from loadtune.host.memory import read_ram
 
 # Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, the
 # backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
@@ -103,13 +104,13 @@ class CpuMemory:
     """Resident memory of this process: the CPU's allocator keeps no books."""
 
     def __init__(self) -> None:
-        self._peak = host_memory.PeakRss()
+        self._peak = own_memory.PeakRss()
 
     def capacity_bytes(self) -> int:
-        return host_memory.capacity_bytes()
+        return read_ram().limit_bytes
 
     def budget_bytes(self) -> int:
-        return host_memory.budget_bytes()
+        return own_memory.rss_bytes() + read_ram().available_bytes
 
     def reset_peaks(self) -> None:
         self._peak.reset()
@@ -132,7 +133,7 @@ class CpuMemory:
 
     def recovers(self) -> bool:
         gc.collect()
-        host_memory.give_back_memory()
+        own_memory.give_back_memory()
         return True  # what is not freed shows as resident memory and cannot be told from caches
 
     def remember_idle(self) -> None:
