@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.utils.data._utils as loader_internals
 
 from loadtune.bench import own_memory
 from loadtune.bench.line import Line
@@ -41,6 +42,25 @@ def test_a_loader_with_other_insides_has_no_known_depth():
     assert batches_ready(SimpleNamespace()) is None
     end_workers(SimpleNamespace())
     end_workers(None)
+
+
+def test_workers_share_one_patience_and_none_is_left():
+    """Fifty milliseconds each would be almost a second of every trial with sixteen."""
+    patience, joined = [], []
+    workers = [SimpleNamespace(join=joined.append) for _ in range(16)]
+    iterator = SimpleNamespace(
+        _workers=workers,
+        _shutdown_workers=lambda: patience.append(loader_internals.MP_STATUS_CHECK_INTERVAL),
+        _task_info={0: (0, "batch")},
+        _data_queue=filled(3),
+    )
+    usual = loader_internals.MP_STATUS_CHECK_INTERVAL
+    end_workers(iterator)
+    assert 0 < 16 * patience[0] < 0.1
+    assert usual == loader_internals.MP_STATUS_CHECK_INTERVAL
+    assert len(joined) == 16
+    assert iterator._data_queue.empty()
+    assert not iterator._task_info
 
 
 @pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])
