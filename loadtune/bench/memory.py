@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -47,6 +47,10 @@ class DeviceMemory(Protocol):
         """What is in use now is what an idle bench holds."""
         ...
 
+    def free_pinned(self) -> None:
+        """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
+        ...
+
 
 class CudaMemory:
     """Figures of the caching allocator for one device."""
@@ -75,16 +79,13 @@ class CudaMemory:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     @contextmanager
-    def _capped(self) -> Iterator[None]:
+    def capped(self) -> Iterator[None]:
         fraction = min(1.0, self.budget_bytes() / self.capacity_bytes())
         torch.cuda.set_per_process_memory_fraction(fraction, self._device)
         try:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)
-
-    def capped(self) -> AbstractContextManager[None]:
-        return self._capped()
 
     def recovers(self) -> bool:
         gc.collect()
@@ -93,11 +94,15 @@ class CudaMemory:
             torch.cuda.empty_cache()
         except RuntimeError:
             return False  # the context is lost: nothing on this device answers any more
-        _free_pinned_cache()
         return torch.cuda.memory_allocated(self._device) <= self._idle_bytes + _CUDA_SLACK_BYTES
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
+
+    def free_pinned(self) -> None:
+        empty = getattr(torch._C, "_host_emptyCache", None)
+        if empty is not None:
+            empty()
 
 
 class CpuMemory:
@@ -124,12 +129,8 @@ class CpuMemory:
     def num_retries(self) -> int | None:
         return None
 
-    @contextmanager
-    def _capped(self) -> Iterator[None]:
-        yield  # the kernel's limits are the cap
-
     def capped(self) -> AbstractContextManager[None]:
-        return self._capped()
+        return nullcontext()  # the kernel's limits are the cap
 
     def recovers(self) -> bool:
         gc.collect()
@@ -139,14 +140,10 @@ class CpuMemory:
     def remember_idle(self) -> None:
         pass
 
+    def free_pinned(self) -> None:
+        pass
+
 
 def memory_of(device: torch.device) -> DeviceMemory:
     """The books of this device."""
     return CudaMemory(device) if device.type == "cuda" else CpuMemory()
-
-
-def _free_pinned_cache() -> None:
-    """Give page-locked host memory back: prefetched batches of one trial would stay pinned through all later ones."""
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None:
-        empty()
