@@ -60,19 +60,23 @@ def confirm(
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
     The first round is always run whole. After it a run begins only if, going by its last one, it ends by `until_s`, and
-    a third round only if all of it does.
+    a third round only if all of it does. What failed once is not run again: it cannot win, and a hang costs minutes.
     """
     took: dict[TrialConfig, float] = {}
+    failed: set[TrialConfig] = set()
     for number in range(MAX_ROUNDS):
-        if number >= MIN_ROUNDS and clock.now() + math.fsum(took.values()) > until_s:
+        if number >= MIN_ROUNDS and clock.now() + math.fsum(took[c] for c in took if c not in failed) > until_s:
             return
         shift = number % max(1, len(configs))
         for config in [*configs[shift:], *configs[:shift]]:
             started = clock.now()
-            if config in took and started + took[config] > until_s:
+            if config in failed or (config in took and started + took[config] > until_s):
                 continue
-            yield config, run(config)
+            outcome = run(config)
+            yield config, outcome
             took[config] = clock.now() - started
+            if isinstance(outcome, TrialFailure):
+                failed.add(config)
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
