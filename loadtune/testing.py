@@ -126,6 +126,8 @@ class FakeBench:
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         self.requests.append(("compute", batch_size))
+        if batch_size < self.describe().min_batch_size:
+            return _too_small("compute")
         if batch_size > self.surface.largest_batch(recipe.precision):
             return _oom("compute", batch_size)
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
@@ -144,6 +146,8 @@ class FakeBench:
             budget_bytes=self.surface.budget_bytes,
             seconds=num_steps * step_s,
         )
+        if batch_size < self.describe().min_batch_size:
+            return replace(report, failure=_too_small("first step"))
         if peak > self.surface.budget_bytes:
             return replace(report, failure=_oom("training", batch_size))
         return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak, num_alloc_retries=0, step_s=step_s)
@@ -154,6 +158,8 @@ class FakeBench:
         failure = self.fail(config)
         if failure is not None:
             return failure
+        if config.batch_size < self.describe().min_batch_size:
+            return _too_small("training")
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
         luck = self._random.gauss(1.0, self.between_runs)
@@ -224,6 +230,12 @@ def fake_host(*, num_usable_cores: int = 16, num_gpus: int = 1) -> HostFacts:
         shm_free_bytes=64 * GIB,
         gpus=gpus,
     )
+
+
+def _too_small(phase: str) -> TrialFailure:
+    """As batch normalisation refuses a batch of one."""
+    message = "ValueError: Expected more than 1 value per channel when training"
+    return TrialFailure(kind="user_error", phase=phase, message=message)
 
 
 def _oom(phase: str, batch_size: int) -> TrialFailure:

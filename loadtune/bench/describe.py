@@ -124,7 +124,8 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
         line.pulse()
         if time.monotonic() - started > _MAX_SAMPLING_S:
             break
-    return samples, (time.monotonic() - started) / (len(samples) - 1)
+    # Above 0 whatever the clock's resolution: it is divided by.
+    return samples, max(1e-9, time.monotonic() - started) / (len(samples) - 1)
 
 
 def _output_classes(model: ResidentModel, batch: Batch) -> int:

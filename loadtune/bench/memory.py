@@ -2,12 +2,13 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
 
-from loadtune.bench import host_memory
+from loadtune.bench import own_memory
+from loadtune.host.memory import read_ram
 
 # Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, the
 # backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
@@ -46,6 +47,10 @@ class DeviceMemory(Protocol):
         """What is in use now is what an idle bench holds."""
         ...
 
+    def free_pinned(self) -> None:
+        """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
+        ...
+
 
 class CudaMemory:
     """Figures of the caching allocator for one device."""
@@ -74,16 +79,13 @@ class CudaMemory:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     @contextmanager
-    def _capped(self) -> Iterator[None]:
+    def capped(self) -> Iterator[None]:
         fraction = min(1.0, self.budget_bytes() / self.capacity_bytes())
         torch.cuda.set_per_process_memory_fraction(fraction, self._device)
         try:
             yield
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0, self._device)
-
-    def capped(self) -> AbstractContextManager[None]:
-        return self._capped()
 
     def recovers(self) -> bool:
         gc.collect()
@@ -92,24 +94,28 @@ class CudaMemory:
             torch.cuda.empty_cache()
         except RuntimeError:
             return False  # the context is lost: nothing on this device answers any more
-        _free_pinned_cache()
         return torch.cuda.memory_allocated(self._device) <= self._idle_bytes + _CUDA_SLACK_BYTES
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
+
+    def free_pinned(self) -> None:
+        empty = getattr(torch._C, "_host_emptyCache", None)
+        if empty is not None:
+            empty()
 
 
 class CpuMemory:
     """Resident memory of this process: the CPU's allocator keeps no books."""
 
     def __init__(self) -> None:
-        self._peak = host_memory.PeakRss()
+        self._peak = own_memory.PeakRss()
 
     def capacity_bytes(self) -> int:
-        return host_memory.capacity_bytes()
+        return read_ram().limit_bytes
 
     def budget_bytes(self) -> int:
-        return host_memory.budget_bytes()
+        return own_memory.rss_bytes() + read_ram().available_bytes
 
     def reset_peaks(self) -> None:
         self._peak.reset()
@@ -123,29 +129,21 @@ class CpuMemory:
     def num_retries(self) -> int | None:
         return None
 
-    @contextmanager
-    def _capped(self) -> Iterator[None]:
-        yield  # the kernel's limits are the cap
-
     def capped(self) -> AbstractContextManager[None]:
-        return self._capped()
+        return nullcontext()  # the kernel's limits are the cap
 
     def recovers(self) -> bool:
         gc.collect()
-        host_memory.give_back_memory()
+        own_memory.give_back_memory()
         return True  # what is not freed shows as resident memory and cannot be told from caches
 
     def remember_idle(self) -> None:
+        pass
+
+    def free_pinned(self) -> None:
         pass
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
     """The books of this device."""
     return CudaMemory(device) if device.type == "cuda" else CpuMemory()
-
-
-def _free_pinned_cache() -> None:
-    """Give page-locked host memory back: prefetched batches of one trial would stay pinned through all later ones."""
-    empty = getattr(torch._C, "_host_emptyCache", None)
-    if empty is not None:
-        empty()

@@ -15,7 +15,7 @@ from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeT
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
-from loadtune.records import ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure, WorkloadFacts
+from loadtune.records import ComputePoint, FitReport, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadFacts
 from loadtune.workload import build_workload
 
 
@@ -32,6 +32,7 @@ class Session:
         self._model = ResidentModel(self._workload, self._device)
         self._samples = describe.Samples(self._workload, line)
         self._warm_up = WarmUp()
+        self._pinned_bytes = 0
         self.memory.remember_idle()
 
     def run(self, request: Request) -> Value:
@@ -84,6 +85,7 @@ class Session:
                 f"{self._workload.dataset_length} samples: no full batch can be made."
             )
             return TrialFailure(kind="unsupported", phase="first batch", message=message)
+        self._keep_pinned_for(loader)
         trainer = self._trainer(recipe)
         batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
@@ -98,6 +100,19 @@ class Session:
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
+
+    def _keep_pinned_for(self, loader: LoaderConfig) -> None:
+        """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back.
+
+        PyTorch rounds a block up to a power of two and reuses it for that size alone, so blocks of other sizes would
+        stay pinned through all later runs.
+        """
+        inputs = self._samples.batch[0]
+        sample_bytes = inputs.nbytes // len(inputs)
+        wanted = 1 << (loader.batch_size * sample_bytes - 1).bit_length() if loader.pin_memory else 0
+        if wanted != self._pinned_bytes:
+            self.memory.free_pinned()
+        self._pinned_bytes = wanted
 
     def _trainer(self, recipe: Recipe) -> Trainer:
         self._line.enter("prepare")

@@ -60,10 +60,11 @@ class Trainer:
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
         inputs, targets = batch
-        inputs = inputs.to(self._model.device, non_blocking=True)
+        layout = torch.preserve_format
+        if self._recipe.memory_format == "channels_last":
+            layout = _CHANNELS_LAST.get(inputs.dim(), layout)
+        inputs = inputs.to(self._model.device, non_blocking=True, memory_format=layout)
         targets = targets.to(self._model.device, dtype=torch.long, non_blocking=True)
-        if self._recipe.memory_format == "channels_last" and inputs.dim() in _CHANNELS_LAST:
-            inputs = inputs.contiguous(memory_format=_CHANNELS_LAST[inputs.dim()])
         return inputs, targets
 
     def step(self, batch: Batch) -> None:
@@ -108,7 +109,11 @@ def _lay_out(module: nn.Module, memory_format: MemoryFormat) -> None:
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor.dim() in _CHANNELS_LAST:
                 wanted = _CHANNELS_LAST[tensor.dim()] if memory_format == "channels_last" else torch.contiguous_format
-                tensor.data = tensor.data.contiguous(memory_format=wanted)
+                # Strides are compared, not is_contiguous: weights of one channel or of 1×1 pixels count as both
+                # layouts, and it is their strides by which cuDNN's is chosen.
+                like = torch.empty_like(tensor, memory_format=wanted, device="meta")
+                if tensor.stride() != like.stride():
+                    tensor.data = torch.empty_like(tensor, memory_format=wanted).copy_(tensor)
 
 
 def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:

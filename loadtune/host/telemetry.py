@@ -4,7 +4,6 @@ In: the device, whose process tree the bench is, how many cores there are. Out: 
 `seams.Sensor` asks. One daemon thread takes the readings; whatever fails in one leaves a None in it and no more.
 """
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -26,6 +25,13 @@ NUM_KEPT = 20_000
 
 STOP_TIMEOUT_S = 5.0
 """A reading takes milliseconds; a driver that hangs must not keep the whole run from ending."""
+
+MAX_SHARE = 0.1
+"""Share of the time that readings may take. Usual ones take 2%; where a driver answers in 50 ms or there are thousands
+of processes, they become rarer instead of keeping a core, or the driver's lock, from the training."""
+
+MAX_PAUSE_S = 2.0
+"""Longest pause that a slow reading earns: one hiccup of seconds must not leave the next trial unseen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +83,9 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._run, name="loadtune-sampler", daemon=True)
+        # An event for each thread: one that hung in a driver when it was closed must not go on with the next.
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._stop,), name="loadtune-sampler", daemon=True)
         self._thread.start()
         return self
 
@@ -118,16 +125,17 @@ class Sampler:
             self._readings.append(reading)
         return reading
 
-    def _run(self) -> None:
-        """On a fixed grid, so that the time a reading takes does not stretch the interval."""
-        began_s = time.monotonic()
-        for tick in itertools.count(1):
+    def _run(self, stop: threading.Event) -> None:
+        while True:
+            began_s = time.monotonic()
             self.sample()
-            late_s = time.monotonic() - began_s - tick * self._interval_s
-            if late_s > 0:  # starved of CPU: leave the missed ones out, never hurry to catch up
-                began_s += late_s
-            if self._stop.wait(max(0.0, -late_s)):
+            if stop.wait(pause_s(time.monotonic() - began_s, self._interval_s)):
                 return
+
+
+def pause_s(took_s: float, interval_s: float) -> float:
+    """Until the next reading, after one that took so long: on time where it was quick, rarer where it was slow."""
+    return max(interval_s - took_s, min(MAX_PAUSE_S, took_s * (1 / MAX_SHARE - 1)))
 
 
 def _answer(probe: Callable[[], Figure | None]) -> Figure | None:

@@ -67,13 +67,27 @@ def compute_bound(points: Sequence[ComputePoint], recipe: Recipe, batch_size: in
     """Samples/s that training at this size cannot exceed, widened by the curve's own error.
 
     Between two measured sizes the rate is at most that of the larger; beyond the largest, saturation says how much may
-    still come. None: the recipe was not timed.
+    still come. None: nothing is known, because the recipe was not timed, or its rate still grew where the curve ended.
     """
-    own = sorted((p for p in points if p.recipe == recipe), key=lambda p: p.batch_size)
-    if not own:
+    own = _curve(points, recipe)
+    if not own or (batch_size > own[-1].batch_size and not _saturated(own)):
         return None
     up_to = [p for p in own if p.batch_size >= batch_size]
     reach = max(p.samples_per_s for p in own if p.batch_size <= up_to[0].batch_size) if up_to else None
     rate = reach if reach is not None else max(p.samples_per_s for p in own) * SATURATED**2
     error = max([MIN_ERROR, *(p.half_width_fraction or 0.0 for p in own)])
     return rate * (1 + error)
+
+
+def reaches(points: Sequence[ComputePoint], recipe: Recipe, largest: int) -> bool:
+    """Whether the recipe's curve goes on to saturation, or to `largest`: if not, its fastest rate is no ceiling."""
+    own = _curve(points, recipe)
+    return bool(own) and (own[-1].batch_size >= largest or _saturated(own))
+
+
+def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> list[ComputePoint]:
+    return sorted((p for p in points if p.recipe == recipe), key=lambda p: p.batch_size)
+
+
+def _saturated(own: Sequence[ComputePoint]) -> bool:
+    return len(own) > 1 and own[-1].samples_per_s < SATURATED * own[-2].samples_per_s

@@ -14,17 +14,29 @@ PINNED_COPIES = 2
 
 
 def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
-    """Bytes of the batches in flight: those asked for ahead, one in the making per worker, pinned copies."""
-    batches = loader.num_prefetched + loader.num_workers + (PINNED_COPIES if loader.pin_memory else 0)
-    return batches * loader.batch_size * sample_bytes
+    """Bytes of the batches in flight: those asked for ahead, and one in the making per worker."""
+    return (loader.num_prefetched + loader.num_workers) * loader.batch_size * sample_bytes
+
+
+def ram_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
+    """The same as RAM: where batches are pinned, a page-locked copy may stand for each of those asked for ahead.
+
+    PyTorch rounds page-locked blocks up to a power of two: up to twice the batch.
+    """
+    if not loader.pin_memory:
+        return prefetch_bytes(loader, sample_bytes)
+    batch_bytes = loader.batch_size * sample_bytes
+    block_bytes = 1 << (batch_bytes - 1).bit_length()
+    return (loader.num_prefetched + PINNED_COPIES) * block_bytes + loader.num_workers * batch_bytes
 
 
 def host_memory_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
     """Why the host cannot hold this configuration's batches in flight; None: it can."""
-    needed = prefetch_bytes(loader, sample_bytes)
+    needed = ram_bytes(loader, sample_bytes)
     if needed > RAM_SHARE * host.ram_available_bytes:
         room = bytes_text(RAM_SHARE * host.ram_available_bytes)
         return f"prefetched batches need {bytes_text(needed)} of RAM, {room} are to be had"
+    needed = prefetch_bytes(loader, sample_bytes)
     if loader.num_workers > 0 and host.shm_free_bytes is not None and needed > SHM_SHARE * host.shm_free_bytes:
         room = bytes_text(SHM_SHARE * host.shm_free_bytes)
         return f"prefetched batches need {bytes_text(needed)} of /dev/shm, {room} are to be had"

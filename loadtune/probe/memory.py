@@ -6,7 +6,7 @@ allocated peaks of two sizes proposes, a run decides. Every size it names was ru
 
 from collections.abc import Mapping
 
-from loadtune.errors import NothingFitsError
+from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, Recipe
 from loadtune.seams import Bench
 
@@ -68,16 +68,16 @@ class _Probe:
 
 
 def probe_memory(
-    bench: Bench, recipe: Recipe, caps: Mapping[CeilingLimit, int], *, num_steps: int = 3
+    bench: Bench, recipe: Recipe, caps: Mapping[CeilingLimit, int], *, smallest: int = 1, num_steps: int = 3
 ) -> MemoryCeiling:
     """The largest batch that trains `num_steps` steps under `recipe`, and what limits it.
 
-    `caps` are the other bounds on the batch size, each at least 1. Raises NothingFitsError where not even the smallest
-    size trains.
+    `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train.
+    Raises NothingFitsError where not even that many fit.
     """
     limit, cap = min(caps.items(), key=lambda item: item[1])
     probe = _Probe(bench, recipe, num_steps)
-    _smallest(probe, min(LOW, max(1, cap // 4)))
+    _first(probe, min(LOW, max(smallest, cap // 4)), smallest)
     _second(probe, cap)
     for _ in range(MAX_TRIES):
         size = _propose(probe, cap)
@@ -87,18 +87,20 @@ def probe_memory(
     return probe.ceiling(limit if probe.fitting[-1].batch_size == cap else "memory")
 
 
-def _smallest(probe: _Probe, size: int) -> FitReport:
+def _first(probe: _Probe, size: int, smallest: int) -> None:
     """Run `size`, or a smaller one that fits."""
     report = probe.run(size)
-    while not report.fits and size > 1:
-        size //= 2
+    while not report.fits and size > smallest:
+        size = max(smallest, size // 2)
         report = probe.run(size)
-    if report.failure is not None:
-        raise NothingFitsError(
-            f"Not even a batch of {size} trains in {report.precision}: {report.failure.message} "
-            "Free some memory, pick another device with --device, or take a smaller model or --image-size."
-        )
-    return report
+    if report.failure is None:
+        return
+    if report.failure.kind == "user_error":
+        raise WorkloadError(f"A batch of {size} cannot be trained: {report.failure.message}", report.failure.log_tail)
+    raise NothingFitsError(
+        f"Not even a batch of {size} trains in {report.precision}: {report.failure.message} "
+        "Free some memory, pick another device with --device, or take a smaller model or --image-size."
+    )
 
 
 def _second(probe: _Probe, cap: int) -> None:

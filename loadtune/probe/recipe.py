@@ -53,19 +53,18 @@ def choose_recipes(
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s)
     choices: list[RecipeChoice] = []
     notes: list[str] = []
-    reference: float | None = None
+    reference: ComputePoint | None = None
     for precision in precisions:
         plain = _time_plain(bench, precision, batch_size, facts.min_batch_size, point_s)
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
             continue
-        if reference is not None and plain.samples_per_s * HOPELESS < reference:
-            slower = reference / plain.samples_per_s
-            notes.append(
-                f"{precision} was left out: here a step takes {slower:.1f} times as long as in {precisions[0]}."
-            )
+        reference = reference or plain
+        slower = reference.samples_per_s / plain.samples_per_s
+        if slower > HOPELESS:
+            than = reference.recipe.precision
+            notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
             continue
-        reference = plain.samples_per_s if reference is None else reference
         choices.append(_best_recipe(bench, facts, plain, point_s))
     if not choices:
         raise WorkloadError(f"No precision trains on this device. Found: {' '.join(notes)}")

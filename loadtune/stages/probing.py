@@ -52,7 +52,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
         for choice in run.found.recipes:
             recipe = chosen[choice.chosen.precision]
             point = _point(choice.points, recipe)
-            ceiling = probe_memory(run.bench, recipe, _caps(run, facts, point))
+            ceiling = probe_memory(run.bench, recipe, _caps(run, facts, point), smallest=facts.min_batch_size)
             run.found.ceilings.append(ceiling)
             peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
             run.found.tell(

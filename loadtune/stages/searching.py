@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from loadtune.findings import Findings
-from loadtune.probe.compute import compute_bound, knee
+from loadtune.probe.compute import compute_bound, knee, reaches
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.records import (
     ComputePoint,
@@ -21,6 +21,7 @@ from loadtune.report.wording import settings_text
 from loadtune.stages.probing import loader_top
 from loadtune.stages.run import CONFIRM_SHARE, STUDY_SHARE, TRIAL_SHARE, Run
 from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
+from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.loop import Refusal, StudyLoop
 from loadtune.study.seeds import leaner, seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
@@ -62,9 +63,10 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
     found.batch_sizes = batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
     most = run.found.host.num_usable_cores if config.max_workers is None else config.max_workers
+    yours_workers = found.yours.loader.num_workers
     return SearchSpace(
         batch_sizes=found.batch_sizes,
-        num_workers=worker_ladder(most, (found.yours.loader.num_workers,)),
+        num_workers=worker_ladder(most, (yours_workers,) if config.max_workers is None else ()),
         pin_memory=(False, True) if found.device.kind == "cuda" else (False,),
         recipes=chosen,
         ceilings=ceilings,
@@ -89,8 +91,8 @@ def _yours(run: Run, top: int) -> TrialConfig:
         yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
     if ceiling is not None and ceiling.limit == "memory" and yours.batch_size > ceiling.batch_size:
         found.note(
-            f"Your batch of {yours.batch_size} does not train in {wanted} here: {ceiling.batch_size} is the largest "
-            "seen to. There is nothing to compare with."
+            f"Your batch of {yours.batch_size} is above {ceiling.batch_size}, the largest that was seen to train in "
+            f"{wanted} here. The confirmation tries it."
         )
     return yours
 
@@ -112,12 +114,17 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             num_trials=config.num_trials,
             until_s=run.until(STUDY_SHARE),
             num_seeds=len(seeds),
-            ceiling_per_s=fastest.samples_per_s,
+            ceiling_per_s=fastest.samples_per_s if _complete(run, searched, fastest) else None,
         )
         for trial in loop.trials():
             found.trials.append(trial)
             found.tell(_trial_text(trial.config, trial.measurement, trial.failure) if trial.screened is None else None)
         found.tell(f"The search ended: {loop.ended}.")
+        if loop.out_of_time and sum(trial.origin != "search" for trial in found.trials) < len(seeds):
+            found.note(
+                f"The time budget of {seconds_text(config.time_budget_s)} ended the search before all that is "
+                "predicted to be fast was tried. A larger --time-budget may find a faster configuration."
+            )
 
 
 def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -135,6 +142,10 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
             found.tell(_trial_text(outcome[0], *_split(outcome[1])))
+        for note in failure_notes(outcomes, found.yours, settings_text):
+            found.note(note)
+        if nothing_else_ran(found.trials, found.yours, found.finalists):
+            found.note("Nothing but your own configuration could be run: it wins for want of any other.")
         _conclude(run, facts)
 
 
@@ -145,8 +156,8 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
     if found.yours in measured:
         _compute_rate(run, measured[found.yours])
     if found.yours is not None and found.config.yours.batch_size is not None:
-        same_batch = [f for f in found.finalists if f.config.batch_size == found.yours.batch_size]
-        found.best_at_your_batch = _with_ceiling(run, pick_winner(same_batch, found.yours), measured)
+        same_batch = pick_winner(found.finalists, found.yours, batch_size=found.yours.batch_size)
+        found.best_at_your_batch = _with_ceiling(run, same_batch, measured)
     found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
     if found.best is not None:
         cores = found.host.num_usable_cores
@@ -212,7 +223,15 @@ def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig |
     """The user's loader settings under the chosen recipe, or None where the space has no such point."""
     if yours is None or yours.precision not in searched.recipes or yours.batch_size not in searched.batch_sizes:
         return None
+    if yours.loader.num_workers not in searched.num_workers:
+        return None
     return replace(yours, recipe=searched.recipes[yours.precision])
+
+
+def _complete(run: Run, searched: SearchSpace, fastest: ComputePoint) -> bool:
+    """Whether the fastest rate is a ceiling, and not only as far as the curve came."""
+    largest = min(searched.batch_sizes[-1], searched.ceilings[fastest.recipe.precision])
+    return reaches(run.found.compute_points, fastest.recipe, largest)
 
 
 def _fastest(points: tuple[ComputePoint, ...]) -> ComputePoint:

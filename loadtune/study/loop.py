@@ -13,6 +13,10 @@ from loadtune.errors import WorkloadError
 from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, TrialOrigin
 from loadtune.seams import Clock
 
+MIN_TRIALS = 2
+"""Run however little time there is: the user's own settings and the first prediction, so that there are two to compare.
+"""
+
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
 
@@ -80,6 +84,8 @@ class StudyLoop:
     best: float | None = None
     ended: str = ""
     """Why it ended, for people."""
+    out_of_time: bool = False
+    """It ended because `until_s` was near."""
     _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _idle: int = 0
@@ -110,10 +116,10 @@ class StudyLoop:
         seeded = len(self._seconds) >= self.num_seeds
         if seeded and self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
             return "the compute-only rate is reached"
-        typical = statistics.fmean(self._seconds) if self._seconds else 0.0
-        if self.clock.now() + typical > self.until_s:
-            return "the time set aside for the search was spent"
-        return ""
+        if len(self._seconds) < MIN_TRIALS:
+            return ""
+        self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > self.until_s
+        return "the time set aside for the search was spent" if self.out_of_time else ""
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
         started = self.clock.now()

@@ -46,7 +46,8 @@ class StoppingRule:
 
     @property
     def done(self) -> bool:
-        if len(self.kept) < 2:
+        # A rate of 0 is no rate: until now only what had been prefetched was consumed.
+        if len(self.kept) < 2 or samples_per_s(self.kept) <= 0:
             return False
         if self.hopeless or self._over(LATEST):
             return True

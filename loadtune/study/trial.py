@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from loadtune.records import Measurement, TrialConfig, TrialFailure, Window
+from loadtune.records import Measurement, TrialConfig, TrialFailure, Window, samples_per_s
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.study.stopping import StoppingRule
 
@@ -28,8 +28,8 @@ def run_trial(
     run = bench.time_training(config, WINDOW_S, watch)
     if isinstance(run, TrialFailure):
         return run
-    if not rule.kept:
-        return TrialFailure(kind="crash", phase="training", message="the run ended before a single window was timed")
+    if not rule.kept or samples_per_s(rule.kept) <= 0:
+        return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
     return Measurement(
         windows=tuple(rule.kept),
         first_batch_s=run.first_batch_s,

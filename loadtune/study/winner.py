@@ -17,12 +17,20 @@ WAITING = 0.15
 """A data wait above this share of the step names the workers; below it they keep up."""
 
 
-def pick_winner(finalists: Sequence[Finalist], yours: TrialConfig | None) -> Winner | None:
-    """The smallest configuration among those within 2% of the fastest, beside the user's own. None: nothing ran."""
-    if not finalists:
+def pick_winner(
+    finalists: Sequence[Finalist], yours: TrialConfig | None, *, batch_size: int | None = None
+) -> Winner | None:
+    """The smallest configuration among those within 2% of the fastest, beside the user's own. None: nothing ran.
+
+    One of which a run failed wins only where that is true of all. `batch_size` leaves only its own to choose from; the
+    spread between runs is that of all finalists.
+    """
+    eligible = [f for f in finalists if batch_size in (None, f.config.batch_size)]
+    eligible = [f for f in eligible if not f.failures] or eligible
+    if not eligible:
         return None
-    top = max(f.samples_per_s for f in finalists)
-    best = min((f for f in finalists if f.samples_per_s >= TIE * top), key=lambda f: size(f.config))
+    top = max(f.samples_per_s for f in eligible)
+    best = min((f for f in eligible if f.samples_per_s >= TIE * top), key=lambda f: size(f.config))
     own = next((f for f in finalists if f.config == yours), None)
     ratio, low, high = speedup(best, own, finalists)
     return Winner(

@@ -28,7 +28,8 @@ def your_config(yours: YourSettings, largest: int) -> TrialConfig:
 
 
 def check_against_facts(config: TuneConfig, facts: WorkloadFacts) -> None:
-    """Raise UsageError for a request that this dataset or device cannot meet."""
+    """Raise UsageError for a request that this dataset, model or device cannot meet."""
+    _check_smallest(config, facts)
     batch_size = config.yours.batch_size
     if batch_size is not None and batch_size > facts.dataset_length:
         raise UsageError(
@@ -40,4 +41,19 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts) -> None:
             raise UsageError(
                 f"{precision} is not available on {facts.device_name}. Allowed there: {', '.join(facts.precisions)}. "
                 "Choose among them with --precision and --amp."
+            )
+
+
+def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
+    least, length = facts.min_batch_size, facts.dataset_length
+    allowed = {
+        f"--batch-size {config.yours.batch_size}": config.yours.batch_size,
+        f"--max-batch-size {config.max_batch_size}": config.max_batch_size,
+        f"the dataset has {length} sample{'' if length == 1 else 's'}": length,
+    }
+    for found, batch_size in allowed.items():
+        if batch_size is not None and batch_size < least:
+            raise UsageError(
+                f"{found}, but a batch of this model has to hold at least {least}: it refused to train on fewer, as "
+                f"batch normalisation does. Allow {least} or more, or take another model."
             )

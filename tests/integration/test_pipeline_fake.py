@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pipeline_rig import tune_fake
 
 from loadtune.errors import NothingFitsError, UsageError, WorkloadError
 from loadtune.records import (
-    Device,
     LoaderConfig,
     Progress,
     TrialConfig,
@@ -18,16 +18,7 @@ from loadtune.records import (
     YourSettings,
 )
 from loadtune.report.store import load_result
-from loadtune.testing import GIB, FakeBench, FakeSensor, Surface, fake_facts, fake_host
-from loadtune.tune import tune_on
-
-GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
-
-
-def tune_fake(bench: FakeBench, folder: Path, config: TuneConfig | None = None, listener=None) -> TuningResult:
-    return tune_on(
-        bench, FakeSensor(bench.clock), bench.clock, config or TuneConfig(), fake_host(), GPU, folder, listener
-    )
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 
 def best_possible(surface: Surface, result: TuningResult) -> float:
@@ -218,6 +209,7 @@ def test_an_assumed_batch_is_one_its_precision_trains(tmp_path: Path) -> None:
 def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path) -> None:
     surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
     result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
-    assert any("Your batch of 64 does not train in fp32" in note for note in result.notes)
+    assert any("Your batch of 64 is above" in note for note in result.notes)
+    assert any("Your own configuration" in note and "oom" in note for note in result.notes)
     assert result.best is not None
     assert result.best.speedup is None

@@ -3,13 +3,15 @@
 import pickle
 import queue
 from multiprocessing import Pipe
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.utils.data._utils as loader_internals
 
-from loadtune.bench import host_memory
+from loadtune.bench import own_memory
 from loadtune.bench.line import Line
+from loadtune.bench.memory import memory_of
 from loadtune.bench.prefetch_queue import batches_ready, end_workers
 from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, TryBatch, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
@@ -40,6 +42,25 @@ def test_a_loader_with_other_insides_has_no_known_depth():
     assert batches_ready(SimpleNamespace()) is None
     end_workers(SimpleNamespace())
     end_workers(None)
+
+
+def test_workers_share_one_patience_and_none_is_left():
+    """Fifty milliseconds each would be almost a second of every trial with sixteen."""
+    patience, joined = [], []
+    workers = [SimpleNamespace(join=joined.append) for _ in range(16)]
+    iterator = SimpleNamespace(
+        _workers=workers,
+        _shutdown_workers=lambda: patience.append(loader_internals.MP_STATUS_CHECK_INTERVAL),
+        _task_info={0: (0, "batch")},
+        _data_queue=filled(3),
+    )
+    usual = loader_internals.MP_STATUS_CHECK_INTERVAL
+    end_workers(iterator)
+    assert 0 < 16 * patience[0] < 0.1
+    assert usual == loader_internals.MP_STATUS_CHECK_INTERVAL
+    assert len(joined) == 16
+    assert iterator._data_queue.empty()
+    assert not iterator._task_info
 
 
 @pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])
@@ -78,24 +99,19 @@ def test_the_line_says_what_is_done_and_hears_a_stop():
 
 def test_status_fields_are_in_bytes():
     status = "VmHWM:\t    1960 kB\nVmRSS:\t     100 kB\n"
-    assert host_memory.status_bytes(status, "VmHWM") == 1960 * 1024
-    assert host_memory.status_bytes(status, "VmSwap") is None
+    assert own_memory.status_bytes(status, "VmHWM") == 1960 * 1024
+    assert own_memory.status_bytes(status, "VmSwap") is None
 
 
-@pytest.mark.parametrize(
-    ("membership", "folders"),
-    [
-        ("0::/a/b\n", ["/a/b", "/a", "/"]),
-        ("4:memory:/job\n3:cpuset:/x\n", ["/memory/job", "/memory"]),
-        ("0::/\n", ["/"]),
-    ],
-)
-def test_every_cgroup_above_us_may_limit(membership, folders):
-    root = Path("/sys/fs/cgroup")
-    expected = [root / folder.lstrip("/") for folder in folders]
-    assert host_memory.cgroup_folders(membership, root) == expected
+def test_on_a_cpu_the_budget_holds_what_is_ours_and_stays_within_capacity():
+    memory = memory_of(torch.device("cpu"))
+    assert 0 < own_memory.rss_bytes() < memory.budget_bytes() <= memory.capacity_bytes() * 1.05
 
 
-def test_the_budget_holds_what_is_ours_and_stays_within_capacity():
-    assert 0 < host_memory.rss_bytes() < host_memory.budget_bytes()
-    assert host_memory.budget_bytes() <= host_memory.capacity_bytes() * 1.05
+def test_memory_taken_since_the_reset_shows_in_the_peak():
+    peak = own_memory.PeakRss()
+    peak.reset()
+    before = peak.read_bytes()
+    held = bytearray(64 << 20)
+    held[:: 1 << 10] = bytes(len(held) >> 10)  # touched, so that it is resident
+    assert peak.read_bytes() >= before + (32 << 20)

@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from loadtune.errors import DeviceError
 from loadtune.host import choose_device, freest_gpu, read_host
 from loadtune.host.facts import parse_cuda_version
-from loadtune.records import Device, GpuFacts, HostFacts
+from loadtune.records import Device, GpuFacts
+from loadtune.testing import fake_host
 
 
 def make_gpu(uuid, free_bytes=100_000, utilization=0.0):
@@ -18,23 +20,7 @@ def make_gpu(uuid, free_bytes=100_000, utilization=0.0):
 
 
 def make_host(*gpus, cpu_name="EPYC", driver="580"):
-    return HostFacts(
-        hostname="box",
-        os="Linux",
-        python="3.12",
-        torch="2.11.0",
-        cuda="13.0",
-        driver=driver,
-        cpu_name=cpu_name,
-        num_usable_cores=16,
-        num_listed_cores=64,
-        ram_total_bytes=1,
-        ram_limit_bytes=1,
-        ram_available_bytes=1,
-        shm_total_bytes=None,
-        shm_free_bytes=None,
-        gpus=gpus,
-    )
+    return replace(fake_host(num_gpus=0), gpus=gpus, cpu_name=cpu_name, driver=driver)
 
 
 A, B = make_gpu("GPU-a1", free_bytes=50_000), make_gpu("GPU-a2", free_bytes=90_000)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from loadtune.host import MonotonicClock, Sampler
 from loadtune.host import processes as processes_module
+from loadtune.host import telemetry as telemetry_module
 from loadtune.host.processes import ProcessTree, TreeUse
-from loadtune.host.telemetry import NUM_KEPT, Probes
+from loadtune.host.telemetry import MAX_PAUSE_S, MAX_SHARE, NUM_KEPT, Probes, pause_s
 from loadtune.host.timeline import telemetry
 from loadtune.records import Device, Reading
 from loadtune.seams import Clock, Sensor
@@ -257,6 +258,36 @@ def test_a_sampler_can_be_opened_again():
     for _ in range(2):
         with sampler:
             wait_for(lambda: sampler.latest() is not None)
+
+
+def test_a_thread_that_hung_when_it_was_closed_does_not_go_on_with_the_next(monkeypatch):
+    monkeypatch.setattr(telemetry_module, "STOP_TIMEOUT_S", 0.01)
+    hung, answered = threading.Event(), threading.Event()
+
+    def driver():
+        hung.set()
+        assert answered.wait(30)
+
+    probes = dict.fromkeys(Probes.__dataclass_fields__, lambda: None)
+    sampler = open_sampler(Probes(**{**probes, "gpu_power_w": driver}))
+    with sampler:
+        assert hung.wait(30)
+        first = sampler._thread
+    with sampler:
+        answered.set()
+        first.join(30)
+        assert not first.is_alive()
+        second = sampler._thread
+        assert second.is_alive()
+    second.join(30)
+    assert not second.is_alive()
+
+
+def test_quick_readings_keep_the_interval_and_slow_ones_become_rarer():
+    assert pause_s(0.002, 0.1) == pytest.approx(0.098)
+    for took_s in (0.02, 0.1, 0.2):
+        assert took_s / (took_s + pause_s(took_s, 0.1)) == pytest.approx(MAX_SHARE)
+    assert pause_s(60.0, 0.1) == MAX_PAUSE_S
 
 
 def test_old_readings_make_room():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.probe.compute import compute_bound, compute_curve, knee
+from loadtune.probe.compute import compute_bound, compute_curve, knee, reaches
 from loadtune.records import ComputePoint, Recipe
 from loadtune.testing import FakeBench, Surface
 
@@ -50,6 +50,17 @@ def test_the_bound_is_never_below_the_truth(batch_size: int) -> None:
     bound = compute_bound(curve(FakeBench(surface, noise=0.0)), FP32, batch_size)
     assert bound is not None
     assert bound >= surface.compute_rate(FP32, batch_size)
+
+
+def test_nothing_is_known_beyond_a_curve_that_still_grew_at_its_end() -> None:
+    bench = FakeBench(noise=0.0)
+    points = [bench.time_compute(FP32, size, 1.0) for size in (8, 16)]
+    assert compute_bound(points, FP32, 12) is not None
+    assert compute_bound(points, FP32, 32) is None
+    assert not reaches(points, FP32, 32)
+    assert reaches(points, FP32, 16)
+    assert reaches(curve(bench), FP32, 10**6)
+    assert not reaches(points, BF16, 16)
 
 
 def test_no_bound_for_what_was_not_timed() -> None:

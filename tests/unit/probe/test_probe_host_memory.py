@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
+from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, ram_bytes
 from loadtune.records import LoaderConfig
 from loadtune.testing import GIB, fake_host
 
@@ -12,7 +12,9 @@ MIB = 1024**2
 def test_what_is_in_flight() -> None:
     loader = LoaderConfig(batch_size=10, num_workers=4, prefetch_factor=2)
     assert prefetch_bytes(loader, 100) == (4 * 2 + 4) * 10 * 100
-    assert prefetch_bytes(replace(loader, pin_memory=True), 100) == (4 * 2 + 4 + 2) * 10 * 100
+    assert ram_bytes(loader, 100) == prefetch_bytes(loader, 100)
+    # Blocks of 1,024 bytes for batches of 1,000; what the workers are making is not pinned.
+    assert ram_bytes(replace(loader, pin_memory=True), 100) == (4 * 2 + 2) * 1024 + 4 * 1000
     assert prefetch_bytes(LoaderConfig(batch_size=10), 100) == 10 * 100
 
 

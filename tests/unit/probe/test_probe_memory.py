@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadtune.errors import NothingFitsError
+from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import probe_memory
 from loadtune.records import FitReport, Recipe
-from loadtune.testing import GIB, FakeBench, Surface
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 RECIPE = Recipe(precision="fp32")
 
@@ -67,6 +67,23 @@ def test_it_steps_back_from_a_wall_below_the_budget() -> None:
 def test_the_smallest_cap_is_named_as_the_limit() -> None:
     ceiling = probe_memory(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 500, "time": 90, "cap": 100})
     assert (ceiling.batch_size, ceiling.limit) == (90, "time")
+
+
+@pytest.mark.parametrize("cap", [2, 3, 5, 7])
+def test_no_size_below_the_smallest_that_trains_is_tried(cap: int) -> None:
+    bench = line(GIB, 1e6, 139 * GIB)
+    bench.facts = replace(fake_facts(bench.surface), min_batch_size=2)
+    ceiling = probe_memory(bench, RECIPE, {"dataset": cap}, smallest=2)
+    assert ceiling.batch_size == cap
+    assert all(probe.fits for probe in ceiling.probes)
+
+
+def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
+    bench = line(GIB, 1e6, 139 * GIB)
+    bench.facts = replace(fake_facts(bench.surface), min_batch_size=2)
+    with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained") as raised:
+        probe_memory(bench, RECIPE, {"dataset": 3})
+    assert not isinstance(raised.value, NothingFitsError)
 
 
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:

@@ -51,6 +51,19 @@ def test_a_precision_that_fails_is_dropped_with_its_reason() -> None:
     assert "no kernel for bfloat16" in chosen.notes[0]
 
 
+def test_a_precision_is_compared_with_one_that_ran() -> None:
+    class NoSingle(FakeBench):
+        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+            if recipe.precision == "fp32" and batch_size > 2:
+                return TrialFailure(kind="unsupported", phase="compute", message="too large an index")
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    surface = Surface(compute_per_s={"fp32": 1000.0, "fp16": 1000.0, "bf16": 100.0})
+    chosen = choose(NoSingle(surface), precisions=("fp32", "fp16", "bf16"))
+    assert set(chosen.by_precision) == {"fp16"}
+    assert chosen.notes[1].endswith("as long as in fp16.")
+
+
 def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
     choice = choose(FakeBench(Surface(compute_per_s={"fp32": 8.0}, half_batch=0.1)), precisions=("fp32",)).choices[0]
     assert choice.points[0].batch_size <= 8

@@ -75,6 +75,39 @@ def test_three_rounds_at_the_most() -> None:
     assert len(run_confirm({A: 2.0, B: 1.0}, 1.0, 1000.0)) == 6
 
 
+def test_what_failed_once_is_not_run_again() -> None:
+    clock, ran = FakeClock(), []
+
+    def run(what: TrialConfig) -> Measurement | TrialFailure:
+        ran.append(what)
+        clock.spend(1.0)
+        return TrialFailure(kind="hang", phase="training", message="") if what == config(1) else measured(100.0)
+
+    list(confirm([config(1), config(2)], run, clock, clock.now() + 100.0))
+    assert ran == [config(1), config(2), config(2), config(2)]
+
+
+def test_a_winner_never_failed_unless_all_did() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    fast, slow = config(64, 8), config(64, 4)
+    outcomes = [(fast, measured(1000.0)), (fast, failure), (slow, measured(500.0))]
+    winner = pick_winner(finalists(outcomes), None)
+    assert winner is not None
+    assert winner.config == slow
+    all_failed = pick_winner(finalists([*outcomes, (slow, failure)]), None)
+    assert all_failed is not None
+    assert all_failed.config == fast
+
+
+def test_at_a_batch_size_the_interval_is_from_all_finalists() -> None:
+    found = finalists([*draws(1, [1000.0, 700.0], 3, 0.03), (config(32, 1), measured(400.0))])
+    at_32 = pick_winner(found, found[0].config, batch_size=32)
+    assert at_32 is not None
+    assert at_32.config.batch_size == 32
+    assert at_32.speedup_low is not None
+    assert pick_winner(found, None, batch_size=7) is None
+
+
 def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, Measurement]]:
     source = random.Random(seed)
     for index, rate in enumerate(rates):

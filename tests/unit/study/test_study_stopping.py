@@ -54,3 +54,15 @@ def test_a_run_close_to_the_best_is_heard_out() -> None:
 def test_steps_longer_than_the_time_allowed_are_still_timed_twice() -> None:
     rule = StoppingRule(num_workers=8, max_s=3.0)
     assert feed(rule, [window(rate=4, seconds=6.0, num_steps=1)] * 20) == 1 + 2
+
+
+def test_a_queue_that_only_ran_down_is_no_rate_yet() -> None:
+    """Until something is delivered there is nothing to stop at, however long it takes."""
+    rule = StoppingRule(num_workers=0, max_s=1.0)
+    drained = [
+        Window(start_s=0.0, seconds=5.0, num_steps=4, num_samples=32, queue_start=8.0 - 4 * i, queue_end=4.0 - 4 * i)
+        for i in range(2)
+    ]
+    assert all(rule.add(each) for each in drained)
+    fresh = Window(start_s=0.0, seconds=5.0, num_steps=2, num_samples=16, queue_start=0.0, queue_end=0.0)
+    assert not rule.add(fresh)

@@ -1,6 +1,0 @@
-"""Makes the bench's rig and its tiny workloads, which lie one folder up, importable."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

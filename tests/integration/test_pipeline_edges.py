@@ -1,0 +1,237 @@
+"""The whole story where there is hardly anything to choose, hardly any time, or hardly anything that runs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.errors import UsageError
+from loadtune.records import Device, FailureKind, TrialConfig, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
+
+ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0})
+
+
+def bench_with(surface: Surface | None = None, **facts: Any) -> FakeBench:
+    surface = surface or Surface()
+    return FakeBench(surface, facts=replace(fake_facts(surface), **facts))
+
+
+def failing(kind: FailureKind, when: Any = lambda config: True) -> Any:
+    return lambda config: TrialFailure(kind=kind, phase="training", message="planted") if when(config) else None
+
+
+def is_plain(config: TrialConfig) -> bool:
+    """The user's own: no recipe of the study's is plain on this surface."""
+    return config.recipe.memory_format == "contiguous"
+
+
+def searched(result: TuningResult) -> set[int]:
+    return {trial.config.loader.num_workers for trial in result.trials}
+
+
+@pytest.mark.parametrize("num_usable_cores", [0, 1])
+def test_a_single_core(tmp_path: Path, num_usable_cores: int) -> None:
+    result = tune_fake(FakeBench(), tmp_path, host=fake_host(num_usable_cores=num_usable_cores))
+    assert searched(result) <= {0, 1}
+    assert result.best is not None
+
+
+def test_a_cpu_has_nothing_to_pin_for(tmp_path: Path) -> None:
+    cpu = Device(kind="cpu", name="CPU")
+    yours = YourSettings(pin_memory=True)
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(yours=yours), host=fake_host(num_gpus=0), device=cpu)
+    assert result.best is not None
+    assert not any(trial.config.loader.pin_memory for trial in result.trials)
+    assert any("pin_memory does nothing without a GPU" in note for note in result.notes)
+
+
+def test_no_workers_allowed(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0))
+    assert searched(result) == {0}
+    assert result.best is not None
+    assert result.best.config.loader.num_workers == 0
+
+
+def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_searched(tmp_path: Path) -> None:
+    config = TuneConfig(max_workers=2, yours=YourSettings(num_workers=8))
+    result = tune_fake(FakeBench(), tmp_path, config)
+    assert searched(result) <= {0, 1, 2}
+    assert result.yours is not None
+    assert result.yours.loader.num_workers == 8
+    assert any(f.config == result.yours for f in result.finalists)
+
+
+@pytest.mark.parametrize("dataset_length", [2, 3, 7])
+@pytest.mark.parametrize("min_batch_size", [1, 2])
+def test_a_dataset_of_a_few_samples(tmp_path: Path, dataset_length: int, min_batch_size: int) -> None:
+    bench = bench_with(dataset_length=dataset_length, min_batch_size=min_batch_size)
+    result = tune_fake(bench, tmp_path)
+    assert {ceiling.batch_size for ceiling in result.ceilings} == {dataset_length}
+    assert {ceiling.limit for ceiling in result.ceilings} == {"dataset"}
+    assert all(min_batch_size <= trial.config.batch_size <= dataset_length for trial in result.trials)
+    assert result.best is not None
+
+
+def test_a_model_that_refuses_single_samples_under_a_small_cap(tmp_path: Path) -> None:
+    result = tune_fake(bench_with(min_batch_size=2), tmp_path, TuneConfig(max_batch_size=4))
+    assert {ceiling.batch_size for ceiling in result.ceilings} == {4}
+    assert result.best is not None
+    assert 2 <= result.best.config.batch_size <= 4
+
+
+@pytest.mark.parametrize(
+    ("facts", "config", "named"),
+    [
+        ({}, TuneConfig(max_batch_size=1), "--max-batch-size 1"),
+        ({}, TuneConfig(yours=YourSettings(batch_size=1)), "--batch-size 1"),
+        ({"dataset_length": 1}, TuneConfig(), "the dataset has 1 sample"),
+    ],
+)
+def test_a_batch_of_one_that_cannot_train_is_the_users_to_mend(
+    tmp_path: Path, facts: dict[str, int], config: TuneConfig, named: str
+) -> None:
+    with pytest.raises(UsageError, match=named) as raised:
+        tune_fake(bench_with(min_batch_size=2, **facts), tmp_path, config)
+    assert "at least 2" in str(raised.value)
+
+
+def test_a_single_precision(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(ONE_PRECISION), tmp_path)
+    assert {trial.config.precision for trial in result.trials} == {"fp32"}
+    assert result.best is not None
+
+
+def test_only_a_precision_that_is_not_the_users(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(precisions=("bf16",)))
+    assert {trial.config.precision for trial in result.trials} == {"bf16"}
+    assert result.yours is not None
+    assert result.yours.precision == "fp32"
+    assert result.best is not None
+    assert result.best.speedup is not None
+
+
+def test_a_batch_above_the_ceiling_is_measured_in_no_trial_and_said(tmp_path: Path) -> None:
+    surface = Surface(budget_bytes=12 * GIB)
+    config = TuneConfig(yours=YourSettings(batch_size=4096))
+    result = tune_fake(FakeBench(surface), tmp_path, config)
+    assert max(result.batch_sizes) < 4096
+    assert result.best is not None
+    assert result.best.speedup is None
+    assert result.best_at_your_batch is None
+    assert any("4096" in note for note in result.notes)
+
+
+def test_a_budget_of_seconds_still_tries_something_else_and_says_what_it_is_worth(tmp_path: Path) -> None:
+    bench = FakeBench()
+    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=5.0))
+    assert any(trial.origin == "seed" and trial.measurement for trial in result.trials)
+    assert result.best is not None
+    assert any("time budget" in note and "predicted" in note for note in result.notes)
+
+
+def test_a_budget_that_is_spent_before_the_search_begins(tmp_path: Path) -> None:
+    class SlowToStart(FakeBench):
+        def describe(self):
+            self.clock.spend(30.0 if not self.requests else 0.0)
+            return FakeBench.describe(self)
+
+    result = tune_fake(SlowToStart(), tmp_path, TuneConfig(time_budget_s=5.0))
+    assert any(trial.origin == "seed" for trial in result.trials)
+    assert {f.config for f in result.finalists} > {result.yours}
+
+
+def test_every_trial_fails_and_yours_runs(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(fail=failing("crash", lambda config: not is_plain(config))), tmp_path)
+    assert all(trial.failure for trial in result.trials if trial.screened is None)
+    assert [f.config for f in result.finalists] == [result.yours]
+    assert any("for want of any other" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("kind", ["crash", "oom", "hang"])
+def test_everything_fails(tmp_path: Path, kind: FailureKind) -> None:
+    result = tune_fake(FakeBench(fail=failing(kind)), tmp_path)
+    assert result.best is None
+    assert result.best_at_your_batch is None
+    assert result.verdict is None
+    assert result.finalists == ()
+    assert any(kind in note and "planted" in note for note in result.notes)
+
+
+class Confirming:
+    """Fails from the first run of the confirmation on, where it is told to."""
+
+    def __init__(self, when: Any) -> None:
+        self.stage, self._when = "", when
+
+    def listen(self, progress: Any) -> None:
+        self.stage = progress.stage
+
+    def fail(self, config: TrialConfig) -> TrialFailure | None:
+        broken = self.stage == "confirm" and self._when(config)
+        return TrialFailure(kind="crash", phase="training", message="planted") if broken else None
+
+
+def test_every_finalist_fails_in_the_confirmation(tmp_path: Path) -> None:
+    confirming = Confirming(lambda config: True)
+    result = tune_fake(FakeBench(fail=confirming.fail), tmp_path, listener=confirming.listen)
+    assert any(trial.measurement for trial in result.trials)
+    assert result.best is None
+    assert result.verdict is None
+    assert sum("planted" in note for note in result.notes) >= 2
+
+
+def test_yours_fails_and_the_winner_claims_no_speedup(tmp_path: Path) -> None:
+    config = TuneConfig(yours=YourSettings(batch_size=32))
+    result = tune_fake(FakeBench(fail=failing("shm", is_plain)), tmp_path, config)
+    assert result.best is not None
+    assert result.best.speedup is None
+    assert result.best.different is None
+    assert result.best_at_your_batch is not None
+    assert result.best_at_your_batch.speedup is None
+    assert any("Your own configuration" in note and "shm" in note for note in result.notes)
+
+
+def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) -> None:
+    """Its one good run may be the fastest of all; nobody wants to train on it."""
+    runs: dict[TrialConfig, int] = {}
+
+    def second_run_of_the_first(config: TrialConfig) -> bool:
+        runs[config] = runs.get(config, 0) + 1
+        return config == next(iter(runs)) and runs[config] == 2
+
+    confirming = Confirming(second_run_of_the_first)
+    result = tune_fake(FakeBench(fail=confirming.fail), tmp_path, listener=confirming.listen)
+    unsteady = next(finalist for finalist in result.finalists if finalist.failures)
+    assert len(unsteady.runs) == len(unsteady.failures) == 1
+    assert result.best is not None
+    assert result.best.config not in (unsteady.config, result.yours)
+    assert any("failed in one of its 2 runs (crash: planted)" in note for note in result.notes)
+
+
+def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) -> None:
+    """The pin thread is the wall for everything: what costs least wins, and is not called faster."""
+    surface = Surface(pinned_per_s=100.0, pageable_per_s=100.0)
+    yours = YourSettings(batch_size=64, num_workers=8, precision="fp32")
+    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path, TuneConfig(yours=yours))
+    assert result.best is not None
+    assert result.best.speedup == pytest.approx(1.0, abs=0.03)
+    assert result.best.different is not True
+    assert result.best.config.loader.num_workers <= 1
+
+
+def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
+    """The rate still grows where the curve ended: larger batches may be far faster, and are."""
+    surface = Surface(compute_per_s={"fp32": 2000.0}, half_batch=512.0, sample_s=1e-6, pinned_per_s=1e9)
+
+    class SlowCurve(FakeBench):
+        def time_compute(self, recipe, batch_size, seconds):
+            self.clock.spend(20.0)
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    result = tune_fake(SlowCurve(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))
+    measured = max(p.batch_size for p in result.compute_points[:-2])
+    assert measured < 1024, "the curve was meant to be cut short"
+    assert not any("by compute alone" in (t.screened or "") for t in result.trials if t.config.batch_size > measured)

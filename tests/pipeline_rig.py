@@ -1,0 +1,22 @@
+"""The whole story over a fake bench, for the tests of what a run concludes."""
+
+from pathlib import Path
+
+from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+from loadtune.seams import Listener
+from loadtune.testing import FakeBench, FakeSensor, fake_host
+from loadtune.tune import tune_on
+
+GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
+
+
+def tune_fake(
+    bench: FakeBench,
+    folder: Path,
+    config: TuneConfig | None = None,
+    listener: Listener | None = None,
+    host: HostFacts | None = None,
+    device: Device = GPU,
+) -> TuningResult:
+    sensor, clock = FakeSensor(bench.clock), bench.clock
+    return tune_on(bench, sensor, clock, config or TuneConfig(), host or fake_host(), device, folder, listener)
