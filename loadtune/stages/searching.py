@@ -137,7 +137,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
         )
         for outcome in confirm(
-            configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.until(0.97), yours=found.yours
+            configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.confirm_until_s, yours=found.yours
         ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)

@@ -67,8 +67,10 @@ def judge(winner: Winner, finalist: Finalist, facts: WorkloadFacts, device_kind:
     if share is not None and share >= COMPUTE_BOUND:
         return Verdict(bound_by="compute", evidence=evidence, advice=_FASTER_STEP)
     if wait >= WAITING:
-        made = rate_text(max(1, loader.num_workers) / facts.sample_s)
-        evidence += f"; one process makes {rate_text(1 / facts.sample_s)}, {loader.num_workers} workers {made} at best"
+        makers = f"{loader.num_workers} workers together" if loader.num_workers else "training included"
+        evidence += (
+            f"; one process alone makes {rate_text(1 / facts.sample_s)}, {makers} {rate_text(winner.samples_per_s)}"
+        )
         return Verdict(bound_by="loader", evidence=evidence, advice=_loader_advice(loader, num_usable_cores))
     if device_kind == "cuda" and share is not None:
         return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES)
