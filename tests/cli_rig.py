@@ -79,10 +79,6 @@ class Command:
         assert met, f"not in {timeout_s} s\n{self.stderr()}"
         assert condition(), f"it ended before, with code {self._process.poll()}\n{self.stderr()}"
 
-    def until_training_with_workers(self):
-        """The study has begun and workers of a trial are at work: controller, bench and two more."""
-        self.until(lambda: "[study" in self.stderr() and len(self.descendants()) >= 3)
-
     def end(self, timeout_s=PATIENCE_S):
         """Wait for its end, and for the end of whatever it started."""
         stdout, _ = self._process.communicate(timeout=timeout_s)

@@ -39,6 +39,8 @@ _UNSUPPORTED = (
     r"integer out of range",
     r"view size is not compatible with input tensor's size and stride",  # .view() under channels_last
 )
+_DEVICE_ASSERT = "device-side assert"
+_ASSERT_GUESS = " (nearly always a label that is not below the number of classes)"
 _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
 _ALLOCATOR_OOM = "OutOfMemoryError"
 # The allocator's own OOM leaves the context as it was; after a library's or a kernel's failure only a new process is
@@ -65,10 +67,11 @@ def failure_from(error: BaseException, phase: str) -> TrialFailure:
     """The exception as data; keeps text only, so that nothing of the failed step stays alive."""
     index = sample_index(error)
     where = "" if index is None else f"dataset[{index}] raised "
+    guess = _ASSERT_GUESS if _DEVICE_ASSERT in str(error) else ""
     return TrialFailure(
         kind=classify_error(error),
         phase=phase,
-        message=f"{where}{last_line(error)}",
+        message=f"{where}{last_line(error)}{guess}",
         log_tail=user_traceback(error) or "",
     )
 
@@ -90,8 +93,8 @@ def _classify_text(text: str, name: str) -> FailureKind | None:
         return "oom"
     if _any(_UNSUPPORTED, text):
         return "unsupported"
-    if "device-side assert" in text:
-        return "user_error"  # nearly always a label that is not below the number of classes
+    if _DEVICE_ASSERT in text:
+        return "user_error"
     return "crash" if "CUDA error" in text else None
 
 

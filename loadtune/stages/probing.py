@@ -57,7 +57,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
             run.found.tell(
                 f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}; kept from more by "
-                f"{LIMIT_TEXT[ceiling.limit]}; {len(ceiling.probes)} sizes tried"
+                f"{LIMIT_TEXT[ceiling.limit]}; sizes tried: {', '.join(str(p.batch_size) for p in ceiling.probes)}"
             )
         largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
         slow = any(ceiling.limit == "time" for ceiling in run.found.ceilings)

@@ -29,6 +29,7 @@ BAD = {
         ["not whole, in empty", "Connection refused", "by hand"],
     ),
     "batch above dataset": (f"{GOOD} {LINEAR} --batch-size 513", ["513", "512 samples"]),
+    "batch below the model's": (f"{GOOD} --model {W}Normed --batch-size 1", ["--batch-size 1", "at least 2"]),
     "no such module": (f"--dataset nobody:make {LINEAR}", ["no module 'nobody'", "PYTHONPATH"]),
     "no such factory": (f"--dataset {W}Imagse {LINEAR}", ["no 'Imagse'", "Did you mean Images"]),
     "factory raises": (f"--dataset {W}raising_factory {LINEAR}", ["raised OSError: no such disk"]),

@@ -14,7 +14,7 @@ from loadtune.errors import ResultError
 # Long enough for a search of a model whose step takes a millisecond, short enough for a test.
 SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
-LONG = ("--device", "cpu", "--time-budget", "120", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
+LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
 RUN_FILES = ["bench.log", "result.json", "study.db"]
 
 
@@ -75,11 +75,30 @@ def test_a_dataloader_takes_the_answer(run_folder, at_your_batch):
     assert len(targets) == kwargs["batch_size"]
 
 
+@pytest.mark.parametrize("read", [loadtune.load_result, loadtune.best_loader_kwargs])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 99'), ["newer", "99", "Update loadtune"]),
+        (lambda text: text[: len(text) // 2], ["damaged", "run `loadtune run` again"]),
+        (lambda text: "", ["damaged", "run `loadtune run` again"]),
+        (lambda text: text.replace('"batch_size"', '"batch"'), ["batch_size", "unchanged result.json"]),
+    ],
+    ids=["newer", "half", "empty", "renamed"],
+)
+def test_a_spoilt_result_is_told(run_folder, tmp_path, read, spoil, words):
+    spoilt = tmp_path / "result.json"
+    spoilt.write_text(spoil((run_folder / "result.json").read_text()))
+    with pytest.raises(ResultError) as raised:
+        read(tmp_path)
+    assert all(word in str(raised.value) for word in [str(spoilt), *words]), str(raised.value)
+
+
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
 def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_path, number, code, word):
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:
-        command.until_training_with_workers()
+        command.until(lambda: "[study, trial 1/" in command.stderr())
         command.signal(number)
         ended = command.end()
     finally:
@@ -90,6 +109,7 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
     assert "Nothing was confirmed." in ended.stdout
     result = loadtune.load_result(tmp_path / "cwd" / "kept")
     assert word in result.cut_short
+    assert result.trials
     assert result.best is None
     with pytest.raises(ResultError, match="no confirmed winner"):
         loadtune.best_loader_kwargs(tmp_path / "cwd" / "kept")
@@ -98,7 +118,7 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
 def test_a_killed_run_takes_its_bench_and_workers_along(tmp_path):
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:
-        command.until_training_with_workers()
+        command.until(lambda: len(command.descendants()) >= 3)  # the bench and two workers of a trial
         command.signal(signal.SIGKILL)
         assert command.end().left_behind == []
     finally:

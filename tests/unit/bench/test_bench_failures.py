@@ -117,3 +117,8 @@ def test_only_the_allocators_own_oom_leaves_the_context_intact():
 def test_exit_statuses(returncode, kind, words):
     assert classify_exit(returncode) == kind
     assert words in exit_text(returncode)
+
+
+def test_a_device_side_assert_is_explained():
+    message = failure_from(RuntimeError("CUDA error: device-side assert triggered"), "training").message
+    assert "label" in message
