@@ -59,8 +59,9 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
                 f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}; kept from more by "
                 f"{LIMIT_TEXT[ceiling.limit]}; {len(ceiling.probes)} sizes tried"
             )
-        if any(ceiling.limit == "time" for ceiling in run.found.ceilings):
-            largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
+        largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
+        slow = any(ceiling.limit == "time" for ceiling in run.found.ceilings)
+        if slow and largest < loader_top(run, facts):  # else the loader keeps larger ones out anyway, and says so
             run.found.note(
                 f"Batches above {largest} were left out: one step would take more than "
                 f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."

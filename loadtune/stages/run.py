@@ -16,9 +16,9 @@ fit."""
 BATCH_SHARE = TRIAL_SHARE / 3
 """Of the time budget, for one batch made by one worker: a trial has to see every worker deliver two or three times."""
 
-COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.6
-"""Of the time that is left when the stage begins: the confirmation keeps two fifths of what the curve leaves, because
-only its figures are reported."""
+COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
+"""Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
+its figures are reported."""
 
 
 @dataclass(frozen=True, slots=True)

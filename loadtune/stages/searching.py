@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from loadtune.findings import Findings
 from loadtune.probe.compute import compute_bound, knee, reaches
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.records import (
@@ -60,8 +61,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     found.assumed = assumed_settings(config.yours)
     saturated = knee(found.compute_points, _fastest(found.compute_points).recipe).batch_size
     smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
-    extra = (found.yours.batch_size,) if found.yours.batch_size <= max(ceilings.values()) else ()
-    found.batch_sizes = batch_ladder(smallest, top, extra)
+    found.batch_sizes = batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
     most = run.found.host.num_usable_cores if config.max_workers is None else config.max_workers
     yours_workers = found.yours.loader.num_workers
     return SearchSpace(
@@ -71,6 +71,13 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
         recipes=chosen,
         ceilings=ceilings,
     )
+
+
+def _named_sizes(found: Findings, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
+    """Sizes that are rungs because somebody cares for them: the user's own, and hard ends that lie within reach."""
+    hard = [c.batch_size for c in found.ceilings if c.limit != "time" and c.batch_size <= top]
+    own = [found.yours.batch_size] if found.yours and found.yours.batch_size <= max(ceilings.values()) else []
+    return (*hard, *own)
 
 
 def _yours(run: Run, top: int) -> TrialConfig:
@@ -129,7 +136,9 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         configs = pick_finalists(
             found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
         )
-        for outcome in confirm(configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.until(0.97)):
+        for outcome in confirm(
+            configs, lambda c: _timed(run, c, CONFIRM_SHARE, None), run.clock, run.until(0.97), yours=found.yours
+        ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
             found.tell(_trial_text(outcome[0], *_split(outcome[1])))

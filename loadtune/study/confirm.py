@@ -17,7 +17,8 @@ NUM_TOP = 2
 CONTENDER = 0.93
 """A configuration this close to the leader may really be as fast: fresh loaders differ by 6 to 7%."""
 
-MIN_ROUNDS, MAX_ROUNDS = 2, 3
+MAX_ROUNDS = 3
+"""Of the confirmation. Three runs of each of three finalists put the spread between runs on six degrees of freedom."""
 
 Outcome = tuple[TrialConfig, Measurement | TrialFailure]
 
@@ -56,27 +57,34 @@ def confirm(
     run: Callable[[TrialConfig], Measurement | TrialFailure],
     clock: Clock,
     until_s: float,
+    *,
+    yours: TrialConfig | None = None,
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
-    The first round is always run whole. After it a run begins only if, going by its last one, it ends by `until_s`, and
-    a third round only if all of it does. What failed once is not run again: it cannot win, and a hang costs minutes.
+    The first round is always run. A later one is run only if, going by the last, it ends by `until_s`: whole, or else
+    the leader and the user's own configuration alone, because those two make the answer. What failed once is not run
+    again: it cannot win, and a hang costs minutes.
     """
-    took: dict[TrialConfig, float] = {}
-    failed: set[TrialConfig] = set()
+    took: dict[TrialConfig, float] = {}  # of those that never failed
+    rates: dict[TrialConfig, list[float]] = {}
     for number in range(MAX_ROUNDS):
-        if number >= MIN_ROUNDS and clock.now() + math.fsum(took[c] for c in took if c not in failed) > until_s:
-            return
         shift = number % max(1, len(configs))
-        for config in [*configs[shift:], *configs[:shift]]:
+        turn = [*configs[shift:], *configs[:shift]]
+        if number > 0:
+            turn = [config for config in turn if config in took]
+            leader = max(took, key=lambda config: statistics.fmean(rates[config]), default=None)
+            answer = [config for config in turn if config in (leader, yours)]
+            turn = next((t for t in (turn, answer) if clock.now() + math.fsum(took[c] for c in t) <= until_s), [])
+        for config in turn:
             started = clock.now()
-            if config in failed or (config in took and started + took[config] > until_s):
-                continue
             outcome = run(config)
-            yield config, outcome
             took[config] = clock.now() - started
-            if isinstance(outcome, TrialFailure):
-                failed.add(config)
+            if isinstance(outcome, Measurement):
+                rates.setdefault(config, []).append(outcome.samples_per_s)
+            else:
+                del took[config]
+            yield config, outcome
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:

@@ -40,13 +40,13 @@ class SearchSpace:
 
 
 def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Powers of two and their 1.5s within [smallest, largest], the ends themselves, and `extra` sizes."""
-    rungs = {smallest, largest, *extra}
+    """Powers of two and their 1.5s within [smallest, largest], and `extra` sizes; `largest` itself where none are."""
+    rungs = set(extra)
     power = 1
     while power <= largest:
         rungs |= {size for size in (power, power + power // 2) if smallest <= size <= largest}
         power *= 2
-    return tuple(sorted(rungs))
+    return tuple(sorted(rungs or {largest}))
 
 
 def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:

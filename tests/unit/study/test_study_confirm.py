@@ -44,24 +44,35 @@ def test_failed_trials_are_no_finalists() -> None:
     assert pick_finalists([trial(0, None, config())], None) == ()
 
 
-def run_confirm(configs: list[TrialConfig], seconds: float, left_s: float) -> list[TrialConfig]:
+def run_confirm(rates: dict[TrialConfig, float], seconds: float, left_s: float) -> list[TrialConfig]:
+    """Who is run, in order; each takes as long, the last is the user's own."""
     clock = FakeClock()
 
     def run(what: TrialConfig) -> Measurement:
         clock.spend(seconds)
-        return measured(100.0)
+        return measured(rates[what])
 
-    return [what for what, _ in confirm(configs, run, clock, clock.now() + left_s)]
+    configs = list(rates)
+    return [what for what, _ in confirm(configs, run, clock, clock.now() + left_s, yours=configs[-1])]
+
+
+A, B, C = config(1), config(2), config(3)
 
 
 def test_rounds_are_interleaved_and_turned() -> None:
-    a, b = config(1), config(2)
-    assert run_confirm([a, b], 1.0, 4.5) == [a, b, b, a]
+    assert run_confirm({A: 2.0, B: 1.0}, 1.0, 4.5) == [A, B, B, A]
 
 
-def test_no_run_begins_that_would_end_too_late() -> None:
-    assert len(run_confirm([config(1), config(2)], 10.0, 35.0)) == 3
-    assert len(run_confirm([config(1), config(2)], 10.0, 0.0)) == 2
+def test_short_of_a_whole_round_the_leader_and_yours_are_run_again() -> None:
+    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 55.0) == [A, B, C, B, C]
+
+
+def test_the_first_round_is_run_whatever_the_time() -> None:
+    assert run_confirm({A: 2.0, B: 1.0}, 10.0, 0.0) == [A, B]
+
+
+def test_three_rounds_at_the_most() -> None:
+    assert len(run_confirm({A: 2.0, B: 1.0}, 1.0, 1000.0)) == 6
 
 
 def test_what_failed_once_is_not_run_again() -> None:

@@ -10,9 +10,11 @@ from loadtune.study.yours import your_config
 from loadtune.testing import FakeBench
 
 
-def test_powers_of_two_their_halves_and_the_ends() -> None:
-    assert batch_ladder(16, 100) == (16, 24, 32, 48, 64, 96, 100)
+def test_powers_of_two_their_halves_and_what_is_asked_for() -> None:
+    assert batch_ladder(16, 100) == (16, 24, 32, 48, 64, 96)
+    assert batch_ladder(16, 100, (100,)) == (16, 24, 32, 48, 64, 96, 100)
     assert batch_ladder(1, 3, (7,)) == (1, 2, 3, 7)
+    assert batch_ladder(5, 5) == (5,)
 
 
 def test_every_small_worker_count_then_fifths() -> None:
