@@ -2,8 +2,8 @@
 
     python benchmarks/readme_run.py [--note FILE] [--repeats N]
 
-Prints a table, one line a repeat. On an H200 the goal is an answer within 240 s and a confirmed winner of at least 3,300
-samples/s with float32 inputs (a known tool's own answer on that machine was 1,346; searched by hand: 3,650 to 4,300).
+Prints a table, one line a repeat. On an H200 the goal is an answer within 240 s and a confirmed winner of at least
+3,300 samples/s with float32 inputs (a known tool's own answer there was 1,346; searched by hand: 3,650 to 4,300).
 """
 
 import argparse

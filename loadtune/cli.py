@@ -1,14 +1,12 @@
-"""The command line: words to a `TuneConfig`, a result to the terminal. The only module that prints or exits.
+"""The command line: words to a `TuneConfig`, a result to the terminal. With `ending` the only module that
+prints or exits.
 
-Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 141 the reader of the
-output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
+Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
+reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
 """
 
-import os
 import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -16,15 +14,15 @@ import typer
 
 from loadtune import __version__
 from loadtune.arguments import check, optimizer_of, precision_of, precisions_of
-from loadtune.errors import LoadtuneError, WorkloadError
+from loadtune.ending import exit_code, termination_as_interruption, told_plainly
+from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec, YourSettings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-NO_ANSWER, USER_CAN_MEND, INTERRUPTED, READER_GONE = 1, 2, 130, 141  # the last two as a shell reports the signals
 _DEFAULT = TuneConfig()
-_BENCH_LOG = "bench.log"
+_LOGS = {"bench.log", "study.db", "study.db-journal"}  # nobody reads them where there is no result beside them
 
 app = typer.Typer(
     help="Finds the batch size, workers, pinning and precision that train the most samples a second on this machine.",
@@ -67,16 +65,20 @@ def run(
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
     num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
     optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
-    batch_size: Annotated[int | None, typer.Option(help="Yours now; gives a second winner, at this size.")] = None,
-    num_workers: Annotated[int | None, typer.Option(help="Yours now.")] = None,
-    pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Yours now.")] = None,
-    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Yours now.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="What you train with now; gives a second winner, at this size.")
+    ] = None,
+    num_workers: Annotated[int | None, typer.Option(help="What you use now. [default: 0]")] = None,
+    pin_memory: Annotated[
+        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="What you do now. [default: no]")
+    ] = None,
+    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="What you use now. [default: off]")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(metavar="off|fp16|bf16", help="To consider; repeat or join by commas. [default: all]"),
+        typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
     ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider.")] = None,
+    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")] = None,
     max_workers: Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")] = None,
     trials: Annotated[int, typer.Option(help="Most trials that are really run.")] = _DEFAULT.num_trials,
     time_budget: Annotated[float, typer.Option(help="Seconds for the whole run.")] = _DEFAULT.time_budget_s,
@@ -86,8 +88,12 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")] = False,
 ) -> None:
-    """Measure, search, confirm; print the best configuration and keep it in a folder of its own."""
-    with _told_plainly(debug):
+    """Find the configuration that trains fastest here, and confirm it.
+
+    Builds the workload, probes memory, searches, measures the finalists again, prints the best beside yours, and
+    keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
+    """
+    with told_plainly(debug):
         workload = WorkloadSpec(
             dataset=dataset,
             model=model,
@@ -124,8 +130,8 @@ def doctor(
     freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show what this machine offers, and which device a run would take."""
-    with _told_plainly(debug):
+    """Show what this machine offers and which device a run would take."""
+    with told_plainly(debug):
         from loadtune import host as machine
         from loadtune.report.store import as_json
 
@@ -146,15 +152,17 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
     facts = read_host()
     _print_banner(facts, config.device, sys.stderr if as_json else sys.stdout, quiet=quiet)
     _warn_of_workers(config, facts)
-    folder = store.new_run_folder(Path(config.out), config.workload.label)
+    out = Path(config.out)
+    made = [parent for parent in (out, *out.parents) if not parent.exists()]
+    folder = store.new_run_folder(out, config.workload.label)
     try:
         result = _tune(config, folder, quiet)
     except (LoadtuneError, KeyboardInterrupt):
         if not debug:
-            _remove_if_empty(folder)
+            _remove_if_empty(folder, made)
         raise
     _print_result(result, folder, as_json=as_json, quiet=quiet)
-    if code := _exit_code(result):
+    if code := exit_code(result):
         raise typer.Exit(code)
 
 
@@ -162,7 +170,7 @@ def _tune(config: TuneConfig, folder: Path, quiet: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
     from loadtune.tune import tune_loader
 
-    with LiveDisplay(sys.stderr, quiet=quiet) as display:
+    with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
         return tune_loader(config, folder=folder, listener=display)
 
 
@@ -208,47 +216,11 @@ def _print(content: "RenderableType", stream: TextIO) -> None:
     stream.flush()
 
 
-def _exit_code(result: TuningResult) -> int:
-    if result.cut_short is not None and any(word in result.cut_short for word in ("interrupted", "Ctrl-C")):
-        return INTERRUPTED
-    return 0 if result.best is not None else NO_ANSWER
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """A run that ended in an error leaves no folder, unless something was measured in it."""
+def _remove_if_empty(folder: Path, made: list[Path]) -> None:
+    """A run that ended in an error leaves none of the folders `made` for it, unless something was measured."""
     with suppress(OSError):
-        if {path.name for path in folder.iterdir()} <= {_BENCH_LOG}:
-            (folder / _BENCH_LOG).unlink(missing_ok=True)
-            folder.rmdir()
-            folder.parent.rmdir()  # the workload's; where it holds another run it refuses, and that is right
-
-
-@contextmanager
-def _told_plainly(debug: bool) -> Iterator[None]:
-    """What a user can mend, or did on purpose, ends in a message and an exit code, never in a traceback."""
-    try:
-        yield
-        sys.stdout.flush()  # here, where a reader that went away can still be met
-    except BrokenPipeError:
-        _silence(sys.stdout)
-        raise typer.Exit(READER_GONE) from None
-    except KeyboardInterrupt:
-        typer.echo("Interrupted; nothing was concluded.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except LoadtuneError as error:
-        _show(error, debug)
-        raise typer.Exit(USER_CAN_MEND) from None
-
-
-def _show(error: LoadtuneError, debug: bool) -> None:
-    if debug:
-        traceback.print_exception(error)
-    if isinstance(error, WorkloadError) and error.user_traceback:
-        typer.secho(error.user_traceback.rstrip("\n"), err=True, dim=True)
-    typer.secho(f"error: {error}", err=True)
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout once more on its way out; into nothing, that is quiet."""
-    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if {path.name for path in folder.iterdir()} <= _LOGS:
+            for name in _LOGS:
+                (folder / name).unlink(missing_ok=True)
+            for empty in (folder, folder.parent, *made):
+                empty.rmdir()  # where it holds another run it refuses, and that is right

@@ -49,8 +49,8 @@ def tune_on(
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     try:
         story(Run(bench, sensor, clock, found, folder))
-    except KeyboardInterrupt:
-        found.cut_short = "interrupted by Ctrl-C"
+    except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
+        found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:
         found.cut_short = str(error)
         if found.trials:

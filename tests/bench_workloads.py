@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import PIL.Image
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
@@ -183,3 +184,26 @@ class ReturnsList(Linear):
 
 def frozen():
     return Linear().requires_grad_(False)
+
+
+class Scalars(Images):
+    """Not images at all: rows of a table."""
+
+    def __getitem__(self, index):
+        return torch.zeros(4), 0
+
+
+class Pictures(Images):
+    """Somebody forgot ToTensor."""
+
+    def __getitem__(self, index):
+        return PIL.Image.new("RGB", (8, 8)), 0
+
+
+def exits():
+    """A script that parses its own command line when it is imported does this."""
+    raise SystemExit(2)
+
+
+def not_a_model():
+    return "resnet50"

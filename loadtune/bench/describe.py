@@ -18,6 +18,7 @@ from loadtune.workload import (
     class_logits,
     collate_samples,
     fetch_samples,
+    is_import_path,
     last_line,
     sample_text,
     user_traceback,
@@ -71,9 +72,9 @@ def train_small(workload: Workload, model: ResidentModel, samples: Samples, line
             raise
         raise WorkloadError(
             f"model {workload.spec.model} does not train on a batch of samples like "
-            f"{sample_text(samples.samples[0])}: {last_line(error)}. Its input has to be what the dataset delivers; "
-            "change one of the two, or --image-size.",
-            user_traceback(error),
+            f"{sample_text(samples.samples[0])}: {last_line(error)}. Its input has to be what the dataset delivers: "
+            "change --image-size, the dataset or the model.",
+            user_traceback(error) if is_import_path(workload.spec.model) else None,
         ) from error
     smallest = _smallest_batch(trainer, samples, line)
     trainer.close()

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -67,8 +68,10 @@ class Server:
         try:
             return work()
         except LoadtuneError as error:
+            traceback.print_exc()  # into the log
             return _Failed(failure=Refused.of(error), context_intact=True)
         except Exception as error:
+            traceback.print_exc()
             failure = failure_from(error, self._line.phase)
             return _Failed(failure=failure, context_intact=leaves_context_intact(error))
 

@@ -30,7 +30,7 @@ def choose_device(host: HostFacts, requested: str | None) -> Device:
 def freest_gpu(host: HostFacts) -> GpuFacts:
     """Most free memory, then least utilization, then CUDA's order. Raises DeviceError where there is no GPU."""
     if not host.gpus:
-        raise DeviceError(f"a GPU is needed. {_found(host)} {_allowed(host)}")
+        raise DeviceError(f"there is no GPU to take. {_found(host)} {_allowed(host)}")
     enough = max(gpu.free_bytes for gpu in host.gpus) * (1 - FREE_TIE_FRACTION)
     return min((gpu for gpu in host.gpus if gpu.free_bytes >= enough), key=_busyness)
 
@@ -77,5 +77,5 @@ def _allowed(host: HostFacts) -> str:
         last = len(host.gpus) - 1
         numbered = "cuda:0" if last == 0 else f"cuda:0 to cuda:{last}"
         named = f"cpu, cuda, {numbered}, or enough of a UUID to tell one GPU"
-        return f"Ask for {named}; without a device the freest GPU is taken."
-    return "Ask for cpu, or check nvidia-smi and CUDA_VISIBLE_DEVICES; without a device the CPU is taken."
+        return f"Ask for {named} with --device; without it the freest GPU is taken."
+    return "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU: --device cpu, or no --device at all."

@@ -13,6 +13,9 @@ _OPTIMIZER = {
     "adamw": "AdamW(\n    model.parameters(), lr=1e-3",
 }
 
+# Of a line in the training loop, so that with its indentation it fits 80 columns.
+_LINE = 76
+
 
 def loader_code(config: TrialConfig) -> str:
     """``loader = DataLoader(…)`` with the chosen arguments; shuffled and full batches are what was measured."""
@@ -39,10 +42,11 @@ def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cu
 
 def _step(config: TrialConfig, device: str) -> list[str]:
     asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
+    arguments = f'"{device}"{asynchronous}{_memory_format(config)}'
+    on_one_line = f"inputs = inputs.to({arguments})"
+    fits = len(on_one_line) <= _LINE
     return [
-        "inputs = inputs.to(",  # in three lines: everything fits 80 columns
-        f'    "{device}"{asynchronous}{_memory_format(config)}',
-        ")",
+        *([on_one_line] if fits else ["inputs = inputs.to(", f"    {arguments}", ")"]),
         f'targets = targets.to("{device}"{asynchronous})',
         *_forward(config, device),
         "optimizer.zero_grad(set_to_none=True)",

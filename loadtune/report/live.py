@@ -4,6 +4,8 @@ In: `Progress`, one after the other; `LiveDisplay` is a listener. Out: the strea
 progress carries the newest reading.
 """
 
+import time
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -12,7 +14,11 @@ from loadtune.report.wording import searched_text
 from loadtune.units import MISSING, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.live import Live
+
+_REDRAWS_PER_S = 4
+"""Enough for figures that are to be read; a redraw takes the controller a millisecond."""
 
 
 def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
@@ -58,12 +64,16 @@ class LiveDisplay:
         self._console = Console(file=stream, highlight=False)
         self._quiet = quiet
         self._live: Live | None = None
+        self._newest: Progress | None = None
+        self._newest_s = 0.0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal and not self._quiet:
             from rich.live import Live
 
-            self._live = Live(console=self._console, transient=True, refresh_per_second=4)
+            self._live = Live(
+                get_renderable=self._redrawn, console=self._console, transient=True, refresh_per_second=_REDRAWS_PER_S
+            )
             self._live.start()
         return self
 
@@ -80,8 +90,14 @@ class LiveDisplay:
             style = "yellow" if progress.warning else None
             # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
             self._console.print(line, style=style, markup=False, soft_wrap=True)
-        if self._live is not None:
-            from loadtune.report.text import banner_text
-            from loadtune.report.view import Banner
+        self._newest, self._newest_s = progress, time.monotonic()
 
-            self._live.update(banner_text(Banner(rows=progress_rows(progress))))
+    def _redrawn(self) -> "RenderableType":
+        """What is drawn by a thread of rich's, some times a second: nothing new, but the time goes down."""
+        from loadtune.report.text import banner_text
+        from loadtune.report.view import Banner
+
+        if self._newest is None:
+            return ""
+        left_s = max(0.0, self._newest.left_s - (time.monotonic() - self._newest_s))
+        return banner_text(Banner(rows=progress_rows(replace(self._newest, left_s=left_s))))

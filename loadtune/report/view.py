@@ -151,7 +151,8 @@ def _trial_counts(trials: tuple[Trial, ...]) -> str:
     measured = sum(trial.measurement is not None for trial in trials)
     screened = sum(trial.screened is not None for trial in trials)
     failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
-    return f"{len(trials)} trials: {measured} measured, {screened} screened out by a bound, {failed}"
+    total = f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
+    return f"{total}: {measured} measured, {screened} screened out by a bound, {failed}"
 
 
 def _ceilings(result: TuningResult) -> Table | None:

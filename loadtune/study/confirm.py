@@ -6,7 +6,7 @@ to be true (FACTS: it overclaims by 6% at 5% noise).
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure, students_t
 from loadtune.seams import Clock
@@ -66,16 +66,13 @@ def confirm(
     the leader and the user's own configuration alone, because those two make the answer. What failed once is not run
     again: it cannot win, and a hang costs minutes.
     """
-    took: dict[TrialConfig, float] = {}  # of those that never failed
-    rates: dict[TrialConfig, list[float]] = {}
+    took: dict[TrialConfig, float] = {}
+    rates: dict[TrialConfig, list[float]] = {}  # of those that never failed
     for number in range(MAX_ROUNDS):
         shift = number % max(1, len(configs))
         turn = [*configs[shift:], *configs[:shift]]
         if number > 0:
-            turn = [config for config in turn if config in took]
-            leader = max(took, key=lambda config: statistics.fmean(rates[config]), default=None)
-            answer = [config for config in turn if config in (leader, yours)]
-            turn = next((t for t in (turn, answer) if clock.now() + math.fsum(took[c] for c in t) <= until_s), [])
+            turn = _affordable([c for c in turn if c in rates], rates, took, yours, until_s - clock.now())
         for config in turn:
             started = clock.now()
             outcome = run(config)
@@ -83,8 +80,21 @@ def confirm(
             if isinstance(outcome, Measurement):
                 rates.setdefault(config, []).append(outcome.samples_per_s)
             else:
-                del took[config]
+                rates.pop(config, None)
             yield config, outcome
+
+
+def _affordable(
+    turn: list[TrialConfig],
+    rates: Mapping[TrialConfig, list[float]],
+    took: Mapping[TrialConfig, float],
+    yours: TrialConfig | None,
+    left_s: float,
+) -> list[TrialConfig]:
+    """The whole turn, or its leader and the user's own, or nothing: the first of these that ends in time."""
+    leader = max(rates, key=lambda config: statistics.fmean(rates[config]), default=None)
+    answer = [config for config in turn if config in (leader, yours)]
+    return next((part for part in (turn, answer) if math.fsum(took[config] for config in part) <= left_s), [])
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:

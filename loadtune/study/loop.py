@@ -126,7 +126,11 @@ class StudyLoop:
         outcome = self.run(config, self.best)
         self._seconds.append(self.clock.now() - started)
         if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
-            raise WorkloadError(outcome.message, outcome.log_tail or None)
+            raise WorkloadError(
+                f"{outcome.message.rstrip('.')}. Every sample has to be readable and every batch trainable: mend the "
+                "dataset or the model, and run again.",
+                outcome.log_tail or None,
+            )
         return outcome
 
     def _tell(self, asked: Asked, outcome: Outcome) -> None:

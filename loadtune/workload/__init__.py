@@ -5,6 +5,7 @@ says what was found, what is allowed and what to do. Runs in the bench's process
 """
 
 from loadtune.workload.build import Workload, build_workload
+from loadtune.workload.factories import is_import_path
 from loadtune.workload.optimizers import make_optimizer
 from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import Batch, Task, class_logits
@@ -19,6 +20,7 @@ __all__ = [
     "class_logits",
     "collate_samples",
     "fetch_samples",
+    "is_import_path",
     "last_line",
     "make_optimizer",
     "sample_index",

@@ -1,7 +1,8 @@
 """A dataset's name → a map-style dataset of (input, class index), or a `WorkloadError` that says what to do."""
 
+import functools
 import inspect
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torchvision import transforms
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
+from loadtune.workload.downloads import read_or_download
 from loadtune.workload.factories import call_factory, is_import_path, unknown_name
 from loadtune.workload.fake import make_fake
 from loadtune.workload.models import ModelNeeds
-from loadtune.workload.user_code import last_line, user_traceback
+from loadtune.workload.user_code import all_lines, last_line, user_traceback
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -91,16 +93,36 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     parameters = _parameters(cls)
     arguments = _arguments(spec, needs, parameters)
     _refuse_unanswered(spec, cls, arguments)
+    if "download" in parameters:
+        return _downloaded(spec, functools.partial(cls, **arguments))
+    if spec.data_root is not None and not _data_root(spec).is_dir():
+        raise _no_folder(spec)
     try:
-        return cls(**arguments | ({"download": False} if "download" in parameters else {}))  # type: ignore[no-any-return]
+        return cls(**arguments)  # type: ignore[no-any-return]
     except Exception as error:
-        if "download" not in parameters:
-            raise _not_built(spec, error, "Put the data there, or point --data-root at it.") from error
+        raise WorkloadError(
+            f"dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. Put its files there "
+            "as torchvision's documentation of the class says, or point --data-root at where they are."
+        ) from error
+
+
+def _downloaded(spec: WorkloadSpec, build: Callable[..., Any]) -> Dataset[Any]:
     try:
-        return cls(**arguments | {"download": True})  # type: ignore[no-any-return]
+        return read_or_download(build, _data_root(spec))  # type: ignore[no-any-return]
     except Exception as error:
-        advice = "Its download failed: check the network, or put the data there by hand."
-        raise _not_built(spec, error, advice) from error
+        raise WorkloadError(
+            f"dataset {spec.dataset} is not, or not whole, in {spec.data_root}, and its download failed: "
+            f"{all_lines(error)}. "
+            "Check the network, or put its files there by hand, or point --data-root at where they are."
+        ) from error
+
+
+def _no_folder(spec: WorkloadSpec) -> WorkloadError:
+    here = "" if Path(str(spec.data_root)).expanduser().is_absolute() else f" in {Path.cwd()}"
+    return WorkloadError(
+        f"--data-root {spec.data_root} does not exist{here}, or is no folder. dataset {spec.dataset} reads its files "
+        "there and cannot download them: point --data-root at them."
+    )
 
 
 def _find_class(name: str) -> Any:
@@ -157,10 +179,3 @@ def _refuse_unanswered(spec: WorkloadSpec, cls: Any, arguments: dict[str, Any]) 
             f"dataset {spec.dataset} also needs {', '.join(missing)}, which cannot be guessed. "
             "Write a factory `pkg.mod:factory` that builds it and name that instead."
         )
-
-
-def _not_built(spec: WorkloadSpec, error: Exception, advice: str) -> WorkloadError:
-    return WorkloadError(
-        f"dataset {spec.dataset} could not be read from {spec.data_root}: {last_line(error)}. {advice}",
-        user_traceback(error),
-    )

@@ -21,7 +21,7 @@ def call_factory(path: str, option: str) -> Any:
     factory = _find_factory(path, option)
     try:
         return factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
         raise WorkloadError(
             f"{option} {path}: the factory raised {last_line(error)}. It is called without arguments and has to "
             f"return the {option}; call it by itself to see the same error.",
@@ -47,7 +47,7 @@ def _find_factory(path: str, option: str) -> Callable[[], Any]:
     try:
         factory = getattr(module, attribute)
     except AttributeError:
-        public = [name for name in vars(module) if not name.startswith("_")]
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         near = difflib.get_close_matches(attribute, public, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise WorkloadError(f"{option} {path}: module {module_name} has no {attribute!r}.{hint}") from None
@@ -72,11 +72,11 @@ def _import(module_name: str, path: str, option: str) -> Any:
                 "Run from the folder that holds it, install it, or add its folder to PYTHONPATH."
             ) from None
         raise _import_failed(error, path, option) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _import_failed(error, path, option) from error
 
 
-def _import_failed(error: Exception, path: str, option: str) -> WorkloadError:
+def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
     return WorkloadError(
         f"{option} {path}: importing the module raised {last_line(error)}. Mend the module; `python -c 'import "
         f"{path.partition(':')[0]}'` shows the same error.",

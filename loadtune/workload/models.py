@@ -10,7 +10,7 @@ from torch import nn
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload.factories import call_factory, is_import_path, unknown_name
-from loadtune.workload.user_code import last_line, user_traceback
+from loadtune.workload.user_code import last_line
 
 Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
 
@@ -65,8 +65,7 @@ def make_model(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> nn.Mo
     except Exception as error:
         raise WorkloadError(
             f"model {spec.model} could not be built with {num_classes} classes and {needs.image_size} pixels: "
-            f"{last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory.",
-            user_traceback(error),
+            f"{last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory."
         ) from error
 
 

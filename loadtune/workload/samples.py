@@ -1,5 +1,6 @@
 """Samples out of a dataset: fetched one by one, collated, and every way they can be unusable said in words."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,8 +66,7 @@ def collate_samples(samples: Sequence[Any]) -> Batch:
     except Exception as error:
         seen = " and ".join(sample_text(sample) for sample in samples[:2])
         raise WorkloadError(
-            f"samples do not collate into a batch: {last_line(error)}. Found {seen}. All inputs need one shape: "
-            "crop or resize them in the dataset.",
+            f"samples do not collate into a batch: {last_line(error)}. Found {seen}. {_collate_advice(samples)}",
             user_traceback(error),
         ) from error
     if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
@@ -76,6 +76,12 @@ def collate_samples(samples: Sequence[Any]) -> Batch:
             f"the target of a sample is {_part_text(samples[0][1])}; it has to be a class index: one whole number."
         )
     return inputs, targets.long()
+
+
+def _collate_advice(samples: Sequence[Any]) -> str:
+    if all(hasattr(sample[0], "shape") for sample in samples):
+        return "All inputs need one shape: crop or resize them in the dataset."
+    return "Inputs have to be tensors: convert them in the dataset, pictures with torchvision.transforms.ToTensor()."
 
 
 def sample_text(sample: Any) -> str:
@@ -91,4 +97,5 @@ def _part_text(part: Any) -> str:
     shape = getattr(part, "shape", None)
     if shape is not None:
         return f"{type(part).__name__} {tuple(shape)}"
-    return f"{type(part).__name__} {part!r}"[:60]
+    text = re.sub(r" at 0x[0-9A-Fa-f]+", "", repr(part))
+    return (text if text.startswith("<") else f"{type(part).__name__} {text}")[:60]

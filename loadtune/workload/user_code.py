@@ -9,7 +9,7 @@ from pathlib import Path
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 # Plumbing between our call and the user's code, which tells its author nothing.
-_PLUMBING = (_PACKAGE, "torch/utils/data/", "<frozen importlib", "importlib/__init__.py")
+_PLUMBING = (_PACKAGE, "torch/utils/data/", "torch/nn/modules/module.py", "<frozen importlib", "importlib/__init__.py")
 
 _INDEX_NOTE = "while reading sample index "
 _WORKER_ERROR = re.compile(r"^Caught (\w+) in .*?\.\nOriginal (Traceback .*)", re.DOTALL)
@@ -46,7 +46,13 @@ def last_line(error: BaseException) -> str:
         named = [line for line in raised if line.split(":")[0].rpartition(".")[2] == worker.group(1)]
         return (named or raised or [worker.group(1)])[-1]
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return f"{type(error).__name__}: {first.rstrip('.')}" if first else type(error).__name__
+
+
+def all_lines(error: BaseException) -> str:
+    """``RuntimeError: all that it said``, on one line: for errors of libraries that put the cause last."""
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _text_of(error: BaseException) -> str:

@@ -97,7 +97,7 @@ def test_the_freest_gpu(gpus, freest):
 
 
 def test_no_gpu_is_no_freest_gpu():
-    with pytest.raises(DeviceError, match="a GPU is needed"):
+    with pytest.raises(DeviceError, match="there is no GPU to take"):
         freest_gpu(make_host())
 
 

@@ -1,0 +1,105 @@
+"""The command as a user runs it: real processes, a real dataset and model, on the CPU; and what ends it early."""
+
+import json
+import signal
+
+import bench_workloads
+import pytest
+from cli_rig import IMAGES, SLOW_IMAGES, Command, files_below
+from torch.utils.data import DataLoader
+
+import loadtune
+from loadtune.errors import ResultError
+
+# Long enough for a search of a model whose step takes a millisecond, short enough for a test.
+SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
+# Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
+LONG = ("--device", "cpu", "--time-budget", "120", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
+RUN_FILES = ["bench.log", "result.json", "study.db"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One whole run, shared by the tests that look at what it left."""
+    command = Command(tmp_path_factory.mktemp("run"), "run", *IMAGES, *SHORT, "--batch-size", "16", "--json")
+    yield command, command.end()
+    command.kill()
+
+
+@pytest.fixture(scope="module")
+def run_folder(finished):
+    (folder,) = (finished[0].home / "cwd" / "kept").glob("*/*")
+    return folder
+
+
+def test_a_run_ends_with_an_answer_and_leaves_no_process(finished):
+    _, ended = finished
+    assert ended.code == 0, ended.stderr
+    assert ended.left_behind == []
+    assert "Traceback" not in ended.stderr
+
+
+def test_stdout_is_the_result_and_nothing_else(finished, run_folder):
+    _, ended = finished
+    assert ended.stdout == (run_folder / "result.json").read_text()
+    assert json.loads(ended.stdout)["best"] is not None
+
+
+def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
+    command, _ = finished
+    assert run_folder.parent.name == "bench_workloads.Images-bench_workloads.Linear"
+    assert files_below(run_folder) == RUN_FILES
+    written = [name for name in files_below(command.home) if name != "stderr"]
+    assert written == [str((run_folder / name).relative_to(command.home)) for name in RUN_FILES]
+
+
+def test_the_result_says_what_was_confirmed(run_folder):
+    result = loadtune.load_result(run_folder)
+    assert result.cut_short is None
+    assert result.yours.batch_size == 16
+    assert result.assumed == ("num_workers", "pin_memory", "precision")
+    assert result.best_at_your_batch.config.batch_size == 16
+    confirmed = {finalist.config: finalist for finalist in result.finalists}
+    assert result.best.samples_per_s == confirmed[result.best.config].samples_per_s
+    assert result.yours in confirmed
+    assert all(trial.config.batch_size <= bench_workloads.LENGTH for trial in result.trials)
+    assert not any(trial.failure for trial in result.trials)
+
+
+@pytest.mark.parametrize("at_your_batch", [False, True])
+def test_a_dataloader_takes_the_answer(run_folder, at_your_batch):
+    kwargs = loadtune.best_loader_kwargs(run_folder.parent, at_your_batch=at_your_batch)
+    batches = iter(DataLoader(bench_workloads.Images(), shuffle=True, drop_last=True, **kwargs))
+    inputs, targets = next(batches)
+    assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)
+    assert len(targets) == kwargs["batch_size"]
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_path, number, code, word):
+    command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
+    try:
+        command.until_training_with_workers()
+        command.signal(number)
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == code
+    assert ended.left_behind == []
+    assert "Traceback" not in ended.stderr
+    assert "Nothing was confirmed." in ended.stdout
+    result = loadtune.load_result(tmp_path / "cwd" / "kept")
+    assert word in result.cut_short
+    assert result.best is None
+    with pytest.raises(ResultError, match="no confirmed winner"):
+        loadtune.best_loader_kwargs(tmp_path / "cwd" / "kept")
+
+
+def test_a_killed_run_takes_its_bench_and_workers_along(tmp_path):
+    command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
+    try:
+        command.until_training_with_workers()
+        command.signal(signal.SIGKILL)
+        assert command.end().left_behind == []
+    finally:
+        command.kill()
