@@ -67,7 +67,7 @@ def confirm(
     again: it cannot win, and a hang costs minutes.
     """
     took: dict[TrialConfig, float] = {}
-    rates: dict[TrialConfig, list[float]] = {}
+    rates: dict[TrialConfig, list[float]] = {}  # of those that never failed
     for number in range(MAX_ROUNDS):
         shift = number % max(1, len(configs))
         turn = [*configs[shift:], *configs[:shift]]

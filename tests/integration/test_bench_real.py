@@ -110,7 +110,8 @@ def test_a_slow_loader_shows_as_waiting(tmp_path):
     with bench_on(tmp_path, dataset="SlowImages") as bench:
         watch = Windows(enough=2)
         bench.time_training(trial(), 0.2, watch)
-    assert sum(window.wait_s for window in watch) > 0.5 * sum(window.seconds for window in watch)
+    for window in watch:  # a sleep never ends early, however busy the machine: 8 samples of 5 ms
+        assert 0.99 * window.num_steps * 8 * 0.005 <= window.wait_s <= window.seconds
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(bench):
