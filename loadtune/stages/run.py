@@ -21,8 +21,8 @@ COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 its figures are reported."""
 
 CONFIRM_AT_MOST = 0.3
-"""Of the time budget, for the whole confirmation: four finalists on an H200 take 40 s a round, and a third round of ties
-tells nobody anything (263 s for a run that was decided after 220)."""
+"""Of the time budget, for the whole confirmation: four finalists on an H200 take 40 s a round, and a third round of
+ties tells nobody anything (263 s for a run that was decided after 220)."""
 
 
 @dataclass(frozen=True, slots=True)

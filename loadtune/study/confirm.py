@@ -62,19 +62,25 @@ def confirm(
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
-    The first round is always run. A later one is run only if, going by the last, it ends by `until_s`: whole, or else
-    the leader and the user's own configuration alone, because those two make the answer. What failed once is not run
-    again: it cannot win, and a hang costs minutes.
+    The leader of the study, which comes first, and the user's own configuration are run once whatever the time; the
+    others only while it lasts. A later round is run only if, going by the last, it ends by `until_s`: whole, or else
+    the leader and the user's own alone, because those two make the answer. What failed once is not run again: it
+    cannot win, and a hang costs minutes.
     """
     took: dict[TrialConfig, float] = {}
-    rates: dict[TrialConfig, list[float]] = {}  # of those that never failed
+    rates: dict[TrialConfig, list[float]] = {}
     for number in range(MAX_ROUNDS):
         shift = number % max(1, len(configs))
         turn = [*configs[shift:], *configs[:shift]]
-        if number > 0:
+        if number == 0:
+            turn.sort(key=lambda config: config not in (configs[0], yours))
+        else:
             turn = _affordable([c for c in turn if c in rates], rates, took, yours, until_s - clock.now())
         for config in turn:
             started = clock.now()
+            spare = number == 0 and config not in (configs[0], yours)
+            if spare and started + max(took.values()) > until_s:
+                continue
             outcome = run(config)
             took[config] = clock.now() - started
             if isinstance(outcome, Measurement):

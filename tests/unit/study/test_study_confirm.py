@@ -64,11 +64,11 @@ def test_rounds_are_interleaved_and_turned() -> None:
 
 
 def test_short_of_a_whole_round_the_leader_and_yours_are_run_again() -> None:
-    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 55.0) == [A, B, C, B, C]
+    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 55.0) == [A, C, B, B, C]
 
 
-def test_the_first_round_is_run_whatever_the_time() -> None:
-    assert run_confirm({A: 2.0, B: 1.0}, 10.0, 0.0) == [A, B]
+def test_the_leader_and_yours_are_run_whatever_the_time() -> None:
+    assert run_confirm({A: 2.0, B: 1.0, C: 1.0}, 10.0, 0.0) == [A, C]
 
 
 def test_three_rounds_at_the_most() -> None:

@@ -1,0 +1,109 @@
+"""The last stage: the finalists measured again, and what their figures say. Only these are reported."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from loadtune.records import (
+    Finalist,
+    Measurement,
+    TrialConfig,
+    TrialFailure,
+    Winner,
+    WorkloadFacts,
+)
+from loadtune.report.wording import settings_text
+from loadtune.stages.run import CONFIRM_SHARE, Run
+from loadtune.stages.timing import outcome_text, timed
+from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
+from loadtune.study.failed import failure_notes, nothing_else_ran
+from loadtune.study.seeds import leaner
+from loadtune.study.space import SearchSpace
+from loadtune.study.winner import judge, pick_winner
+from loadtune.units import percent_text
+
+COMPUTE_STEPS = 4
+"""Steps a compute point takes at the least: one or more to warm up, two to time."""
+
+OVER_THE_TOP = 1.1
+"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
+UNQUIET = 0.12
+"""Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
+
+
+def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+    """Measure the finalists and the user's own configuration again, in turn, and judge by those figures alone."""
+    found, config = run.found, run.found.config
+    given = config.yours.batch_size is not None
+    with found.stage("confirm"):
+        outcomes: list[Outcome] = []
+        configs = pick_finalists(
+            found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
+        )
+        for outcome in confirm(
+            configs, lambda c: timed(run, c, CONFIRM_SHARE, None), run.clock, run.confirm_until_s, yours=found.yours
+        ):
+            outcomes.append(outcome)
+            found.finalists = finalists(outcomes)
+            found.tell(outcome_text(outcome[0], *_split(outcome[1])))
+        for note in failure_notes(outcomes, found.yours, settings_text):
+            found.note(note)
+        if nothing_else_ran(found.trials, found.yours, found.finalists):
+            found.note("Nothing but your own configuration could be run: it wins for want of any other.")
+        _conclude(run, facts)
+
+
+def _conclude(run: Run, facts: WorkloadFacts) -> None:
+    """Winners, their distance from the compute-only rate, and the verdict."""
+    found = run.found
+    measured = {finalist.config: finalist for finalist in found.finalists}
+    if found.yours in measured:
+        _compute_rate(run, measured[found.yours])
+    if found.yours is not None and found.config.yours.batch_size is not None:
+        same_batch = pick_winner(found.finalists, found.yours, batch_size=found.yours.batch_size)
+        found.best_at_your_batch = _with_ceiling(run, same_batch, measured)
+    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
+    if found.best is not None:
+        cores = found.host.num_usable_cores
+        found.verdict = judge(found.best, measured[found.best.config], facts, found.device.kind, cores)
+        if (found.best.compute_fraction or 0.0) > OVER_THE_TOP:
+            found.note(
+                f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
+                "be: something else was using this machine while one of the two was measured."
+            )
+    spread = between_run_spread([f.runs for f in found.finalists])
+    if spread is not None and spread.relative_sd > UNQUIET:
+        found.note(
+            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation): something "
+            "else was using this machine. Run again when it is quiet for a narrower answer."
+        )
+
+
+def _with_ceiling(run: Run, winner: Winner | None, measured: Mapping[TrialConfig, Finalist]) -> Winner | None:
+    """The winner beside the compute-only rate of exactly its batch size and recipe."""
+    if winner is None:
+        return None
+    ceiling = _compute_rate(run, measured[winner.config])
+    return winner if ceiling is None else replace(winner, compute_fraction=winner.samples_per_s / ceiling)
+
+
+def _compute_rate(run: Run, finalist: Finalist) -> float | None:
+    """Compute-only samples/s of exactly this batch size and recipe, measured now if it was not.
+
+    None: it fails, or the time is spent.
+    """
+    config = finalist.config
+    for point in run.found.compute_points:
+        if (point.recipe, point.batch_size) == (config.recipe, config.batch_size):
+            return point.samples_per_s
+    if COMPUTE_STEPS * config.batch_size / finalist.samples_per_s > run.found.left_s:
+        return None
+    timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
+    if isinstance(timed, TrialFailure):
+        return None
+    run.found.compute_points += (timed,)
+    return timed.samples_per_s
+
+
+def _split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:
+    return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
