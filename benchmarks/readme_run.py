@@ -1,6 +1,6 @@
 """Run the README's command as it stands, time it, and keep what it printed as a dated note.
 
-    python benchmarks/readme_run.py [--note FILE] [--repeats N]
+    python benchmarks/readme_run.py [--note FILE] [--keep FOLDER] [--repeats N]
 
 Prints a table, one line a repeat. On an H200 the goal is an answer within 240 s and a confirmed winner of at least
 3,300 samples/s with float32 inputs (a known tool's own answer there was 1,346; searched by hand: 3,650 to 4,300).
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loadtune import TuningResult, load_result
+from loadtune.report.store import as_json
 
 COMMAND = ["run", "--dataset", "FakeData", "--model", "resnet50"]
 GOAL_S, GOAL_PER_S = 240.0, 3300.0
@@ -83,9 +84,14 @@ def note(runs: list[Run]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--note", type=Path, help="file to keep the note in")
+    parser.add_argument("--keep", type=Path, help="folder to keep each run's result.json in")
     parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()
-    runs = [run_command() for _ in range(arguments.repeats)]
+    runs = []
+    for number in range(1, arguments.repeats + 1):
+        runs.append(run_command())
+        if arguments.keep is not None:
+            (arguments.keep / f"readme-run-{number}.json").write_bytes(as_json(runs[-1].result))
     text = note(runs)
     if arguments.note is not None:
         arguments.note.write_text(text)

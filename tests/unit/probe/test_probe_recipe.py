@@ -6,7 +6,7 @@ import pytest
 
 from loadtune.errors import NothingFitsError
 from loadtune.probe.recipe import choose_recipes
-from loadtune.records import ComputePoint, Recipe, TrialFailure
+from loadtune.records import ComputePoint, Precision, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 
@@ -69,11 +69,44 @@ def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
     assert choice.points[0].batch_size <= 8
 
 
-def test_a_precision_that_does_not_fit_at_the_moderate_batch_is_timed_at_a_smaller_one() -> None:
-    surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
-    chosen = choose(FakeBench(surface))
-    assert [choice.points[0].batch_size for choice in chosen.choices] == [8, 64]
+@pytest.mark.parametrize(
+    ("tight", "sizes"),
+    [("fp32", [8, 8]), ("bf16", [256, 8])],
+    ids=["the first sets the size for all", "a later one steps back alone"],
+)
+def test_a_precision_that_does_not_fit_at_the_moderate_batch_is_timed_at_a_smaller_one(
+    tight: Precision, sizes: list[int]
+) -> None:
+    surface = Surface(bytes_per_sample={"fp32": 1e6, "fp16": 1e6, "bf16": 1e6, tight: 2e9}, budget_bytes=20 * GIB)
+    chosen = choose(FakeBench(replace(surface, compute_per_s={"fp32": 2000.0, "bf16": 20_000.0})))
+    assert [choice.points[0].batch_size for choice in chosen.choices] == sizes
     assert chosen.notes == ()
+
+
+def test_a_change_that_cannot_be_timed_is_said() -> None:
+    class NoChannelsLast(FakeBench):
+        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+            if recipe.memory_format == "channels_last":
+                return TrialFailure(kind="unsupported", phase="compute", message="view size is not compatible")
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    chosen = choose(NoChannelsLast(), precisions=("fp32",))
+    assert chosen.notes == ("channels_last was left out in fp32: view size is not compatible",)
+    assert chosen.by_precision["fp32"] == Recipe(precision="fp32", fused_optimizer=True)
+
+
+def test_one_slow_second_does_not_hide_a_gain() -> None:
+    """Company on the machine while a recipe is timed slows windows down; its fastest one still tells."""
+
+    class Company(FakeBench):
+        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+            point = FakeBench.time_compute(self, recipe, batch_size, seconds)
+            assert isinstance(point, ComputePoint)
+            slowed = [replace(window, seconds=3 * window.seconds) for window in point.windows[1:]]
+            changed = recipe.memory_format == "channels_last"
+            return replace(point, windows=(point.windows[0], *slowed)) if changed else point
+
+    assert choose(Company(noise=0.0)).by_precision["fp32"].memory_format == "channels_last"
 
 
 def test_nothing_fits() -> None:
