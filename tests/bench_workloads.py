@@ -1,6 +1,7 @@
 """Tiny datasets and models that the bench's tests name by import path; each misbehaves in one way, or not at all."""
 
 import os
+import pathlib
 import signal
 import time
 
@@ -29,6 +30,15 @@ class SlowImages(Images):
 
     def __getitem__(self, index):
         time.sleep(0.005)
+        return super().__getitem__(index)
+
+
+class LeavesSegments(SlowImages):
+    """Workers that leave a segment behind, as one does that is killed while it makes a batch."""
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            pathlib.Path(f"/dev/shm/torch_{os.getpid()}_planted").touch()
         return super().__getitem__(index)
 
 

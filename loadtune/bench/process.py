@@ -13,6 +13,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from loadtune.bench.leftovers import kill_group
 from loadtune.bench.protocol import Message
 from loadtune.records import Device
 
@@ -101,8 +102,9 @@ class BenchProcess:
         return self._process.returncode
 
     def _kill(self) -> None:
+        kill_group(self.pid)  # workers too, whatever became of their parent
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # workers too, whatever became of their parent
+            os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
         self._process.wait()
         self.connection.close()
         os.close(self._lifeline)

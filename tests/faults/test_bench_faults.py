@@ -1,5 +1,6 @@
 """What dies or hangs in the bench is data, and leaves nothing behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -127,12 +128,36 @@ def test_ctrl_c_while_waiting_leaves_nothing(tmp_path):
         bench.close()
 
 
+def segments_of(pids):
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+@pytest.mark.parametrize("ended", ["by the stop", "by the watch"])
+def test_workers_that_are_ended_leave_no_shared_memory(tmp_path, ended):
+    workers = set()
+    with bench_on(tmp_path, dataset="LeavesSegments") as bench:
+        bench.describe()
+
+        def watch(window):
+            workers.update(set(group_of(bench.pid)) - {bench.pid})
+            assert segments_of(workers), "nothing to take away: the test tests nothing"
+            if ended == "by the watch":
+                raise RuntimeError(ended)
+            return False
+
+        with contextlib.suppress(RuntimeError):
+            bench.time_training(trial(num_workers=2), 0.05, watch)
+        assert len(workers) == 2
+        assert until(lambda: not segments_of(workers))
+
+
 def test_a_killed_controller_takes_the_bench_and_its_workers_along(tmp_path):
     script = tmp_path / "controller.py"
     script.write_text(
         "import pathlib, sys\n"
         "from bench_rig import bench_on, trial\n"
-        "with bench_on(pathlib.Path(sys.argv[1]), dataset='SlowImages') as bench:\n"
+        "with bench_on(pathlib.Path(sys.argv[1]), dataset='LeavesSegments') as bench:\n"
         "    def watch(window):\n"
         "        print(bench.pid, flush=True)\n"
         "        return True\n"
@@ -147,6 +172,8 @@ def test_a_killed_controller_takes_the_bench_and_its_workers_along(tmp_path):
     )
     with controller:
         leader = int(controller.stdout.readline())
-        assert len(group_of(leader)) == 3, "the bench and two workers"
+        group = group_of(leader)
+        assert len(group) == 3, "the bench and two workers"
         controller.kill()
     assert until(lambda: not group_of(leader))
+    assert until(lambda: not segments_of(group))

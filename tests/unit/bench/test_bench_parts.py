@@ -47,7 +47,7 @@ def test_a_loader_with_other_insides_has_no_known_depth():
 def test_workers_share_one_patience_and_none_is_left():
     """Fifty milliseconds each would be almost a second of every trial with sixteen."""
     patience, joined = [], []
-    workers = [SimpleNamespace(join=joined.append) for _ in range(16)]
+    workers = [SimpleNamespace(join=joined.append, pid=None) for _ in range(16)]
     iterator = SimpleNamespace(
         _workers=workers,
         _shutdown_workers=lambda: patience.append(loader_internals.MP_STATUS_CHECK_INTERVAL),

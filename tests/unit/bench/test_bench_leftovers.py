@@ -1,0 +1,34 @@
+"""Who belongs to a group, and whose shared memory may be taken away."""
+
+import os
+from pathlib import Path
+
+from loadtune.bench.leftovers import group_members, remove_segments
+
+
+def process(proc: Path, pid: int, state: str, group: int) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "stat").write_text(f"{pid} (a) name) {state} 1 {group} {group} 0 -1")
+
+
+def test_living_members_of_the_group_and_nobody_else(tmp_path: Path) -> None:
+    process(tmp_path, 10, "S", 10)
+    process(tmp_path, 11, "R", 10)
+    process(tmp_path, 12, "Z", 10)
+    process(tmp_path, 13, "S", 13)
+    (tmp_path / "14").mkdir()  # gone between the two looks
+    (tmp_path / "meminfo").touch()
+    assert group_members(10, tmp_path) == {10, 11}
+
+
+def test_without_proc_nobody_is_found(tmp_path: Path) -> None:
+    assert group_members(10, tmp_path / "none") == set()
+
+
+def test_only_the_dead_lose_their_segments(tmp_path: Path) -> None:
+    dead, alive = 2**22 + 1, os.getpid()  # above the kernel's largest id
+    names = [f"torch_{dead}_1", f"torch_{dead}_2", f"torch_{dead}0_1", f"torch_{alive}_1", "other"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_segments([dead, alive], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[2:])
