@@ -4,6 +4,7 @@ In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. T
 calls the module that does, and keeps what it found in `Findings`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from loadtune import __version__, stages
@@ -32,7 +33,7 @@ def tune_loader(config: TuneConfig, *, folder: Path | None = None, listener: Lis
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()
-        return tune_on(bench, sensor, MonotonicClock(), config, host, device, folder, listener)
+        return tune_on(bench, sensor, MonotonicClock(), config, host, device, folder, listener, read_host)
 
 
 def tune_on(
@@ -44,11 +45,12 @@ def tune_on(
     device: Device,
     folder: Path,
     listener: Listener | None = None,
+    host_now: Callable[[], HostFacts] | None = None,
 ) -> TuningResult:
     """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     try:
-        story(Run(bench, sensor, clock, found, folder))
+        story(Run(bench, sensor, clock, found, folder, host_now or (lambda: host)))
     except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:

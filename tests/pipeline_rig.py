@@ -1,5 +1,6 @@
 """The whole story over a fake bench, for the tests of what a run concludes."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
@@ -17,6 +18,8 @@ def tune_fake(
     listener: Listener | None = None,
     host: HostFacts | None = None,
     device: Device = GPU,
+    host_now: Callable[[], HostFacts] | None = None,
 ) -> TuningResult:
     sensor, clock = FakeSensor(bench.clock), bench.clock
-    return tune_on(bench, sensor, clock, config or TuneConfig(), host or fake_host(), device, folder, listener)
+    config, host = config or TuneConfig(), host or fake_host()
+    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now)

@@ -1,9 +1,11 @@
 """What every stage works with, and what share of the time budget each part of it may take."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from loadtune.findings import Findings
+from loadtune.records import HostFacts
 from loadtune.seams import Bench, Clock, Sensor
 
 TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
@@ -34,6 +36,8 @@ class Run:
     clock: Clock
     found: Findings
     folder: Path
+    host_now: Callable[[], HostFacts]
+    """Reads the machine anew: its memory changes while a run goes on."""
 
     @property
     def step_limit_s(self) -> float:

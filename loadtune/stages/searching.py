@@ -119,6 +119,8 @@ def _refusal(
     if excess > 0:
         return Refusal(reason=f"above the memory ceiling by {excess}", excess=excess)
     no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.found.host)
+    if no_room is not None:  # virtual machines show 31 GiB at first and grow to 256: ask again before believing it
+        no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.host_now())
     if no_room is not None:
         return Refusal(reason=no_room, excess=1.0)
     bound = compute_bound(run.found.compute_points, config.recipe, config.batch_size)

@@ -18,7 +18,7 @@ from loadtune.records import (
     YourSettings,
 )
 from loadtune.report.store import load_result
-from loadtune.testing import GIB, FakeBench, Surface, fake_facts
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 
 def best_possible(surface: Surface, result: TuningResult) -> float:
@@ -213,3 +213,14 @@ def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path
     assert any("Your own configuration" in note and "oom" in note for note in result.notes)
     assert result.best is not None
     assert result.best.speedup is None
+
+
+def test_a_machine_that_shows_more_memory_later_is_believed(tmp_path: Path) -> None:
+    """Nothing that prefetches fits the memory seen at first; asked again, it does."""
+    small = replace(fake_host(), ram_available_bytes=GIB // 64)
+    refused = {}
+    for name, now in (("grown", fake_host()), ("small", small)):
+        (tmp_path / name).mkdir()
+        run = tune_fake(FakeBench(), tmp_path / name, host=small, host_now=lambda now=now: now)
+        refused[name] = sum("of RAM" in (trial.screened or "") for trial in run.trials)
+    assert refused["grown"] == 0 < refused["small"]
