@@ -131,13 +131,8 @@ def _best_recipe(
             notes.append(f"{name} was left out in {plain.recipe.precision}: {point.message}")
             continue
         points.append(point)
-        best = point if _quickest(point) > MIN_GAIN * _quickest(best) else best
+        best = point if point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
-
-
-def _quickest(point: ComputePoint) -> float:
-    """Samples/s of the fastest window: company on the machine slows a window down, nothing speeds one up."""
-    return max(window.num_samples / window.seconds for window in point.windows)
 
 
 def _changes(facts: WorkloadFacts) -> dict[str, Callable[[Recipe], Recipe]]:

@@ -170,6 +170,11 @@ class ComputePoint:
         return samples_per_s(self.windows)
 
     @property
+    def quickest_per_s(self) -> float:
+        """Samples/s of the fastest window: company on the machine slows a window down, nothing speeds one up."""
+        return max(window.num_samples / window.seconds for window in self.windows)
+
+    @property
     def step_s(self) -> float:
         return sum(w.seconds for w in self.windows) / sum(w.num_steps for w in self.windows)
 
@@ -188,7 +193,7 @@ class RecipeChoice:
 
     @property
     def gain(self) -> float | None:
-        """Chosen over plain, 1.0 is no gain. None: the plain recipe could not be timed."""
+        """Chosen over plain by their fastest windows, as it was chosen; 1.0 is no gain. None: plain was not timed."""
         plain = next((p for p in self.points if p.recipe == Recipe(precision=self.chosen.precision)), None)
         best = next((p for p in self.points if p.recipe == self.chosen), None)
-        return best.samples_per_s / plain.samples_per_s if plain and best else None
+        return best.quickest_per_s / plain.quickest_per_s if plain and best else None

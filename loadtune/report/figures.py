@@ -131,6 +131,8 @@ def _speedup(column: _Column) -> str:
         return MISSING
     if winner.different is None:
         return f"{ratio_text(winner.speedup)}, too few\nruns to be sure"
+    if winner.speedup_low == winner.speedup_high:  # over itself: nothing was compared
+        return "yours is the best"
     interval = f"({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
     return f"{ratio_text(winner.speedup) if winner.different else 'no difference'}\n{interval}"
 

@@ -64,11 +64,12 @@ def write_result(result: TuningResult, folder: Path) -> Path:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise ResultError(
             f"{path} could not be written ({error.strerror or error}). It takes a folder with room that this user may"
             " write to. Make room, or name another place with --out."
         ) from error
+    finally:  # also where Ctrl-C comes in between
+        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -19,7 +19,7 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "compute": "the device's own compute",
     "loader": "the loader's workers",
     "transfer": "the way from host to device",
-    "unclear": "unclear from what was measured",
+    "unclear": "something these figures do not show",
 }
 
 

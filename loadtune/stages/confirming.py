@@ -27,6 +27,10 @@ COMPUTE_STEPS = 4
 OVER_THE_TOP = 1.1
 """Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
+SKIPPED = 0.1
+"""Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and
+change its rate by less than its noise."""
+
 UNQUIET = 0.12
 """Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
 
@@ -65,18 +69,38 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
     found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
     if found.best is not None:
         cores = found.host.num_usable_cores
-        found.verdict = judge(found.best, measured[found.best.config], facts, found.device.kind, cores)
+        found.verdict = judge(
+            found.best, measured[found.best.config], facts, found.device.kind, cores, _most_workers(run)
+        )
         if (found.best.compute_fraction or 0.0) > OVER_THE_TOP:
             found.note(
                 f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
-                "be: something else was using this machine while one of the two was measured."
+                "be: one of the two is wrong, most likely because something else was using this machine meanwhile."
             )
+        _tell_skipped(run, measured[found.best.config])
     spread = between_run_spread([f.runs for f in found.finalists])
     if spread is not None and spread.relative_sd > UNQUIET:
         found.note(
-            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation): something "
-            "else was using this machine. Run again when it is quiet for a narrower answer."
+            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation), more "
+            "than usual. If something else was using this machine, run again when it is quiet."
         )
+
+
+def _tell_skipped(run: Run, winner: Finalist) -> None:
+    """A skipped step leaves the optimizer out, so it is faster than one that trains."""
+    num_skipped = sum(each.num_skipped_steps for each in winner.runs)
+    num_steps = sum(window.num_steps for each in winner.runs for window in each.windows)
+    if num_skipped > SKIPPED * num_steps:
+        run.found.note(
+            f"GradScaler skipped the optimizer in {num_skipped} steps of the winner's runs, which timed {num_steps}: "
+            "such steps are faster than real ones. Check that the model trains in fp16, or leave it out with "
+            "--precision."
+        )
+
+
+def _most_workers(run: Run) -> int:
+    tried = [trial.config for trial in run.found.trials if trial.measurement]
+    return max(config.loader.num_workers for config in (*tried, *(f.config for f in run.found.finalists)))
 
 
 def _with_ceiling(run: Run, winner: Winner | None, measured: Mapping[TrialConfig, Finalist]) -> Winner | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from loadtune.probe.compute import compute_curve, knee
+from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.memory import probe_memory
 from loadtune.probe.recipe import choose_recipes
 from loadtune.records import CeilingLimit, ComputePoint, Precision, Recipe, WorkloadFacts
@@ -87,19 +87,22 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
     found = run.found
     with found.stage("compute"):
         known = [_point(choice.points, choice.chosen) for choice in found.recipes]
+        run_to = {ceiling.precision: min(ceiling.batch_size, loader_top(run, facts)) for ceiling in found.ceilings}
         found.compute_points = compute_curve(
             run.bench,
             known,
-            {ceiling.precision: min(ceiling.batch_size, loader_top(run, facts)) for ceiling in found.ceilings},
+            run_to,
             clock=run.clock,
             until_s=run.until(COMPUTE_SHARE),
             point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),
         )
         for choice in found.recipes:
             best = knee(found.compute_points, choice.chosen)
+            ended = reaches(found.compute_points, choice.chosen, run_to[choice.chosen.precision])
+            where = f"from a batch of {best.batch_size} on" if ended else f"at {best.batch_size}, and larger not timed"
             found.tell(
                 f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
-                f"from a batch of {best.batch_size} on"
+                f"{where}"
             )
 
 

@@ -90,7 +90,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("study"):
         fastest = _fastest(found.compute_points)
         start = knee(found.compute_points, fastest.recipe, NEARLY_SATURATED)
-        seeds = seed_configs(searched, _in_space(found.yours, searched), start, facts.sample_s)
+        kept = config.yours.batch_size
+        seeds = seed_configs(searched, _in_space(found.yours, searched), start, facts.sample_s, kept_batch_size=kept)
         loop = StudyLoop(
             study=OptunaStudy(searched, seeds, run.folder / "study.db", config.seed),
             run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best),
@@ -123,6 +124,8 @@ def _refusal(
         no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.host_now())
     if no_room is not None:
         return Refusal(reason=no_room, excess=1.0)
+    if config.batch_size == run.found.config.yours.batch_size:
+        return None  # it has a winner of its own, which need not beat other batch sizes
     bound = compute_bound(run.found.compute_points, config.recipe, config.batch_size)
     if best is not None and bound is not None and bound < best:
         return Refusal(reason=f"at most {rate_text(bound)} by compute alone", bound=bound)

@@ -14,12 +14,18 @@ KEPT_UP = 0.05
 
 
 def seed_configs(
-    space: SearchSpace, yours: TrialConfig | None, fastest: ComputePoint, sample_s: float
+    space: SearchSpace,
+    yours: TrialConfig | None,
+    fastest: ComputePoint,
+    sample_s: float,
+    *,
+    kept_batch_size: int | None = None,
 ) -> list[tuple[TrialOrigin, TrialConfig]]:
     """The user's own configuration, the corner the bounds predict, and its neighbours where the prediction may err.
 
     `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it; `sample_s` what
-    one sample costs one worker.
+    one sample costs one worker. `kept_batch_size` is the user's own where a winner is wanted at it: the search, which
+    looks for the fastest of all, seldom comes by it.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     batch_size = _nearest(space.batch_sizes, min(fastest.batch_size, space.ceilings[precision]))
@@ -27,6 +33,7 @@ def seed_configs(
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
     guesses = [
         space.config(batch_size, enough, pin, precision),
+        *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(twice, most, pin, precision),
         space.config(
@@ -35,7 +42,7 @@ def seed_configs(
     ]
     seeds: list[tuple[TrialOrigin, TrialConfig]] = [] if yours is None else [("yours", yours)]
     for guess in guesses:
-        if all(guess != config for _, config in seeds):
+        if space.excess(guess) <= 0 and all(guess != config for _, config in seeds):
             seeds.append(("seed", guess))
     return seeds
 

@@ -59,8 +59,18 @@ def speedup(
     return ratio, ratio * math.exp(-width), ratio * math.exp(width)
 
 
-def judge(winner: Winner, finalist: Finalist, facts: WorkloadFacts, device_kind: str, num_usable_cores: int) -> Verdict:
-    """What bounds the winner, from its share of the compute-only rate and its data wait."""
+def judge(
+    winner: Winner,
+    finalist: Finalist,
+    facts: WorkloadFacts,
+    device_kind: str,
+    num_usable_cores: int,
+    most_tried: int,
+) -> Verdict:
+    """What bounds the winner, from its share of the compute-only rate and its data wait.
+
+    `most_tried` is the largest num_workers that was measured: the advice claims nothing of more.
+    """
     share, wait = winner.compute_fraction, finalist.wait_fraction
     loader = winner.config.loader
     evidence = f"{percent_text(share)} of the compute-only rate, {percent_text(wait)} of the step waiting for data"
@@ -71,20 +81,27 @@ def judge(winner: Winner, finalist: Finalist, facts: WorkloadFacts, device_kind:
         evidence += (
             f"; one process alone makes {rate_text(1 / facts.sample_s)}, {makers} {rate_text(winner.samples_per_s)}"
         )
-        return Verdict(bound_by="loader", evidence=evidence, advice=_loader_advice(loader, num_usable_cores))
+        return Verdict(
+            bound_by="loader", evidence=evidence, advice=_loader_advice(loader, num_usable_cores, most_tried)
+        )
     if device_kind == "cuda" and share is not None:
         return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES)
     return Verdict(bound_by="unclear", evidence=evidence, advice=_SHARED_CORES if device_kind == "cpu" else "")
 
 
-def _loader_advice(loader: LoaderConfig, num_usable_cores: int) -> str:
-    if loader.num_workers < num_usable_cores:
+def _loader_advice(loader: LoaderConfig, num_usable_cores: int, most_tried: int) -> str:
+    if loader.num_workers < most_tried:
         return (
             "More workers did not pay in this study; make each sample cheaper: decode smaller, cache, drop transforms."
         )
+    if loader.num_workers < num_usable_cores:
+        return (
+            "More workers were not measured: allow them with --max-workers or a larger --time-budget, or make each "
+            "sample cheaper: decode smaller, cache, drop transforms."
+        )
     return (
-        "All usable cores already make samples, so no loader setting can help: make each sample cheaper (decode "
-        "smaller, cache, move transforms to the GPU) or give the job more cores."
+        "There are as many workers as usable cores, so more of them would share those: make each sample cheaper "
+        "(decode smaller, cache, move transforms to the GPU) or give the job more cores."
     )
 
 
@@ -92,7 +109,7 @@ _FASTER_STEP = (
     "The loader keeps up. To go faster, make the step itself faster: torch.compile, a smaller model or image."
 )
 _SMALLER_BYTES = (
-    "Workers keep up and the device is not full: the way from host to device is the wall. Send fewer bytes: uint8 "
-    "images scaled on the GPU, or a 16-bit cast in the worker."
+    "Workers keep up and the device is not full, which leaves the way from host to device; copies were not timed by "
+    "themselves. Try fewer bytes: uint8 images scaled on the GPU, or a 16-bit cast in the worker."
 )
-_SHARED_CORES = "Training and loading share the same cores here; what one gains the other loses."
+_SHARED_CORES = "Training and loading share the same cores here; what one gains the other may lose."

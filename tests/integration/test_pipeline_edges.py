@@ -8,7 +8,17 @@ import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.errors import UsageError
-from loadtune.records import Device, FailureKind, TrialConfig, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.records import (
+    Device,
+    FailureKind,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    YourSettings,
+)
+from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0})
@@ -235,3 +245,19 @@ def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
     measured = max(p.batch_size for p in result.compute_points[:-2])
     assert measured < 1024, "the curve was meant to be cut short"
     assert not any("by compute alone" in (t.screened or "") for t in result.trials if t.config.batch_size > measured)
+
+
+def test_skipped_steps_of_the_winner_are_told(tmp_path: Path) -> None:
+    """A model that overflows in fp16 is fast because its optimizer never steps."""
+
+    class Overflowing(FakeBench):
+        def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+            run = FakeBench.time_training(self, config, window_s, watch)
+            assert isinstance(run, TrainingRun)
+            num_steps = sum(window.num_steps for window in run.windows)
+            return replace(run, num_skipped_steps=num_steps) if config.precision == "fp16" else run
+
+    told = tune_fake(Overflowing(), tmp_path)
+    assert told.best is not None
+    assert told.best.config.precision == "fp16"
+    assert any("GradScaler skipped" in note for note in told.notes)

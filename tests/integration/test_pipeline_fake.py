@@ -149,6 +149,10 @@ def test_a_second_winner_at_the_users_batch(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(yours=YourSettings(batch_size=32)))
     assert result.best_at_your_batch is not None
     assert result.best_at_your_batch.config.batch_size == 32
+    surface, fastest = Surface(), result.recipes[1].chosen
+    reachable = min(surface.pinned_per_s, surface.compute_rate(fastest, 32))
+    assert fastest.precision == "fp16"
+    assert surface.training_rate(result.best_at_your_batch.config) > 0.9 * reachable
     assert result.assumed == ("num_workers", "pin_memory", "precision")
 
 

@@ -106,7 +106,9 @@ def test_one_slow_second_does_not_hide_a_gain() -> None:
             changed = recipe.memory_format == "channels_last"
             return replace(point, windows=(point.windows[0], *slowed)) if changed else point
 
-    assert choose(Company(noise=0.0)).by_precision["fp32"].memory_format == "channels_last"
+    chosen = choose(Company(noise=0.0))
+    assert chosen.by_precision["fp32"].memory_format == "channels_last"
+    assert chosen.choices[0].gain == pytest.approx(1.7 * 1.1, rel=0.01)  # told as it was judged
 
 
 def test_nothing_fits() -> None:

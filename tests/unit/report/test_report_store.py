@@ -118,3 +118,15 @@ def test_a_file_that_cannot_be_used_says_where_and_what_to_do(tmp_path: Path, co
         store.load_result(file)
     assert str(file) in str(caught.value)
     assert "again" in str(caught.value)
+
+
+def test_an_interruption_while_writing_leaves_nothing_half_written(
+    result: TuningResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.write_result(result, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -38,6 +38,11 @@ def test_an_interval_that_holds_1_is_no_difference(result: TuningResult) -> None
     assert cell == "no difference\n(0.97× to 1.07×)"
 
 
+def test_a_winner_that_is_yours_claims_no_interval(result: TuningResult) -> None:
+    cell = row(summary(with_best(result, speedup=1.0, speedup_low=1.0, speedup_high=1.0)), "speed-up")[0]
+    assert cell == "yours is the best"
+
+
 def test_without_an_interval_nothing_is_sure(result: TuningResult) -> None:
     assert "too few" in row(summary(with_best(result, speedup_low=None)), "speed-up")[0]
 
