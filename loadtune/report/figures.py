@@ -120,8 +120,10 @@ def _throughput(column: _Column) -> str:
     if known is None:
         return "not measured"
     half_width = known.half_width_fraction
-    interval = "" if half_width is None else f"\n± {rate_text(known.samples_per_s * half_width)}"
-    return rate_text(known.samples_per_s) + interval
+    interval = f"± {rate_text(known.samples_per_s * half_width)}" if half_width is not None else "no interval"
+    if len(_runs(column)) == 1:
+        interval += ", one run"
+    return f"{rate_text(known.samples_per_s)}\n{interval}"
 
 
 def _speedup(column: _Column) -> str:

@@ -17,7 +17,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 
 BOUND_TEXT: Mapping[Bound, str] = {
     "compute": "the device's own compute",
-    "loader": "the loader's workers",
+    "loader": "the loader",
     "transfer": "the way from host to device",
     "unclear": "something these figures do not show",
 }

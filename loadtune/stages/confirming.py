@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from loadtune.errors import BenchError
 from loadtune.records import (
     Finalist,
     Measurement,
@@ -18,8 +19,8 @@ from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalis
 from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import judge, pick_winner
-from loadtune.units import percent_text
+from loadtune.study.winner import judge, not_told_apart, pick_winner
+from loadtune.units import percent_text, rate_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
@@ -78,12 +79,20 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
                 "be: one of the two is wrong, most likely because something else was using this machine meanwhile."
             )
         _tell_skipped(run, measured[found.best.config])
+        _tell_ties(run, found.best)
     spread = between_run_spread([f.runs for f in found.finalists])
     if spread is not None and spread.relative_sd > UNQUIET:
         found.note(
             f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation), more "
             "than usual. If something else was using this machine, run again when it is quiet."
         )
+
+
+def _tell_ties(run: Run, best: Winner) -> None:
+    rivals = [f for f in not_told_apart(best, run.found.finalists) if f.config != run.found.yours]
+    if rivals:
+        named = "; ".join(f"{settings_text(f.config)} ({rate_text(f.samples_per_s)})" for f in rivals)
+        run.found.note(f"Not told apart from the winner, and maybe as fast: {named}.")
 
 
 def _tell_skipped(run: Run, winner: Finalist) -> None:
@@ -122,7 +131,10 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
             return point.samples_per_s
     if COMPUTE_STEPS * config.batch_size / finalist.samples_per_s > run.found.left_s:
         return None
-    timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
+    try:
+        timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
+    except BenchError:  # what was confirmed stands without it
+        return None
     if isinstance(timed, TrialFailure):
         return None
     run.found.compute_points += (timed,)

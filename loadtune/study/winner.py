@@ -59,6 +59,17 @@ def speedup(
     return ratio, ratio * math.exp(-width), ratio * math.exp(width)
 
 
+def not_told_apart(winner: Winner, finalists: Sequence[Finalist]) -> tuple[Finalist, ...]:
+    """Other finalists that may be as fast as the winner: the interval of the ratio of the means holds 1."""
+    best = next(f for f in finalists if f.config == winner.config)
+    rivals = []
+    for rival in finalists:
+        _, low, high = speedup(best, rival, finalists)
+        if rival is not best and low is not None and high is not None and low <= 1.0 <= high:
+            rivals.append(rival)
+    return tuple(rivals)
+
+
 def judge(
     winner: Winner,
     finalist: Finalist,
@@ -81,9 +92,8 @@ def judge(
         evidence += (
             f"; one process alone makes {rate_text(1 / facts.sample_s)}, {makers} {rate_text(winner.samples_per_s)}"
         )
-        return Verdict(
-            bound_by="loader", evidence=evidence, advice=_loader_advice(loader, num_usable_cores, most_tried)
-        )
+        advice = _loader_advice(loader, num_usable_cores, most_tried) + (_OR_PINNING if loader.pin_memory else "")
+        return Verdict(bound_by="loader", evidence=evidence, advice=advice)
     if device_kind == "cuda" and share is not None:
         return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES)
     return Verdict(bound_by="unclear", evidence=evidence, advice=_SHARED_CORES if device_kind == "cpu" else "")
@@ -111,5 +121,9 @@ _FASTER_STEP = (
 _SMALLER_BYTES = (
     "Workers keep up and the device is not full, which leaves the way from host to device; copies were not timed by "
     "themselves. Try fewer bytes: uint8 images scaled on the GPU, or a 16-bit cast in the worker."
+)
+_OR_PINNING = (
+    " Pinning is one thread's work and may be the wall just as well, the two were not timed apart; fewer bytes a "
+    "sample (uint8, scaled on the GPU) help against both."
 )
 _SHARED_CORES = "Training and loading share the same cores here; what one gains the other may lose."

@@ -52,7 +52,7 @@ def test_times_compute_in_windows_that_abut(bench, recipe):
     assert len(point.windows) >= 2
     assert abut(point.windows)
     assert all(window.num_samples == 16 * window.num_steps for window in point.windows)
-    assert 0.1 < sum(window.seconds for window in point.windows) < 2
+    assert sum(window.seconds for window in point.windows) > 0.1, "half the time asked for, at the least"
 
 
 def test_a_budget_below_one_step_still_gives_two_windows(bench):

@@ -7,7 +7,7 @@ import pytest
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, TrialFailure, Window
 from loadtune.study.confirm import confirm, finalists, pick_finalists
-from loadtune.study.winner import pick_winner, speedup
+from loadtune.study.winner import not_told_apart, pick_winner, speedup
 from loadtune.testing import FakeClock
 
 
@@ -157,3 +157,12 @@ def test_a_finalist_that_never_ran_is_left_out() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     found = finalists([(config(64, 8), failure), (config(64, 0), measured(500.0))])
     assert [f.config for f in found] == [config(64, 0)]
+
+
+def test_finalists_that_may_be_as_fast_are_named() -> None:
+    rates = {8: (1000.0, 1030.0), 4: (960.0, 990.0), 1: (500.0, 505.0)}
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    winner = pick_winner(found, None)
+    assert winner is not None
+    assert winner.config.loader.num_workers == 8
+    assert [f.config.loader.num_workers for f in not_told_apart(winner, found)] == [4]
