@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.records import ComputePoint, Precision, Recipe, RecipeChoice, TrialFailure, WorkloadFacts
+from loadtune.records import ComputePoint, OptimizerName, Precision, Recipe, RecipeChoice, TrialFailure, WorkloadFacts
 from loadtune.seams import Bench
 
 MODERATE_BATCH = 256
@@ -25,6 +25,10 @@ MIN_GAIN = 1.01
 
 HOPELESS = 2.0
 """A precision whose step takes twice as long as fp32's is emulated, not accelerated; it is not looked at further."""
+
+BREAKS_FUSED: tuple[tuple[Precision, OptimizerName], ...] = (("fp16", "sgd"),)
+"""Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones: from
+then on every step is skipped and nothing trains (torch 2.11 and 2.15, GPU and CPU). Fused AdamW honours the skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ def choose_recipes(
     facts: WorkloadFacts,
     precisions: tuple[Precision, ...],
     *,
+    optimizer: OptimizerName,
     largest: int,
     time_budget_s: float,
 ) -> Recipes:
@@ -66,7 +71,7 @@ def choose_recipes(
             than = reference.recipe.precision
             notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
             continue
-        choice, left_out = _best_recipe(bench, facts, plain, point_s)
+        choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer)
         choices.append(choice)
         notes += left_out
     if not choices:
@@ -121,11 +126,11 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
 
 
 def _best_recipe(
-    bench: Bench, facts: WorkloadFacts, plain: ComputePoint, point_s: float
+    bench: Bench, facts: WorkloadFacts, plain: ComputePoint, point_s: float, optimizer: OptimizerName
 ) -> tuple[RecipeChoice, list[str]]:
     """Climb from the plain recipe: each change is tried on the best so far and kept if it pays."""
     best, points, notes = plain, [plain], []
-    for name, change in _changes(facts).items():
+    for name, change in _changes(facts, plain.recipe.precision, optimizer).items():
         point = bench.time_compute(change(best.recipe), plain.batch_size, point_s)
         if isinstance(point, TrialFailure):
             notes.append(f"{name} was left out in {plain.recipe.precision}: {point.message}")
@@ -135,9 +140,12 @@ def _best_recipe(
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
 
 
-def _changes(facts: WorkloadFacts) -> dict[str, Callable[[Recipe], Recipe]]:
+def _changes(
+    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName
+) -> dict[str, Callable[[Recipe], Recipe]]:
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
     if len(facts.input_shape) == 3:  # batches of (C, H, W) samples are the 4-D tensors that channels_last is for
         changes["channels_last"] = lambda recipe: replace(recipe, memory_format="channels_last")
-    changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
+    if (precision, optimizer) not in BREAKS_FUSED:
+        changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
     return changes

@@ -34,6 +34,7 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             run.bench,
             facts,
             config.precisions or facts.precisions,
+            optimizer=config.workload.optimizer,
             largest=largest,
             time_budget_s=config.time_budget_s,
         )

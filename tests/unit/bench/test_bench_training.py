@@ -1,5 +1,6 @@
 """The model starts every run from the same weights, laid out as the user's own code would lay them out."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -74,3 +75,20 @@ def test_every_run_begins_with_the_same_weights(workload: Workload) -> None:
     assert all(parameter.grad is None for parameter in model.module.parameters())
     Trainer(model, Recipe(), workload)
     assert all(torch.equal(a, b) for a, b in zip(first, model.module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("sgd", False), ("adamw", False), ("adamw", True)])
+def test_fp16_trains_on_after_its_first_overflows(workload: Workload, optimizer: Any, fused: bool) -> None:
+    """The scaler's first scale is too large for these inputs; a few halvings later every step counts."""
+    workload = dataclasses.replace(workload, spec=WorkloadSpec(optimizer=optimizer))
+    trainer = Trainer(ResidentModel(workload, CPU), Recipe(precision="fp16", fused_optimizer=fused), workload)
+    batch = trainer.to_device((torch.full((4, 1, 8, 8), 20.0), torch.tensor([0, 1, 2, 0])))
+    started = trainer.num_halvings()
+    for _ in range(20):
+        trainer.step(batch)
+    settled = trainer.num_halvings()
+    assert settled > started, "nothing overflowed: the test tests nothing"
+    for _ in range(10):
+        trainer.step(batch)
+    assert trainer.num_halvings() == settled
+    assert all(torch.isfinite(parameter).all() for parameter in workload.model.parameters())

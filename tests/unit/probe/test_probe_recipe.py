@@ -10,9 +10,9 @@ from loadtune.records import ComputePoint, Precision, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 
-def choose(bench: FakeBench, precisions=("fp32", "bf16"), **facts):
+def choose(bench: FakeBench, precisions=("fp32", "bf16"), optimizer="sgd", **facts):
     described = replace(fake_facts(bench.surface), **facts)
-    return choose_recipes(bench, described, precisions, largest=10**6, time_budget_s=300.0)
+    return choose_recipes(bench, described, precisions, optimizer=optimizer, largest=10**6, time_budget_s=300.0)
 
 
 def test_takes_what_pays() -> None:
@@ -114,3 +114,11 @@ def test_one_slow_second_does_not_hide_a_gain() -> None:
 def test_nothing_fits() -> None:
     with pytest.raises(NothingFitsError, match="--device"):
         choose(FakeBench(Surface(budget_bytes=GIB // 2)))
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("sgd", False), ("adamw", True)])
+def test_sgd_is_never_fused_under_a_grad_scaler(optimizer: str, fused: bool) -> None:
+    """It would be faster, and train nothing."""
+    chosen = choose(FakeBench(), precisions=("fp32", "fp16"), optimizer=optimizer)
+    assert chosen.by_precision["fp32"].fused_optimizer is True
+    assert chosen.by_precision["fp16"].fused_optimizer is fused
