@@ -7,7 +7,7 @@ import math
 from typing import cast, get_args
 
 from loadtune.errors import UsageError
-from loadtune.records import PRECISIONS, OptimizerName, Precision, TuneConfig
+from loadtune.records import PRECISIONS, OptimizerName, Precision, TuneConfig, WorkloadSpec, YourSettings
 
 _LARGEST_SEED = 2**32 - 1  # NumPy's limit, which Optuna's samplers share
 
@@ -32,6 +32,37 @@ def optimizer_of(word: str) -> OptimizerName:
     if word not in get_args(OptimizerName):
         raise UsageError(f"--optimizer is {word!r}; it can be sgd (with momentum 0.9) or adamw. Name one of these.")
     return cast(OptimizerName, word)
+
+
+def workload_of(
+    dataset: str,
+    model: str,
+    data_root: str | None,
+    image_size: int | None,
+    num_classes: int | None,
+    optimizer: str,
+    seed: int,
+) -> WorkloadSpec:
+    """What to train, from the options that name it."""
+    return WorkloadSpec(
+        dataset=dataset,
+        model=model,
+        data_root=data_root,
+        image_size=image_size,
+        num_classes=num_classes,
+        optimizer=optimizer_of(optimizer),
+        seed=seed,
+    )
+
+
+def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool | None, amp: str | None) -> YourSettings:
+    """The user's own configuration, as far as it was given."""
+    return YourSettings(
+        batch_size=batch_size,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        precision=None if amp is None else precision_of("--amp", amp),
+    )
 
 
 def check(config: TuneConfig) -> TuneConfig:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from loadtune import __version__
-from loadtune.arguments import check, optimizer_of, precision_of, precisions_of
+from loadtune.arguments import check, precisions_of, workload_of, yours_of
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
-from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec, YourSettings
+from loadtune.records import HostFacts, TuneConfig, TuningResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -94,21 +94,8 @@ def run(
     keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
     """
     with told_plainly(debug):
-        workload = WorkloadSpec(
-            dataset=dataset,
-            model=model,
-            data_root=data_root,
-            image_size=image_size,
-            num_classes=num_classes,
-            optimizer=optimizer_of(optimizer),
-            seed=seed,
-        )
-        yours = YourSettings(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            precision=None if amp is None else precision_of("--amp", amp),
-        )
+        workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
+        yours = yours_of(batch_size, num_workers, pin_memory, amp)
         config = TuneConfig(
             workload=workload,
             yours=yours,

@@ -255,9 +255,12 @@ def test_closing_ends_the_thread_and_keeps_what_was_seen():
 
 def test_a_sampler_can_be_opened_again():
     sampler = open_sampler(constant_probes())
-    for _ in range(2):
-        with sampler:
-            wait_for(lambda: sampler.latest() is not None)
+    with sampler:
+        wait_for(lambda: sampler.latest() is not None)
+    before = sampler.latest().at_s
+    with sampler:
+        wait_for(lambda: sampler.latest().at_s > before)
+    assert sampler.latest().at_s > before
 
 
 def test_a_thread_that_hung_when_it_was_closed_does_not_go_on_with_the_next(monkeypatch):
