@@ -14,7 +14,7 @@ from loadtune.seams import Bench
 
 MODERATE_BATCH = 256
 """Large enough for a GPU to be the slower side: at 64 images a ResNet-50 step is about as long as the host takes to
-launch it, and on a host that was slow for ten seconds no recipe showed a gain (H200; at 256 channels_last gains 1.4 to
+launch it, and once no recipe showed a gain there, most likely on a slow host (H200; at 256 channels_last gains 1.4 to
 1.9)."""
 
 STEP_SHARE = 0.002
@@ -28,7 +28,7 @@ HOPELESS = 2.0
 
 BREAKS_FUSED: tuple[tuple[Precision, OptimizerName], ...] = (("fp16", "sgd"),)
 """Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones: from
-then on every step is skipped and nothing trains (torch 2.11 and 2.15, GPU and CPU). Fused AdamW honours the skip."""
+then on every step is skipped and nothing trains (H200, torch 2.11; CPU, torch 2.15). Fused AdamW honours the skip."""
 
 
 @dataclass(frozen=True, slots=True)
