@@ -55,8 +55,14 @@ class Bench(Protocol):
         """Time steps on one resident batch for about ``seconds`` after warm-up, two steps at the least."""
         ...
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
-        """Train ``num_steps`` real steps from a fresh state; the report says whether they fit."""
+    def try_batch(
+        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+    ) -> FitReport:
+        """Train ``num_steps`` real steps from a fresh state; the report says whether they fit.
+
+        With ``trace`` it holds what was asked of the allocator, where the device has one that tells. With ``verify``
+        the dataset's last partial batch, an evaluation pass and one more full step follow.
+        """
         ...
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:

@@ -135,7 +135,9 @@ class FakeBench:
         windows = [self._window(step_s, num_steps, batch_size) for _ in range(4)]
         return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
+    def try_batch(
+        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+    ) -> FitReport:
         self.requests.append(("memory", batch_size))
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
         self.clock.spend(num_steps * step_s)

@@ -105,9 +105,12 @@ class BenchClient:
         assert isinstance(value, (ComputePoint, TrialFailure))
         return value
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
+    def try_batch(
+        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+    ) -> FitReport:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
-        value = self._ask(TryBatch(recipe=recipe, batch_size=batch_size, num_steps=num_steps))
+        asked = TryBatch(recipe=recipe, batch_size=batch_size, num_steps=num_steps, trace=trace, verify=verify)
+        value = self._ask(asked)
         assert isinstance(value, FitReport)
         return value
 

@@ -50,6 +50,8 @@ class TryBatch:
     recipe: Recipe
     batch_size: int
     num_steps: int
+    trace: bool = False
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

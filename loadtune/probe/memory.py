@@ -60,6 +60,7 @@ class _Probe:
         return MemoryCeiling(
             precision=self._recipe.precision,
             batch_size=self.fitting[-1].batch_size,
+            safe_batch_size=self.fitting[-1].batch_size,
             limit=limit,
             probes=tuple(self.reports),
             bytes_per_sample=line[0] if line else None,

@@ -5,7 +5,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
 from loadtune.records.host import Device, GpuFacts, HostFacts
-from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress, Reading
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -36,6 +36,7 @@ from loadtune.records.workload import OptimizerName, TuneConfig, WorkloadFacts, 
 __all__ = [
     "PRECISIONS",
     "SCHEMA_VERSION",
+    "AllocationTrace",
     "Bound",
     "CeilingLimit",
     "ComputePoint",

@@ -8,6 +8,20 @@ from loadtune.records.timing import TrialFailure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationTrace:
+    """What training one size asked of CUDA's caching allocator, in order: enough to work out how another size goes."""
+
+    batch_size: int
+    idle_bytes: int
+    """What the allocator held from the driver before the first event."""
+    events: tuple[int, ...]
+    """Above 0: so many bytes are asked for, and the request is numbered, from 1. Below 0: the request of that number is
+    given back."""
+    step_starts: tuple[int, ...]
+    """Where in `events` each training step begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitReport:
     """One batch size that was really trained for a few steps, or how it failed."""
 
@@ -19,16 +33,26 @@ class FitReport:
     """Allocated peak of the first step, in which the optimizer's state appears. On CPU: resident memory."""
     steady_peak_bytes: int | None = None
     """Allocated peak of the later steps."""
+    evaluation_peak_bytes: int | None = None
+    """Allocated peak of a forward pass in evaluation mode between training steps. None: not verified."""
+    partial_batch_size: int | None = None
+    """What the dataset leaves over at this size, trained as well. None: not verified, or nothing is left over."""
     reserved_peak_bytes: int | None = None
     """Peak of what the allocator held from the driver. None on CPU."""
+    outside_bytes: int | None = None
+    """What this process holds of the device outside the allocator: context, libraries. None: not known."""
     num_alloc_retries: int | None = None
-    """Times the allocator had to give its cache back and try again: above 0 the size fits, but not comfortably."""
+    """Times the allocator had to give its cache back and try again, all steps together. None on CPU."""
+    num_steady_retries: int | None = None
+    """The same within the last full step: above 0 the size fits, but every step pays for it. None: not verified."""
     budget_bytes: int | None = None
     """What the allocator could have taken at most when this ran: free memory plus its own."""
     step_s: float | None = None
     """Wall time of the last step. None: no step was finished."""
     seconds: float = 0.0
     """What this probe took, all told."""
+    allocations: AllocationTrace | None = None
+    """Where a trace was asked for; taken off before the report is kept."""
 
     @property
     def fits(self) -> bool:
@@ -52,7 +76,9 @@ class MemoryCeiling:
 
     precision: Precision
     batch_size: int
-    """Largest that was run and fits."""
+    """The hard ceiling: largest that was run and fits."""
+    safe_batch_size: int
+    """Largest to be used for hours: run as well, with room to spare and without allocator retries in a steady step."""
     limit: CeilingLimit
     probes: tuple[FitReport, ...]
     """In the order they were run."""
@@ -60,6 +86,35 @@ class MemoryCeiling:
     """Slope of the line through allocated peaks. None: fewer than two sizes were run."""
     fixed_bytes: float | None = None
     """The line at batch 0: model, gradients, optimizer state."""
+    line_error_fraction: float | None = None
+    """Largest departure of a measured peak from the line, relative, among the sizes the line is meant for."""
+    small_sizes: tuple[FitReport, ...] = ()
+    """Sizes below the line's, run only to show how memory departs from it there."""
+    capacity_bytes: int | None = None
+    """Total memory of the device; on CPU the RAM limit in force."""
+    budget_bytes: int | None = None
+    """What training could take when the ceiling was found."""
+    others_bytes: int | None = None
+    """What other processes held then. None: not known."""
+    others: tuple[str, ...] = ()
+    """Those processes, as far as they can be named: ``python (pid 812), 12.3 GiB``."""
+    alloc_conf: str | None = None
+    """``PYTORCH_CUDA_ALLOC_CONF`` in force. None: not set."""
+
+    @property
+    def num_probes(self) -> int:
+        """Sizes tried in search of the two ceilings."""
+        return len(self.probes)
+
+    @property
+    def num_ooms(self) -> int:
+        """Probes that ran out of memory."""
+        return sum(not probe.fits for probe in self.probes)
+
+    @property
+    def seconds(self) -> float:
+        """What the probes took, all told."""
+        return sum(probe.seconds for probe in (*self.probes, *self.small_sizes))
 
     @property
     def first_failed(self) -> int | None:

@@ -133,6 +133,7 @@ def fixed_result() -> TuningResult:
             MemoryCeiling(
                 precision="fp16",
                 batch_size=3296,
+                safe_batch_size=3131,
                 limit="memory",
                 probes=(
                     FitReport(precision="fp16", batch_size=3296, first_step_peak_bytes=147_000_000_000),
