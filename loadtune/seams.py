@@ -56,12 +56,19 @@ class Bench(Protocol):
         ...
 
     def try_batch(
-        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        num_steps: int = 3,
+        *,
+        trace: bool = False,
+        verify: bool = False,
+        partial_batch_size: int | None = None,
     ) -> FitReport:
         """Train ``num_steps`` real steps from a fresh state; the report says whether they fit.
 
         With ``trace`` it holds what was asked of the allocator, where the device has one that tells. With ``verify``
-        the dataset's last partial batch, an evaluation pass and one more full step follow.
+        a step on ``partial_batch_size`` samples, where that is given, an evaluation pass and full steps follow.
         """
         ...
 

@@ -77,6 +77,8 @@ class Surface:
     fixed_bytes: int = GIB
     bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
     budget_bytes: int = 139 * GIB
+    quiet_share: float = 0.95
+    """Of the budget: above it the allocator has to try again in every step."""
 
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         rate = self.compute_per_s[recipe.precision] * batch_size / (batch_size + self.half_batch)
@@ -136,7 +138,14 @@ class FakeBench:
         return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
 
     def try_batch(
-        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        num_steps: int = 3,
+        *,
+        trace: bool = False,
+        verify: bool = False,
+        partial_batch_size: int | None = None,
     ) -> FitReport:
         self.requests.append(("memory", batch_size))
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
@@ -152,7 +161,17 @@ class FakeBench:
             return replace(report, failure=_too_small("first step"))
         if peak > self.surface.budget_bytes:
             return replace(report, failure=_oom("training", batch_size))
-        return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak, num_alloc_retries=0, step_s=step_s)
+        retries = int(peak > self.surface.quiet_share * self.surface.budget_bytes)
+        return replace(
+            report,
+            first_step_peak_bytes=peak,
+            steady_peak_bytes=peak,
+            evaluation_peak_bytes=peak // 4 if verify else None,
+            partial_batch_size=partial_batch_size,
+            num_alloc_retries=retries * num_steps,
+            num_steady_retries=retries if verify else None,
+            step_s=step_s,
+        )
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self.requests.append(("training", config.batch_size))

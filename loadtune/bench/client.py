@@ -106,10 +106,24 @@ class BenchClient:
         return value
 
     def try_batch(
-        self, recipe: Recipe, batch_size: int, num_steps: int = 3, *, trace: bool = False, verify: bool = False
+        self,
+        recipe: Recipe,
+        batch_size: int,
+        num_steps: int = 3,
+        *,
+        trace: bool = False,
+        verify: bool = False,
+        partial_batch_size: int | None = None,
     ) -> FitReport:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
-        asked = TryBatch(recipe=recipe, batch_size=batch_size, num_steps=num_steps, trace=trace, verify=verify)
+        asked = TryBatch(
+            recipe=recipe,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            trace=trace,
+            verify=verify,
+            partial_batch_size=partial_batch_size,
+        )
         value = self._ask(asked)
         assert isinstance(value, FitReport)
         return value

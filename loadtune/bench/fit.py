@@ -1,60 +1,160 @@
 """Try one batch size: a few real steps from a fresh state, and what memory they took."""
 
 import time
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from loadtune.bench.allocations import AllocationRecorder
+from loadtune.bench.failures import classify_error
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
 from loadtune.records import FitReport, TrialFailure
 from loadtune.workload import Batch
 
+# After the partial batch: the first refills the allocator's cache, the second is the one that counts.
+_STEPS_AFTER = 2
+_MEMORY_KINDS = ("oom", "host_oom", "shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What follows the training steps."""
+
+    partial_batch_size: int | None = None
+    """The dataset's last batch. None: nothing that trains is left over."""
+
 
 def try_steps(
-    trainer: Trainer, make_batch: Callable[[], Batch], num_steps: int, memory: DeviceMemory, line: Line
+    trainer: Trainer,
+    make_batch: Callable[[], Batch],
+    num_steps: int,
+    memory: DeviceMemory,
+    line: Line,
+    *,
+    recorder: AllocationRecorder,
+    verification: Verification | None = None,
 ) -> FitReport:
     """Train; peaks of the first step, in which the optimizer's state appears, and of the later ones apart."""
     begun = time.monotonic()
-    budget, retries = memory.budget_bytes(), memory.num_retries()
-    with memory.capped():
+    budget = memory.budget_bytes()
+    with memory.capped(), recorder.recording():
+        steps = _Steps(trainer, make_batch, memory, line, recorder)
+        steps.train(num_steps)
+        report = steps.report(budget)
+        if verification is not None:
+            report = _verified(steps, verification, report)
+    return replace(report, allocations=recorder.trace, seconds=time.monotonic() - begun)
+
+
+class _Steps:
+    """Steps on one resident batch, with the books kept."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        make_batch: Callable[[], Batch],
+        memory: DeviceMemory,
+        line: Line,
+        recorder: AllocationRecorder,
+    ) -> None:
+        self.trainer, self.memory, self.line = trainer, memory, line
+        self._recorder = recorder
+        self.retries_before = memory.num_retries()
         memory.reset_peaks()
         line.enter("first step")
-        batch = make_batch()
-        step_s = _timed_step(trainer, batch, line)
-        first, reserved = memory.peak_bytes(), memory.peak_reserved_bytes()
-        steady = None
+        self.batch = make_batch()
+        self.step_s = 0.0
+        self.first_peak = 0
+        self.steady_peak: int | None = None
+        self.reserved_peak: int | None = None
+        self.last_retries: int | None = None
+
+    def train(self, num_steps: int) -> None:
+        """The first step, then the steady ones, their peaks apart."""
+        self.step(self.batch)
+        self.first_peak = self.memory.peak_bytes()
+        self.reserved_peak = self.memory.peak_reserved_bytes()
         if num_steps > 1:
-            memory.reset_peaks()
-            line.enter("steady steps")
+            self.memory.reset_peaks()
+            self.line.enter("steady steps")
             for _ in range(num_steps - 1):
-                step_s = _timed_step(trainer, batch, line)
-            steady = memory.peak_bytes()
-            reserved = _larger(reserved, memory.peak_reserved_bytes())
-    now = memory.num_retries()
-    return FitReport(
-        precision=trainer.precision,
-        batch_size=len(batch[0]),
-        failure=_over_budget(max(first, steady or 0), budget, line.phase),
-        first_step_peak_bytes=first,
-        steady_peak_bytes=steady,
-        reserved_peak_bytes=reserved,
-        num_alloc_retries=None if now is None or retries is None else now - retries,
-        budget_bytes=budget,
-        step_s=step_s,
-        seconds=time.monotonic() - begun,
+                self.step(self.batch)
+            self.steady_peak = self.memory.peak_bytes()
+            self.reserved_peak = _larger(self.reserved_peak, self.memory.peak_reserved_bytes())
+
+    def step(self, batch: Batch) -> None:
+        """One step, finished."""
+        self._recorder.mark()
+        retries, started = self.memory.num_retries(), time.monotonic()
+        self.trainer.step(batch)
+        self.trainer.synchronize()
+        self.step_s = time.monotonic() - started
+        self.last_retries = _since(retries, self.memory.num_retries())
+        self.line.pulse()
+
+    def report(self, budget: int) -> FitReport:
+        """What the training steps took."""
+        return FitReport(
+            precision=self.trainer.precision,
+            batch_size=len(self.batch[0]),
+            failure=_over_budget(max(self.first_peak, self.steady_peak or 0), budget, self.line.phase),
+            first_step_peak_bytes=self.first_peak,
+            steady_peak_bytes=self.steady_peak,
+            reserved_peak_bytes=self.reserved_peak,
+            outside_bytes=self.memory.outside_bytes(),
+            num_alloc_retries=_since(self.retries_before, self.memory.num_retries()),
+            budget_bytes=budget,
+            step_s=self.step_s,
+        )
+
+
+def _verified(steps: _Steps, verification: Verification, report: FitReport) -> FitReport:
+    """Partial batch, evaluation, and full steps once more: what an epoch's end does to the allocator's cache."""
+    steady = steps.last_retries
+    steps.memory.reset_peaks()
+    steps.line.enter("evaluation")
+    evaluation_peak = _evaluate(steps)
+    partial = verification.partial_batch_size
+    if partial is not None:
+        steps.line.enter("partial batch")
+        steps.step((steps.batch[0][:partial], steps.batch[1][:partial]))
+    if steady is not None:  # only where there is an allocator whose cache could have suffered
+        steps.line.enter("steady steps")
+        for _ in range(_STEPS_AFTER):
+            steps.step(steps.batch)
+        steady = max(steady, steps.last_retries or 0)
+    return replace(
+        report,
+        evaluation_peak_bytes=evaluation_peak,
+        partial_batch_size=partial,
+        num_steady_retries=steady,
+        num_alloc_retries=_since(steps.retries_before, steps.memory.num_retries()),
     )
 
 
-def _timed_step(trainer: Trainer, batch: Batch, line: Line) -> float:
-    started = time.monotonic()
-    trainer.step(batch)
-    trainer.synchronize()
-    line.pulse()
-    return time.monotonic() - started
+def _evaluate(steps: _Steps) -> int | None:
+    """Peak of a forward pass in evaluation mode. None: the model has none, which is no matter of memory."""
+    try:
+        steps.trainer.evaluate(steps.batch)
+        steps.trainer.synchronize()
+    except Exception as error:
+        if classify_error(error) in _MEMORY_KINDS:
+            raise
+        traceback.print_exc()  # into the log
+        return None
+    finally:
+        steps.line.pulse()
+    return steps.memory.peak_bytes()
 
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((value for value in (one, other) if value is not None), default=None)
+
+
+def _since(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else now - before
 
 
 def _over_budget(peak: int, budget: int, phase: str) -> TrialFailure | None:

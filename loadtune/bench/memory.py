@@ -31,6 +31,10 @@ class DeviceMemory(Protocol):
 
     def peak_reserved_bytes(self) -> int | None: ...
 
+    def outside_bytes(self) -> int | None:
+        """What this process holds of the device outside the allocator: context, libraries. None: not known."""
+        ...
+
     def num_retries(self) -> int | None:
         """Times the allocator gave its cache back and tried again, since the process began."""
         ...
@@ -53,10 +57,14 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """Figures of the caching allocator for one device."""
+    """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
 
-    def __init__(self, device: torch.device) -> None:
+    Others' share is taken to be what it was then, because the driver does not tell in containers whose memory is whose.
+    """
+
+    def __init__(self, device: torch.device, free_before: int | None = None) -> None:
         self._device = device
+        self._free_before = free_before
         self._idle_bytes = 0
 
     def capacity_bytes(self) -> int:
@@ -74,6 +82,11 @@ class CudaMemory:
 
     def peak_reserved_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved(self._device)
+
+    def outside_bytes(self) -> int | None:
+        if self._free_before is None:
+            return None
+        return max(0, self._free_before - self.budget_bytes())
 
     def num_retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
@@ -126,6 +139,9 @@ class CpuMemory:
     def peak_reserved_bytes(self) -> int | None:
         return None
 
+    def outside_bytes(self) -> int | None:
+        return None
+
     def num_retries(self) -> int | None:
         return None
 
@@ -144,6 +160,6 @@ class CpuMemory:
         pass
 
 
-def memory_of(device: torch.device) -> DeviceMemory:
+def memory_of(device: torch.device, free_before: int | None = None) -> DeviceMemory:
     """The books of this device."""
-    return CudaMemory(device) if device.type == "cuda" else CpuMemory()
+    return CudaMemory(device, free_before) if device.type == "cuda" else CpuMemory()

@@ -52,6 +52,7 @@ class TryBatch:
     num_steps: int
     trace: bool = False
     verify: bool = False
+    partial_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,9 @@ import time
 import torch
 
 from loadtune.bench import describe
+from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.compute import time_windows
-from loadtune.bench.fit import try_steps
+from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.memory import memory_of
@@ -15,6 +16,7 @@ from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeT
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
+from loadtune.host import read_gpus
 from loadtune.records import ComputePoint, FitReport, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadFacts
 from loadtune.workload import build_workload
 
@@ -26,8 +28,9 @@ class Session:
         line.enter("build")
         self._line = line
         self._begin = begin
+        free_before = _free_bytes(begin)
         self._device = _device(begin)
-        self.memory = memory_of(self._device)
+        self.memory = memory_of(self._device, free_before)
         self._workload = build_workload(begin.spec)
         self._model = ResidentModel(self._workload, self._device)
         self._samples = describe.Samples(self._workload, line)
@@ -73,6 +76,8 @@ class Session:
             request.num_steps,
             self.memory,
             self._line,
+            recorder=AllocationRecorder(self._device, request.batch_size, on=request.trace),
+            verification=Verification(partial_batch_size=request.partial_batch_size) if request.verify else None,
         )
         trainer.close()
         return dataclasses.replace(report, seconds=time.monotonic() - begun)
@@ -117,6 +122,13 @@ class Session:
     def _trainer(self, recipe: Recipe) -> Trainer:
         self._line.enter("prepare")
         return Trainer(self._model, recipe, self._workload)
+
+
+def _free_bytes(begin: Begin) -> int | None:
+    """Free memory of the GPU, asked of the driver before this process takes any. None: on a CPU, or not told."""
+    if begin.device.kind != "cuda":
+        return None
+    return next((gpu.free_bytes for gpu in read_gpus()), None)  # the only one visible
 
 
 def _device(begin: Begin) -> torch.device:

@@ -23,6 +23,7 @@ class ResidentModel:
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         self.task = workload.task
+        self.forward = workload.forward
         self.device = device
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
@@ -71,7 +72,7 @@ class Trainer:
         """One training step on a batch that is on the device; returns before a GPU has finished it."""
         inputs, targets = batch
         self._optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._model.device.type, dtype=self._dtype, enabled=self._dtype is not None):
+        with self._autocast():
             loss = self._model.task(self._model.module, inputs, targets)
         if self._scaler is None:
             torch.autograd.backward(loss)
@@ -80,6 +81,18 @@ class Trainer:
             torch.autograd.backward(self._scaler.scale(loss))
             self._scaler.step(self._optimizer)
             self._scaler.update()
+
+    def evaluate(self, batch: Batch) -> None:
+        """A forward pass in evaluation mode, without gradients; training mode again afterwards."""
+        self._model.module.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                self._model.forward(self._model.module, batch[0])
+        finally:
+            self._model.module.train()
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self._model.device.type, dtype=self._dtype, enabled=self._dtype is not None)
 
     def synchronize(self) -> None:
         """Wait for the device to finish what it was given."""

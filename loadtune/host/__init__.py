@@ -6,6 +6,7 @@ Importing it costs nothing: psutil, pynvml and the readers of the machine are lo
 from loadtune.host.clock import MonotonicClock
 from loadtune.host.devices import choose_device, freest_gpu
 from loadtune.host.facts import read_host
+from loadtune.host.gpu import read_gpus
 from loadtune.host.telemetry import Sampler
 
-__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_host"]
+__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_gpus", "read_host"]

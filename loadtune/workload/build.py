@@ -11,7 +11,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload.datasets import dataset_length, make_dataset, num_classes_of
 from loadtune.workload.models import Family, make_model, model_needs
-from loadtune.workload.tasks import Task, task_for
+from loadtune.workload.tasks import Forward, Task, forward_for, task_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +23,7 @@ class Workload:
     dataset: Dataset[Any]
     model: nn.Module
     task: Task
+    forward: Forward
     num_classes: int
     """Of the user, else of the dataset, else of the model's family."""
 
@@ -46,5 +47,6 @@ def build_workload(spec: WorkloadSpec) -> Workload:
         dataset=dataset,
         model=model,
         task=task_for(needs.family, spec.model),
+        forward=forward_for(needs.family),
         num_classes=num_classes,
     )

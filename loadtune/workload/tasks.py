@@ -17,6 +17,8 @@ from loadtune.workload.models import Family
 Batch = tuple[torch.Tensor, torch.Tensor]
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model, inputs, targets) → loss."""
+Forward = Callable[[nn.Module, torch.Tensor], Any]
+"""(model, inputs) → predictions, in evaluation mode."""
 
 # Weight of the auxiliary heads in "Going Deeper with Convolutions"; speed does not depend on it.
 _AUXILIARY_WEIGHT = 0.3
@@ -33,6 +35,15 @@ def task_for(family: Family, model_name: str) -> Task:
     if family == "optical_flow":
         return _flow_loss
     return class_loss
+
+
+def forward_for(family: Family) -> Forward:
+    """How this family predicts."""
+    if family == "detection":
+        return lambda model, inputs: model(list(inputs))
+    if family == "optical_flow":
+        return lambda model, inputs: model(inputs, inputs.flip(-1))
+    return lambda model, inputs: model(inputs)
 
 
 def class_logits(output: Any) -> torch.Tensor:

@@ -26,12 +26,22 @@ def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch
     return cross_entropy(model(inputs), targets)
 
 
+def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    return model(inputs)
+
+
 @pytest.fixture
 def workload() -> Workload:
     torch.manual_seed(0)
     dataset: Any = [(torch.zeros(1, 8, 8), 0)]
     return Workload(
-        spec=WorkloadSpec(), family="classification", dataset=dataset, model=gray(), task=task, num_classes=3
+        spec=WorkloadSpec(),
+        family="classification",
+        dataset=dataset,
+        model=gray(),
+        task=task,
+        forward=forward,
+        num_classes=3,
     )
 
 

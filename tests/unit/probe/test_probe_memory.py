@@ -1,9 +1,10 @@
 """The memory probe over simulated memory: what it names was run, fits, and is close to the wall."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
@@ -21,7 +22,6 @@ def line(fixed: float, per_sample: float, budget: float) -> FakeBench:
 @given(
     fixed=st.floats(1e6, 5e9), per_sample=st.floats(1e4, 5e8), budget=st.floats(6e9, 150e9), cap=st.integers(1, 10**6)
 )
-@settings(deadline=None)
 def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap: int) -> None:
     bench = line(fixed, per_sample, budget)
     largest = min(cap, bench.surface.largest_batch("fp32"))
@@ -47,8 +47,8 @@ def test_four_probes_and_one_oom_at_most_on_a_known_line() -> None:
 class FragmentingBench(FakeBench):
     """Close to the wall the allocator cannot use the last 4% of the budget."""
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3) -> FitReport:
-        report = FakeBench.try_batch(self, recipe, batch_size, num_steps)
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
         if report.peak_bytes and report.peak_bytes > 0.96 * self.surface.budget_bytes:
             failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
             return replace(failing, batch_size=batch_size)

@@ -1,0 +1,135 @@
+"""Which size to run next: for the line's second point, for the hard ceiling, for the safe one. Nothing is run here."""
+
+from loadtune.probe.forecast import Forecast
+from loadtune.probe.tries import ROOM, Tries
+
+LOW, TIMES = 32, 5
+"""The line's first size, and how many times that its second is at the least. Smaller ones misjudge the slope:
+workspaces and rounding weigh as much as the samples (a line through 1 to 16 was 12% short for ResNet-50)."""
+
+THIRD = 0.3
+"""Share of the budget that the line's second size may fill by the first one's word: n times the batch takes at most n
+times the memory. The farther apart the two, the less a jump or a ripple bends the line."""
+
+LEAN = 0.985
+"""Of the size a line or a forecast ends at: what fragmentation took at the ceilings of five models on an H200, and how
+far a forecast was off where memory is all but full."""
+
+NEAR = 0.98
+"""A ceiling this close to what failed, or to what is predicted to, is left as it is: less than that is to be won by
+another run, which may be an OOM."""
+
+STEPS_BACK = (0.975, 0.975, 0.97, 0.9, 0.7)
+"""From the smallest size that failed, after one failure, two, … Small at first: predictions are rarely off by more."""
+
+SCARCE_LEAN, SCARCE_STEP = 0.972, 0.979
+"""The same where the line took three sizes and only two runs are left: the second of them has to fit."""
+
+VISIBLE, CLEAR = 0.1, 0.25
+"""Shares of the budget by which memory has to have grown for its slope to be believed, and by which a further size is
+made to grow it where it had not."""
+
+LAST_ROOM = 0.8
+"""Of the memory at the hard ceiling, where only one more run is left to find a safe size."""
+
+_QUIETER, _QUIETEST = 0.99, 0.8
+
+
+def second_size(tries: Tries) -> int | None:
+    """Another size for the line: far enough from the first, never one that the first says cannot fit."""
+    base, num_fits = tries.fitting[-1], len(tries.fitting)
+    if tries.wall is not None:
+        smaller = max(tries.smallest, base.batch_size // 2)
+        return smaller if num_fits == 1 and smaller < base.batch_size else None
+    size = base.batch_size * TIMES
+    if base.peak_bytes is not None and base.budget_bytes is not None:
+        room = base.budget_bytes / base.peak_bytes
+        if num_fits == 1:
+            size = int(base.batch_size * min(max(TIMES, THIRD * room), 0.95 * room))
+            size = max(size, min(base.batch_size + 1, int(base.batch_size * room)))
+        elif _has_grown(tries) or tries.forecast is not None:
+            return None
+        elif tries.line is not None:
+            size = base.batch_size + int(CLEAR * base.budget_bytes / tries.line.slope)
+    elif num_fits > 1:
+        return None
+    return _above(base.batch_size, min(tries.cap, size))
+
+
+def _has_grown(tries: Tries) -> bool:
+    """Whether memory rose visibly from the smallest size that fits to the largest."""
+    first, last = tries.fitting[0], tries.fitting[-1]
+    if first.peak_bytes is None or last.peak_bytes is None or last.budget_bytes is None:
+        return True
+    return last.peak_bytes - first.peak_bytes >= VISIBLE * last.budget_bytes
+
+
+def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
+    """The next size worth running for the hard ceiling, or None when it stands; `scarce`: two runs were left for it."""
+    base, wall, end = tries.largest, tries.wall, _predicted_end(tries)
+    edge = min(size for size in (tries.cap, wall, end) if size is not None)
+    if base >= tries.cap or (end is not None and base >= NEAR * edge) or base + 1 == wall:
+        return None
+    if wall is not None and (end is None or _lean(tries, end, LEAN) >= wall):
+        if end is None:
+            return (wall + base) // 2
+        step = SCARCE_STEP if scarce else STEPS_BACK[min(tries.num_walls, len(STEPS_BACK)) - 1]
+        return _above(base, int(wall * step))
+    lean = 2 * base if end is None else _lean(tries, end, SCARCE_LEAN if scarce and num_left > 1 else LEAN)
+    return _above(base, min(tries.cap, lean))
+
+
+def next_safe(tries: Tries, *, is_last: bool) -> int | None:
+    """The next size worth running for the safe ceiling, or None when a comfortable one was run."""
+    top = tries.largest if tries.has_room(tries.largest) else tries.with_share(tries.largest, ROOM)
+    uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
+    if uneasy and min(uneasy) <= top:
+        top = tries.with_share(min(uneasy), ROOM)
+    size = _quiet_below(tries.forecast, top)
+    if is_last:
+        size = min(size, tries.with_share(tries.largest, LAST_ROOM))
+    size = max(tries.smallest, size)
+    known = tries.largest_comfortable
+    return None if known is not None and known >= size else size
+
+
+def _above(base: int, size: int) -> int | None:
+    return size if size > base else None
+
+
+def _predicted_end(tries: Tries) -> int | None:
+    """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
+    budget, line = tries.fitting[-1].budget_bytes, tries.line
+    if line is None or budget is None:
+        return None
+    by_line = int(line.size_at(budget))
+    if tries.forecast is None or by_line <= tries.largest:
+        return max(by_line, tries.largest)
+    return tries.forecast.largest(tries.largest, int(by_line * 1.05))
+
+
+def _lean(tries: Tries, end: int, lean: float) -> int:
+    """A size somewhat below the predicted end: as predictions go, a size that fits."""
+    size = min(end, int(end * lean + 0.5))
+    return size if tries.forecast is None else _steady_below(tries.forecast, size, tries.largest)
+
+
+def _steady_below(forecast: Forecast, size: int, base: int) -> int:
+    """The size, or a smaller one, whose neighbours are predicted to fit as well: memory is not monotonic."""
+    smaller = size
+    while smaller > max(base, _QUIETEST * size):
+        if all(forecast.outcome(int(smaller * factor)) is not None for factor in (0.99, 1.0, 1.01)):
+            return smaller
+        smaller = int(smaller * 0.995)
+    return size
+
+
+def _quiet_below(forecast: Forecast | None, top: int) -> int:
+    """The largest size, in steps of 1%, whose steady step is predicted to need no retry of the allocator."""
+    size = top
+    while forecast is not None and size > _QUIETEST * top:
+        outcome = forecast.outcome(size)
+        if outcome is not None and outcome.num_steady_retries == 0:
+            return size
+        size = int(size * _QUIETER)
+    return top

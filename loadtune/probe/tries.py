@@ -1,0 +1,125 @@
+"""The probes of one precision so far, and what they say together."""
+
+from dataclasses import dataclass, replace
+
+from loadtune.probe.forecast import Forecast
+from loadtune.records import AllocationTrace, FitReport, Recipe
+from loadtune.seams import Bench
+
+ROOM = 0.95
+"""Of the memory at the hard ceiling, at most, for a size to be used for hours. The 5% are for what a few steps do not
+show: other libraries' buffers, an evaluation with other sizes, fragmentation that grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Allocated peak over batch size, in bytes."""
+
+    slope: float
+    at_zero: float
+
+    def bytes_at(self, batch_size: int) -> float:
+        return self.at_zero + self.slope * batch_size
+
+    def size_at(self, num_bytes: float) -> float:
+        return (num_bytes - self.at_zero) / self.slope
+
+
+class Tries:
+    """Runs sizes and remembers. `forecast` is there once two traces are."""
+
+    def __init__(
+        self, bench: Bench, recipe: Recipe, num_steps: int, *, cap: int, dataset_length: int | None, smallest: int
+    ) -> None:
+        self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
+        self.cap, self.smallest = cap, smallest
+        self._dataset_length = dataset_length
+        self.reports: list[FitReport] = []
+        self.traces: list[AllocationTrace] = []
+        self.forecast: Forecast | None = None
+        self._verified: set[int] = set()
+
+    def run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
+        """Try this size."""
+        report = self.bench.try_batch(
+            self.recipe,
+            batch_size,
+            self.num_steps,
+            trace=trace,
+            verify=verify,
+            partial_batch_size=self._left_over(batch_size) if verify else None,
+        )
+        if report.allocations is not None:
+            self.traces.append(report.allocations)
+        self.reports.append(replace(report, allocations=None))
+        if verify:
+            self._verified.add(batch_size)
+        return report
+
+    def _left_over(self, batch_size: int) -> int | None:
+        """The dataset's last partial batch, where there is one that trains."""
+        left = (self._dataset_length or 0) % batch_size
+        return left if left >= self.smallest and batch_size < (self._dataset_length or 0) else None
+
+    @property
+    def fitting(self) -> list[FitReport]:
+        return sorted((r for r in self.reports if r.fits), key=lambda r: r.batch_size)
+
+    @property
+    def largest(self) -> int:
+        return self.fitting[-1].batch_size
+
+    @property
+    def wall(self) -> int | None:
+        """Smallest size that did not fit."""
+        return min((r.batch_size for r in self.reports if not r.fits), default=None)
+
+    @property
+    def num_walls(self) -> int:
+        return sum(not r.fits for r in self.reports)
+
+    @property
+    def line(self) -> Line | None:
+        """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
+        known = [(r.batch_size, r.peak_bytes) for r in self.fitting if r.peak_bytes is not None]
+        if not known or known[0][0] == known[-1][0]:
+            return None
+        (x0, y0), (x1, y1) = known[0], known[-1]
+        slope = (y1 - y0) / (x1 - x0)
+        return Line(slope, y1 - slope * x1) if slope > 0 else None
+
+    def line_error_fraction(self, from_size: int) -> float | None:
+        """Largest relative departure of a measured peak from the line, among sizes that it is meant for."""
+        line = self.line
+        if line is None:
+            return None
+        peaks = [(r.batch_size, r.peak_bytes) for r in self.fitting if r.batch_size >= from_size]
+        return max((abs(peak / line.bytes_at(size) - 1) for size, peak in peaks if peak), default=None)
+
+    @property
+    def largest_comfortable(self) -> int | None:
+        """Largest verified probe with room above it and no allocator retries in a steady step. None: none yet."""
+        return max((r.batch_size for r in self.fitting if self._is_comfortable(r)), default=None)
+
+    def _is_comfortable(self, report: FitReport) -> bool:
+        size = report.batch_size
+        return size in self._verified and not report.num_steady_retries and self.has_room(size)
+
+    def with_share(self, batch_size: int, share: float) -> int:
+        """The size that takes `share` of the memory that `batch_size` takes."""
+        line = self.line
+        return int(batch_size * share if line is None else line.size_at(share * line.bytes_at(batch_size)))
+
+    def has_room(self, batch_size: int) -> bool:
+        """Whether a size larger by the safety margin would still fit: one did, or the forecast or the line says so."""
+        larger = self.with_share(batch_size, 1 / ROOM)
+        if self.wall is not None and larger >= self.wall:
+            return False
+        if larger <= self.largest:
+            return True
+        if self.forecast is not None:
+            return self.forecast.outcome(larger) is not None
+        budget, peak, line = self.fitting[-1].budget_bytes, self.fitting[-1].peak_bytes, self.line
+        if budget is None or peak is None:
+            return True
+        return (peak / ROOM if line is None else line.bytes_at(larger)) <= budget

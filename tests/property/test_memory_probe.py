@@ -1,0 +1,115 @@
+"""The memory probe over simulated memory of every shape: its answers were run, fit, and lie close to the wall."""
+
+import math
+from dataclasses import dataclass, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.probe.memory import probe_memory
+from loadtune.records import FitReport, MemoryCeiling, Precision, Recipe
+from loadtune.testing import GIB, FakeBench, Surface
+
+CLOSE = 0.97
+MOST_PROBES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoughSurface(Surface):
+    """What grows with the batch jumps once, by up to 5%, and ripples: neither straight nor monotonic."""
+
+    jump_at: int = 0
+    jump: float = 0.0
+    ripple: float = 0.0
+    period: int = 7
+
+    def peak_bytes(self, precision: Precision, batch_size: int) -> int:
+        jump = self.jump if self.jump_at and batch_size >= self.jump_at else 0.0
+        wave = self.ripple * math.sin(2 * math.pi * batch_size / self.period)
+        return int(self.fixed_bytes + self.bytes_per_sample[precision] * batch_size * (1 + jump + wave))
+
+    def first_wall(self) -> int:
+        """Smallest size that does not fit."""
+        size = int(Surface.largest_batch(self, "fp32") / (1 + self.jump + self.ripple))
+        while self.peak_bytes("fp32", size) <= self.budget_bytes:
+            size += 1
+        return size
+
+
+@st.composite
+def surfaces(draw: st.DrawFn, *, jumps: bool = False, ripples: bool = False, retries: bool = False) -> RoughSurface:
+    wall = draw(st.integers(200, 20_000))
+    budget = draw(st.integers(4, 180)) * GIB
+    fixed = int(budget * draw(st.floats(0.001, 0.4)))
+    return RoughSurface(
+        fixed_bytes=fixed,
+        bytes_per_sample={"fp32": (budget - fixed) / wall},
+        budget_bytes=budget,
+        jump_at=int(wall * draw(st.floats(0.01, 1.0))) if jumps else 0,
+        jump=draw(st.floats(0.0, 0.05)) if jumps else 0.0,
+        ripple=draw(st.floats(0.0, 0.005)) if ripples else 0.0,
+        period=draw(st.integers(3, 200)),
+        quiet_share=draw(st.floats(0.85, 1.0)) if retries else 1.0,
+    )
+
+
+def check(surface: RoughSurface) -> MemoryCeiling:
+    ceiling = probe_memory(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**7})
+    fitting = {report.batch_size: report for report in ceiling.probes if report.fits}
+    assert ceiling.batch_size in fitting
+    assert ceiling.batch_size >= CLOSE * (surface.first_wall() - 1)
+    assert ceiling.num_probes <= MOST_PROBES
+    safe = fitting[ceiling.safe_batch_size]
+    assert not safe.num_steady_retries
+    assert safe.batch_size <= 0.96 * ceiling.batch_size
+    assert safe.evaluation_peak_bytes is not None
+    return ceiling
+
+
+@given(surface=surfaces())
+def test_straight_memory_needs_no_out_of_memory(surface: RoughSurface) -> None:
+    assert check(surface).num_ooms == 0
+
+
+@given(surface=surfaces(jumps=True))
+def test_memory_that_jumps_by_up_to_five_per_cent(surface: RoughSurface) -> None:
+    check(surface)
+
+
+@given(surface=surfaces(ripples=True))
+def test_memory_that_is_not_monotonic(surface: RoughSurface) -> None:
+    check(surface)
+
+
+@given(surface=surfaces(retries=True))
+def test_an_allocator_that_has_to_try_again(surface: RoughSurface) -> None:
+    ceiling = check(surface)
+    quiet = surface.quiet_share * surface.budget_bytes
+    assert surface.peak_bytes("fp32", ceiling.safe_batch_size) <= quiet
+
+
+@given(surface=st.one_of(surfaces(jumps=True, retries=True), surfaces(ripples=True, retries=True)))
+def test_rough_memory_under_an_allocator_that_has_to_try_again(surface: RoughSurface) -> None:
+    check(surface)
+
+
+@given(wall=st.integers(2, 64))
+def test_small_ceilings_are_exact_to_one_sample(wall: int) -> None:
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=(wall + 1) * GIB)
+    ceiling = probe_memory(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**6})
+    assert wall - 1 <= ceiling.batch_size <= wall
+
+
+def test_the_answer_is_the_largest_that_was_run_where_nothing_larger_was() -> None:
+    class OneSizeOnly(FakeBench):
+        """Fits one sample and nothing more."""
+
+        def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: object) -> FitReport:
+            report = FakeBench.try_batch(self, recipe, batch_size, num_steps)
+            if batch_size == 1:
+                return report
+            failed = FakeBench.try_batch(self, recipe, 10**9, num_steps)
+            return replace(failed, batch_size=batch_size)
+
+    ceiling = probe_memory(OneSizeOnly(), Recipe(precision="fp32"), {"dataset": 10**6})
+    assert (ceiling.batch_size, ceiling.safe_batch_size, ceiling.limit) == (1, 1, "memory")
