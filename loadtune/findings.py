@@ -45,6 +45,10 @@ class Findings:
     assumed: tuple[str, ...] = ()
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: list[MemoryCeiling] = field(default_factory=list)
+    free_bytes: int | None = None
+    """Of the GPU, when the ceilings were found."""
+    lost_bytes: int = 0
+    """Of the GPU's memory, to other processes since then."""
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
     trials: list[Trial] = field(default_factory=list)

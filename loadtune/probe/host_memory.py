@@ -30,6 +30,11 @@ def ram_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
     return (loader.num_prefetched + PINNED_COPIES) * block_bytes + loader.num_workers * batch_bytes
 
 
+def largest_host_batch(sample_bytes: int, host: HostFacts) -> int:
+    """Largest batch that the host can hold once, as a loader without workers or pinning makes it."""
+    return int(RAM_SHARE * host.ram_available_bytes / max(1, sample_bytes))
+
+
 def host_memory_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
     """Why the host cannot hold this configuration's batches in flight; None: it can."""
     needed = ram_bytes(loader, sample_bytes)

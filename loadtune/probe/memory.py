@@ -25,8 +25,6 @@ QUICK_S = 1.0
 """Small sizes are only looked at where the first one of the line took no longer: a new shape can cost ten seconds of
 kernel loading, for a curiosity."""
 
-_MEMORY_KINDS = ("oom", "host_oom", "shm")
-
 
 def probe_memory(
     bench: Bench, recipe: Recipe, caps: Mapping[CeilingLimit, int], *, smallest: int = 1, num_steps: int = 3
@@ -54,7 +52,25 @@ def probe_memory(
         line_error_fraction=tries.line_error_fraction(LOW),
         small_sizes=_small_sizes(tries),
         budget_bytes=tries.fitting[-1].budget_bytes,
+        notes=_notes(caps.get("dataset"), (safe, tries.largest), smallest),
     )
+
+
+def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str | None:
+    """What the last batch of an epoch would end in. None: it is full, or it trains."""
+    left = dataset_length % batch_size
+    if not 0 < left < smallest:
+        return None
+    return (
+        f"{dataset_length:,} samples leave {left} over at a batch of {batch_size}, and the model does not train on "
+        f"fewer than {smallest}, as batch normalisation does not: with drop_last=False an epoch's last step would "
+        "fail. Keep drop_last=True."
+    )
+
+
+def _notes(dataset_length: int | None, sizes: tuple[int, ...], smallest: int) -> tuple[str, ...]:
+    notes = [left_over_note(dataset_length, size, smallest) for size in sizes] if dataset_length else []
+    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def _first(tries: Tries, size: int) -> None:

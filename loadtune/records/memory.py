@@ -100,6 +100,8 @@ class MemoryCeiling:
     """Those processes, as far as they can be named: ``python (pid 812), 12.3 GiB``."""
     alloc_conf: str | None = None
     """``PYTORCH_CUDA_ALLOC_CONF`` in force. None: not set."""
+    notes: tuple[str, ...] = ()
+    """What else was found that a training run at these sizes would meet."""
 
     @property
     def num_probes(self) -> int:

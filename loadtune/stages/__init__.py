@@ -1,7 +1,8 @@
 """The stages of a run. They connect, the folders they call decide; each leaves what it found in `Findings`."""
 
 from loadtune.stages.confirming import confirmation
-from loadtune.stages.probing import compute, memory, recipes, start
+from loadtune.stages.memory import memory
+from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import space, study
 

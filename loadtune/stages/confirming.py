@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from loadtune.errors import BenchError
+from loadtune.probe.memory import left_over_note
 from loadtune.records import (
     Finalist,
     Measurement,
@@ -13,6 +14,7 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.report.wording import settings_text
+from loadtune.stages.memory import check_budget
 from loadtune.stages.run import CONFIRM_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
@@ -41,6 +43,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     given = config.yours.batch_size is not None
     with found.stage("confirm"):
+        check_budget(run)
         outcomes: list[Outcome] = []
         configs = pick_finalists(
             found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
@@ -78,6 +81,9 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
                 f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
                 "be: one of the two is wrong, most likely because something else was using this machine meanwhile."
             )
+        leaves_over = left_over_note(facts.dataset_length, found.best.config.batch_size, facts.min_batch_size)
+        if leaves_over is not None:
+            found.note(leaves_over)
         _tell_skipped(run, measured[found.best.config])
         _tell_ties(run, found.best)
     spread = between_run_spread([f.runs for f in found.finalists])

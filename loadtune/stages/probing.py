@@ -1,15 +1,14 @@
-"""The first stages: what bounds hold. Workload built, recipe per precision, memory ceiling, compute curve."""
+"""The first stages: what bounds hold. Workload built, recipe per precision, compute curve."""
 
 from collections.abc import Mapping
 
 from loadtune.probe.compute import compute_curve, knee, reaches
-from loadtune.probe.memory import probe_memory
 from loadtune.probe.recipe import choose_recipes
-from loadtune.records import CeilingLimit, ComputePoint, Precision, Recipe, WorkloadFacts
-from loadtune.report.wording import LIMIT_TEXT, recipe_text
+from loadtune.records import ComputePoint, Precision, Recipe, WorkloadFacts
+from loadtune.report.wording import recipe_text
 from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
 from loadtune.study.yours import check_against_facts
-from loadtune.units import bytes_text, rate_text, seconds_text
+from loadtune.units import rate_text, seconds_text
 
 
 def start(run: Run) -> WorkloadFacts:
@@ -47,48 +46,12 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
     return chosen.by_precision
 
 
-def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
-    """Find the largest batch per precision."""
-    with run.found.stage("memory"):
-        for choice in run.found.recipes:
-            recipe = chosen[choice.chosen.precision]
-            point = _point(choice.points, recipe)
-            ceiling = probe_memory(run.bench, recipe, _caps(run, facts, point), smallest=facts.min_batch_size)
-            run.found.ceilings.append(ceiling)
-            peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
-            run.found.tell(
-                f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}; kept from more by "
-                f"{LIMIT_TEXT[ceiling.limit]}; sizes tried: {', '.join(str(p.batch_size) for p in ceiling.probes)}"
-            )
-        largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
-        slow = any(ceiling.limit == "time" for ceiling in run.found.ceilings)
-        if slow and largest < loader_top(run, facts):  # else the loader keeps larger ones out anyway, and says so
-            run.found.note(
-                f"Batches above {largest} were left out: one step would take more than "
-                f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."
-            )
-
-
-def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
-    config = run.found.config
-    quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
-    affordable = int(run.step_limit_s / quickest)
-    caps: dict[CeilingLimit, int] = {
-        "dataset": facts.dataset_length,
-        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
-    }
-    if config.max_batch_size is not None:
-        caps["cap"] = config.max_batch_size
-    return caps
-
-
 def compute(run: Run, facts: WorkloadFacts) -> None:
     """Measure the compute-only rate up to saturation, from the points the recipes were chosen by."""
     found = run.found
     with found.stage("compute"):
-        known = [_point(choice.points, choice.chosen) for choice in found.recipes]
-        run_to = {ceiling.precision: min(ceiling.batch_size, loader_top(run, facts)) for ceiling in found.ceilings}
+        known = [point_of(choice.points, choice.chosen) for choice in found.recipes]
+        run_to = {ceiling.precision: min(ceiling.safe_batch_size, loader_top(run, facts)) for ceiling in found.ceilings}
         found.compute_points = compute_curve(
             run.bench,
             known,
@@ -112,5 +75,6 @@ def loader_top(run: Run, facts: WorkloadFacts) -> int:
     return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.yours.batch_size or 1)
 
 
-def _point(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
+def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
+    """What was timed with this recipe."""
     return next(p for p in points if p.recipe == recipe)

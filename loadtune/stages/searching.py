@@ -8,11 +8,13 @@ from loadtune.probe.compute import compute_bound, knee, reaches
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.records import (
     ComputePoint,
+    MemoryCeiling,
     Precision,
     Recipe,
     TrialConfig,
     WorkloadFacts,
 )
+from loadtune.stages.memory import check_budget, excess_now
 from loadtune.stages.probing import loader_top
 from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
@@ -33,7 +35,7 @@ the loader or the transfer is the wall it is never seen."""
 def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
     """Freeze what the study searches, and settle the user's own configuration."""
     found, config = run.found, run.found.config
-    ceilings = {ceiling.precision: ceiling.batch_size for ceiling in found.ceilings}
+    ceilings = {ceiling.precision: _searched_up_to(ceiling, config.yours.batch_size) for ceiling in found.ceilings}
     top = max(ceilings.values())
     if loader_top(run, facts) < top:
         top = loader_top(run, facts)
@@ -58,11 +60,16 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     )
 
 
+def _searched_up_to(ceiling: MemoryCeiling, own: int | None) -> int:
+    """The safe ceiling, or the user's own batch size where that is above it and was seen to fit."""
+    return max(ceiling.safe_batch_size, own if own and own <= ceiling.batch_size else 0)
+
+
 def _named_sizes(found: Findings, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
-    """Sizes that are rungs because somebody cares for them: the user's own, and hard ends that lie within reach."""
-    hard = [c.batch_size for c in found.ceilings if c.limit != "time" and c.batch_size <= top]
+    """Sizes that are rungs because somebody cares for them: the user's own, and ends that lie within reach."""
+    ends = [c.safe_batch_size for c in found.ceilings if c.limit != "time" and c.safe_batch_size <= top]
     own = [found.yours.batch_size] if found.yours and found.yours.batch_size <= max(ceilings.values()) else []
-    return (*hard, *own)
+    return (*ends, *own)
 
 
 def _yours(run: Run, top: int) -> TrialConfig:
@@ -70,7 +77,7 @@ def _yours(run: Run, top: int) -> TrialConfig:
     found = run.found
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
-    yours = your_config(found.config.yours, top if ceiling is None else min(top, ceiling.batch_size))
+    yours = your_config(found.config.yours, top if ceiling is None else min(top, ceiling.safe_batch_size))
     if yours.loader.pin_memory and found.device.kind != "cuda":
         found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
         yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
@@ -88,6 +95,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 
     found, config = run.found, run.found.config
     with found.stage("study"):
+        check_budget(run)
         fastest = _fastest(found.compute_points)
         start = knee(found.compute_points, fastest.recipe, NEARLY_SATURATED)
         kept = config.yours.batch_size
@@ -119,6 +127,9 @@ def _refusal(
     excess = searched.excess(config)
     if excess > 0:
         return Refusal(reason=f"above the memory ceiling by {excess}", excess=excess)
+    excess = excess_now(run, config.precision, config.batch_size)
+    if excess > 0:
+        return Refusal(reason=f"above what other processes left of the GPU's memory by {excess}", excess=excess)
     no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.found.host)
     if no_room is not None:  # virtual machines show 31 GiB at first and grow to 256: ask again before believing it
         no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.host_now())

@@ -204,7 +204,7 @@ def test_same_seed_same_trials(tmp_path: Path) -> None:
 def test_an_assumed_batch_is_one_its_precision_trains(tmp_path: Path) -> None:
     surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
     result = tune_fake(FakeBench(surface), tmp_path)
-    ceiling = next(c.batch_size for c in result.ceilings if c.precision == "fp32")
+    ceiling = next(c.safe_batch_size for c in result.ceilings if c.precision == "fp32")
     assert result.yours is not None
     assert result.yours.batch_size == ceiling < 64
     assert any(f.config == result.yours for f in result.finalists)

@@ -1,0 +1,137 @@
+"""The memory stage: a ceiling per precision with what it was measured against, and whether that still holds later."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from loadtune.probe.host_memory import largest_host_batch
+from loadtune.probe.memory import probe_memory
+from loadtune.records import (
+    CeilingLimit,
+    ComputePoint,
+    Device,
+    GpuFacts,
+    HostFacts,
+    MemoryCeiling,
+    Precision,
+    Recipe,
+    WorkloadFacts,
+)
+from loadtune.report.wording import LIMIT_TEXT
+from loadtune.seams import Bench
+from loadtune.stages.probing import loader_top, point_of
+from loadtune.stages.run import Run
+from loadtune.units import bytes_text, seconds_text
+
+ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Environment variables with the allocator's settings; PyTorch is renaming the first to the second."""
+
+LOST = 0.01
+"""Share of the budget that has to be gone before anything is said: drivers and libraries take and return a little."""
+
+
+def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
+    """Find the ceilings per precision."""
+    found = run.found
+    with found.stage("memory"):
+        for choice in found.recipes:
+            recipe = chosen[choice.chosen.precision]
+            caps = _caps(run, facts, point_of(choice.points, recipe))
+            ceiling = find_ceiling(run.bench, recipe, facts, run.host_now(), found.host, found.device, caps)
+            found.ceilings.append(ceiling)
+            found.tell(_told(ceiling))
+        for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
+            found.note(note)
+        _tell_slow(run, facts)
+        found.free_bytes = _free_bytes(run)
+
+
+def find_ceiling(
+    bench: Bench,
+    recipe: Recipe,
+    facts: WorkloadFacts,
+    host: HostFacts,
+    host_before: HostFacts,
+    device: Device,
+    caps: Mapping[CeilingLimit, int],
+    *,
+    num_steps: int = 3,
+) -> MemoryCeiling:
+    """Probe under `caps` and the host's memory; `host_before` was read before the bench took any of the device's."""
+    room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
+    ceiling = probe_memory(
+        bench, recipe, {**caps, "host_memory": room}, smallest=facts.min_batch_size, num_steps=num_steps
+    )
+    conf = next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
+    return replace(
+        ceiling,
+        capacity_bytes=facts.memory_capacity_bytes,
+        alloc_conf=conf if device.kind == "cuda" else None,
+    )
+
+
+def check_budget(run: Run) -> None:
+    """Read the device's free memory again; what others took since the probe lowers the bound from here on."""
+    found, free_bytes = run.found, _free_bytes(run)
+    if found.free_bytes is None or free_bytes is None:
+        return
+    budget = max((ceiling.budget_bytes or 0 for ceiling in found.ceilings), default=0)
+    lost_bytes = found.free_bytes - free_bytes
+    if lost_bytes <= max(LOST * budget, found.lost_bytes):
+        return
+    found.lost_bytes = lost_bytes
+    found.note(
+        f"{bytes_text(lost_bytes)} less of the GPU's memory is free than when the ceilings were found: another process "
+        "took it. Larger batches than what is left holds are not searched; run again when the GPU is yours alone."
+    )
+
+
+def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
+    """Samples by which a batch is above what others have left of its precision's ceiling; 0 or less: it fits."""
+    ceiling = next((c for c in run.found.ceilings if c.precision == precision), None)
+    if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
+        return 0
+    return batch_size - ceiling.safe_batch_size + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
+
+
+def _told(ceiling: MemoryCeiling) -> str:
+    peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
+    return (
+        f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} safely; "
+        f"kept from more by {LIMIT_TEXT[ceiling.limit]}; sizes tried: "
+        f"{', '.join(str(probe.batch_size) for probe in ceiling.probes)}"
+    )
+
+
+def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
+    largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
+    slow = any(ceiling.limit == "time" for ceiling in run.found.ceilings)
+    if slow and largest < loader_top(run, facts):  # else the loader keeps larger ones out anyway, and says so
+        run.found.note(
+            f"Batches above {largest} were left out: one step would take more than "
+            f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."
+        )
+
+
+def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
+    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
+    config = run.found.config
+    quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
+    affordable = int(run.step_limit_s / quickest)
+    caps: dict[CeilingLimit, int] = {
+        "dataset": facts.dataset_length,
+        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
+    }
+    if config.max_batch_size is not None:
+        caps["cap"] = config.max_batch_size
+    return caps
+
+
+def _gpu(host: HostFacts, device: Device) -> GpuFacts | None:
+    return next((gpu for gpu in host.gpus if gpu.uuid == device.uuid), None)
+
+
+def _free_bytes(run: Run) -> int | None:
+    gpu = _gpu(run.host_now(), run.found.device)
+    return None if gpu is None else gpu.free_bytes
