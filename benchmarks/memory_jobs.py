@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import msgspec
 from memory_clean import VICTIMS, measure_clean
 from memory_grid import CELLS, CLEAN, HELD, SMOKE_CELLS, SMOKE_CLEAN, SMOKE_HELD, Cell, cell_named
 from memory_orders import Order, first_line
@@ -73,7 +74,7 @@ def _ceilings(plan: Plan, results: Results) -> Iterator[Job]:
         known = earlier.truth if plan.known_truth and earlier is not None else None
 
         def run(slot: Slot, cell: Cell = cell, known: Truth | None = known) -> None:
-            marked = None if known is None else Truth(fits=known.fits, fails=known.fails, checks=[], from_earlier=True)
+            marked = None if known is None else msgspec.structs.replace(known, from_earlier=True)
             results.ceilings[cell.name] = measure_ceiling(slot, cell, plan.limits, marked)
 
         yield Job(name=f"ceiling {cell.name}", estimate_s=20.0 if known else CEILING_S, run=run)

@@ -16,6 +16,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,7 @@ from memory_pool import Slot, end_all
 from memory_records import Results, from_json, to_json
 
 from loadtune import __version__
+from loadtune.errors import DeviceError
 from loadtune.host import choose_device, read_host
 from loadtune.host.gpu import read_memory_used_bytes
 from loadtune.records import HostFacts
@@ -104,10 +106,17 @@ def main() -> int:
     results = Results(commands=[shlex.join(["python", "benchmarks/memory_probe.py", *sys.argv[1:]])])
     for path in given.earlier:
         results.absorb(from_json(path.read_bytes()))
-    slots = make_slots(given.devices or (("cpu",) if given.smoke else None), host, keep / "logs")
+    try:
+        slots = make_slots(given.devices or (("cpu",) if given.smoke else None), host, keep / "logs")
+    except DeviceError as error:
+        sys.exit(str(error))
     results.host = describe_host(host, slots)
 
+    closed = threading.Event()
+
     def save() -> None:
+        if closed.is_set():
+            return
         (keep / "memory-probe.json").write_bytes(to_json(results))
         if given.note is not None:
             given.note.write_text(note(results))
@@ -124,8 +133,9 @@ def main() -> int:
         for phase in (1, 2):
             run_jobs(list_jobs(plan, results, phase), slots, results, plan.until, save)
     finally:
-        end_all()
         save()
+        closed.set()  # what jobs say once their processes are ended is no result
+        end_all()
     print(memory_note.tables(results))
     goals = memory_note.goals(results)
     print("\n".join(["", *(f"missed: {goal}" for goal, met in goals if not met)]))
