@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -55,6 +56,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
+def _without_paths(words: list[str]) -> list[str]:
+    """The command as the note gives it: where its files lay is nobody's concern."""
+    paths = ("--keep", "--note", "--from")
+    kept = [word for word, before in zip(words, ["", *words], strict=False) if before not in paths]
+    return [word for word in kept if word.partition("=")[0] not in paths]
+
+
 def make_slots(devices: tuple[str, ...] | None, host: HostFacts, logs: Path) -> list[Slot]:
     """One for each device; asks NVML once, which makes no context."""
     slots = []
@@ -68,7 +76,7 @@ def make_slots(devices: tuple[str, ...] | None, host: HostFacts, logs: Path) -> 
 
 def describe_host(host: HostFacts, slots: list[Slot]) -> dict[str, str]:
     facts = {
-        "GPU": ", ".join(slot.device.name for slot in slots),
+        "GPU": ", ".join(f"{count} × {name}" for name, count in Counter(s.device.name for s in slots).items()),
         "host": f"{host.cpu_name}, {host.num_usable_cores} cores, {host.os}",
         "driver": host.driver or "–",
         "Python": platform.python_version(),
@@ -103,7 +111,7 @@ def main() -> int:
     host = read_host()
     keep = given.keep or Path(tempfile.mkdtemp(prefix="memory-probe-"))
     keep.mkdir(parents=True, exist_ok=True)
-    results = Results(commands=[shlex.join(["python", "benchmarks/memory_probe.py", *sys.argv[1:]])])
+    results = Results(commands=[shlex.join(["python", "benchmarks/memory_probe.py", *_without_paths(sys.argv[1:])])])
     for path in given.earlier:
         results.absorb(from_json(path.read_bytes()))
     try:
