@@ -1,0 +1,105 @@
+"""Lightning's batch-size finder on one cell: a LightningModule with a real DataLoader, nothing of it patched.
+
+A module of its own because Lightning's base class exists only where Lightning is installed.
+"""
+
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import memory_cells
+import torch
+from memory_grid import Cell
+from memory_train import loss_of, make_optimizer
+from torch.utils.data import DataLoader
+
+# Enough for its three steps a trial; more would only hold more of the larger batches in shared memory.
+NUM_WORKERS = 4
+STEPS = 3
+PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What it found, and the sizes it trained on the way."""
+
+    found: int | None
+    seconds: float
+    tried: list[int]
+    fitted: list[int]
+    remark: str
+
+
+def _import() -> Any:
+    try:
+        return import_module("lightning.pytorch")
+    except ModuleNotFoundError:
+        return import_module("pytorch_lightning")
+
+
+def _module(base: type, cell: Cell, num_workers: int) -> Any:
+    class Module(base):  # type: ignore[misc,valid-type]
+        """The cell's model and step, in Lightning's terms; counts the steps begun and ended at each size."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = 2
+            self.model = getattr(memory_cells, cell.model)()
+            if cell.channels_last:
+                self.model = self.model.to(memory_format=torch.channels_last)
+            self.data = getattr(memory_cells, cell.dataset)()
+            self.begun: Counter[int] = Counter()
+            self.ended: Counter[int] = Counter()
+
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(
+                self.data, batch_size=self.batch_size, shuffle=True, num_workers=num_workers, drop_last=True
+            )
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return make_optimizer(cell, self.model)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            inputs, targets = batch
+            if cell.channels_last:
+                inputs = inputs.to(memory_format=torch.channels_last)
+            return inputs, targets
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            inputs, targets = batch
+            self.begun[len(inputs)] += 1
+            return loss_of(self.model(inputs), targets)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self.ended[len(batch[0])] += 1
+
+    return Module()
+
+
+def search(cell: Cell, device: torch.device) -> Searched:
+    """Run the finder. Raises ModuleNotFoundError where Lightning is not installed."""
+    pl = _import()
+    tuner = import_module(f"{pl.__name__}.tuner")
+    torch.manual_seed(0)
+    module = _module(pl.LightningModule, cell, NUM_WORKERS if device.type == "cuda" else 0)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = pl.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            precision=PRECISION[cell.precision],
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        started = time.monotonic()
+        found = tuner.Tuner(trainer).scale_batch_size(module, mode="binsearch")
+        seconds = time.monotonic() - started
+    fitted = [size for size, begun in module.begun.items() if module.ended[size] == begun and begun >= STEPS]
+    remark = f"{pl.__name__} {pl.__version__}, binsearch, {NUM_WORKERS} workers"
+    return Searched(found, seconds, list(module.begun), fitted, remark)
