@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from loadtune.adopt import best_loader_kwargs, best_recipe
+    from loadtune.batch_size import find_batch_size
     from loadtune.errors import (
         BenchError,
         DeviceError,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
-    from loadtune.records import TuneConfig, TuningResult, WorkloadSpec, YourSettings
+    from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.store import load_result
     from loadtune.tune import tune_loader
 
@@ -31,6 +32,7 @@ __all__ = [
     "LoadtuneError",
     "MachineMismatchError",
     "MachineMismatchWarning",
+    "MemoryCeiling",
     "NothingFitsError",
     "ResultError",
     "TuneConfig",
@@ -42,6 +44,7 @@ __all__ = [
     "__version__",
     "best_loader_kwargs",
     "best_recipe",
+    "find_batch_size",
     "load_result",
     "tune_loader",
 ]
@@ -49,9 +52,12 @@ __all__ = [
 _HOME = {
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
+    "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
     "tune_loader": "loadtune.tune",
-    **dict.fromkeys(("TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"),
+    **dict.fromkeys(
+        ("MemoryCeiling", "TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"
+    ),
 }
 """Where a public name lives; those not listed are errors."""
 

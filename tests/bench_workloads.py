@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 NUM_CLASSES = 3
 LENGTH = 512
 BAD_INDEX = 5
+VOCABULARY = 50
 
 
 class Images(Dataset):
@@ -217,3 +218,47 @@ def exits():
 
 def not_a_model():
     return "resnet50"
+
+
+class TinyUNet(nn.Module):
+    """One level down and up again: a class for each pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(8, 8, 2, stride=2)
+        self.head = nn.Conv2d(8 + 3, 4, 1)
+
+    def forward(self, images):
+        return self.head(torch.cat([self.up(self.down(images).relu()), images], dim=1))
+
+
+class Masks(Dataset):
+    """Some pixels count for nothing."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        mask = torch.full((8, 8), index % 4)
+        mask[0] = -100
+        return torch.zeros(3, 8, 8), mask
+
+
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+class Text(Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        tokens = (torch.arange(13) + index) % VOCABULARY
+        return tokens[:-1], tokens[1:]

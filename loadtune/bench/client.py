@@ -32,6 +32,7 @@ from loadtune.records import (
     ComputePoint,
     Device,
     FitReport,
+    LiveObjects,
     Recipe,
     TrainingRun,
     TrialConfig,
@@ -54,8 +55,16 @@ _MAX_FAILED_STARTS = 2
 class BenchClient:
     """Runs requests in a bench process; starts it when first needed and anew after it failed."""
 
-    def __init__(self, spec: WorkloadSpec, device: Device, *, log_path: Path, hang_s: float = 60.0) -> None:
-        self._begin = Begin(spec=spec, device=device)
+    def __init__(
+        self,
+        spec: WorkloadSpec,
+        device: Device,
+        *,
+        log_path: Path,
+        hang_s: float = 60.0,
+        objects: LiveObjects | None = None,
+    ) -> None:
+        self._begin = Begin(spec=spec, device=device, objects=objects)
         self._log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None

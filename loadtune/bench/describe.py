@@ -1,8 +1,10 @@
 """Find out what the workload is: read a few samples, collate them, train one small batch, say what does not work."""
 
+import contextlib
 import itertools
 import multiprocessing
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,13 +15,14 @@ from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.errors import WorkloadError
 from loadtune.records import Device, Precision, Recipe, WorkloadFacts
 from loadtune.workload import (
+    IGNORED_TARGET,
     Batch,
+    RandomSamples,
     Workload,
-    class_logits,
     collate_samples,
     fetch_samples,
-    is_import_path,
     last_line,
+    num_classes_of_output,
     sample_text,
     user_traceback,
 )
@@ -40,16 +43,23 @@ class Samples:
             self.samples, self.sample_s = _read_samples(workload, line)
         finally:
             torch.set_num_threads(threads)
-        self.batch: Batch = collate_samples(self.samples)
+        self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
 
 
 def check_labels(batch: Batch, num_classes: int) -> None:
-    """Raises WorkloadError for a label no class has, before a GPU answers it with an assert that ends its context."""
-    low, high = int(batch[1].min()), int(batch[1].max())
+    """Raises WorkloadError for a label no class has, before a GPU answers it with an assert that ends its context.
+
+    Where each position of a sample has a label, those may be told not to count.
+    """
+    labels = batch[1] if batch[1].dim() == 1 else batch[1][batch[1] != IGNORED_TARGET]
+    if labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
+        but = "" if batch[1].dim() == 1 else f", or be {IGNORED_TARGET} where it does not count"
         raise WorkloadError(
             f"a sample's target is {low if low < 0 else high}, but the model has {num_classes} classes, so it "
-            f"has to lie between 0 and {num_classes - 1}. Give --num-classes, or correct the labels or the model."
+            f"has to lie between 0 and {num_classes - 1}{but}. Give --num-classes, or correct the labels or the model."
         )
 
 
@@ -58,27 +68,32 @@ def train_small(workload: Workload, model: ResidentModel, samples: Samples, line
     line.enter("first step")
     num_classes = workload.num_classes
     trainer = Trainer(model, Recipe(), workload)
-    try:
+    with model_errors(workload, samples.samples[0]):
         batch = resident_batch(samples.batch, 2, trainer)
-        if workload.family in ("classification", "video"):
-            num_classes = _output_classes(model, batch)
-        check_labels(samples.batch, num_classes)
+        if not workload.own_loss:
+            num_classes = _checked_classes(workload, model, samples.batch, batch)
         trainer.step(batch)
         trainer.synchronize()
-    except WorkloadError:
-        raise
-    except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
-        if is_memory_error(error):
-            raise
-        raise WorkloadError(
-            f"model {workload.spec.model} does not train on a batch of samples like "
-            f"{sample_text(samples.samples[0])}: {last_line(error)}. Its input has to be what the dataset delivers: "
-            "change --image-size, the dataset or the model.",
-            user_traceback(error) if is_import_path(workload.spec.model) else None,
-        ) from error
     smallest = _smallest_batch(trainer, samples, line)
     trainer.close()
     return smallest, num_classes
+
+
+@contextlib.contextmanager
+def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
+    """What a model raises on its first samples becomes a WorkloadError; lack of memory stays what it is."""
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
+        if is_memory_error(error):
+            raise
+        is_random = isinstance(workload.dataset, RandomSamples)
+        raise WorkloadError(
+            f"model {workload.spec.model} does not train on a batch of samples like "
+            f"{sample_text(sample)}: {last_line(error)}. Its input has to be what the dataset delivers: "
+            f"change {'the shape' if is_random else '--image-size, the dataset'} or the model.",
+            user_traceback(error) if workload.own_model or workload.own_loss else None,
+        ) from error
 
 
 def is_memory_error(error: BaseException) -> bool:
@@ -128,9 +143,19 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
     return samples, max(1e-9, time.monotonic() - started) / (len(samples) - 1)
 
 
-def _output_classes(model: ResidentModel, batch: Batch) -> int:
-    with torch.no_grad():
-        return class_logits(model.module(batch[0])).shape[1]
+def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:
+    """Classes the model tells apart. Raises WorkloadError where the samples' labels are not among them."""
+    num_classes = workload.num_classes
+    if workload.answers_with_logits:
+        with torch.no_grad():
+            num_classes = num_classes_of_output(model.module(batch[0]), batch[1])
+    elif batch[1].dim() > 1 and workload.family != "segmentation":
+        raise WorkloadError(
+            f"the target of a sample is a tensor of shape {tuple(batch[1].shape[1:])}; for {workload.spec.model} it "
+            "has to be a class index: one whole number."
+        )
+    check_labels(samples, num_classes)
+    return num_classes
 
 
 def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
@@ -139,7 +164,7 @@ def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
     try:
         trainer.step(resident_batch(samples.batch, 1, trainer))
         trainer.synchronize()
-    except (ValueError, TypeError, RuntimeError, IndexError, AssertionError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError, AssertionError, WorkloadError) as error:
         if is_memory_error(error):
             raise
         return 2

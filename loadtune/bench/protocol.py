@@ -11,6 +11,7 @@ from loadtune.records import (
     ComputePoint,
     Device,
     FitReport,
+    LiveObjects,
     Recipe,
     TrainingRun,
     TrialConfig,
@@ -27,6 +28,8 @@ class Begin:
 
     spec: WorkloadSpec
     device: Device
+    objects: LiveObjects | None = None
+    """What of the workload the spec only labels. None: it names all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.memory import memory_of
 from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, TryBatch, Value
+from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
@@ -27,12 +28,13 @@ class Session:
     def __init__(self, begin: Begin, line: Line) -> None:
         line.enter("build")
         self._line = line
-        self._begin = begin
+        self._chosen = begin.device
         free_before = _free_bytes(begin)
         self._device = _device(begin)
         self.memory = memory_of(self._device, free_before)
-        self._workload = build_workload(begin.spec)
+        self._workload = build_workload(begin.spec, begin.objects, self._device)
         self._model = ResidentModel(self._workload, self._device)
+        match_random_targets(self._workload, self._model)
         self._samples = describe.Samples(self._workload, line)
         self._warm_up = WarmUp()
         self._pinned_bytes = 0
@@ -57,7 +59,7 @@ class Session:
         trained = describe.train_small(self._workload, self._model, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
-        return describe.describe(self._workload, self._samples, trained, self._begin.device, self.memory)
+        return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint:
         trainer = self._trainer(request.recipe)

@@ -48,8 +48,11 @@ class Trainer:
         self._model = model
         self._recipe = recipe
         self._dtype = _AUTOCAST_DTYPES[recipe.precision]
+        self._target_dtype = (
+            None if workload.own_loss else torch.long
+        )  # cross entropy's; a loss of one's own knows its own
         model.reset(recipe.memory_format)
-        self._optimizer = make_optimizer(workload.spec.optimizer, model.module, fused=recipe.fused_optimizer)
+        self._optimizer = make_optimizer(workload.optimizer, model.module, fused=recipe.fused_optimizer)
         self._scaler: torch.amp.GradScaler | None = None
         if recipe.precision == "fp16":
             self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
@@ -65,7 +68,7 @@ class Trainer:
         if self._recipe.memory_format == "channels_last":
             layout = _CHANNELS_LAST.get(inputs.dim(), layout)
         inputs = inputs.to(self._model.device, non_blocking=True, memory_format=layout)
-        targets = targets.to(self._model.device, dtype=torch.long, non_blocking=True)
+        targets = targets.to(self._model.device, dtype=self._target_dtype, non_blocking=True)
         return inputs, targets
 
     def step(self, batch: Batch) -> None:

@@ -31,7 +31,14 @@ from loadtune.records.timing import (
     samples_per_s,
     students_t,
 )
-from loadtune.records.workload import OptimizerName, TuneConfig, WorkloadFacts, WorkloadSpec, YourSettings
+from loadtune.records.workload import (
+    LiveObjects,
+    OptimizerName,
+    TuneConfig,
+    WorkloadFacts,
+    WorkloadSpec,
+    YourSettings,
+)
 
 __all__ = [
     "PRECISIONS",
@@ -46,6 +53,7 @@ __all__ = [
     "FitReport",
     "GpuFacts",
     "HostFacts",
+    "LiveObjects",
     "LoaderConfig",
     "Measurement",
     "MemoryCeiling",

@@ -33,6 +33,16 @@ class WorkloadSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveObjects:
+    """Parts of a workload that have no name: objects of the caller on their way to the bench. Never stored."""
+
+    pickled: bytes
+    """By `loadtune.workload.live`, which also reads them."""
+    search_path: tuple[str, ...]
+    """The caller's ``sys.path``, absolute: where the modules that the objects come from are found."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFacts:
     """What the bench found when it built the workload and trained one small batch of it."""
 

@@ -1,28 +1,32 @@
-"""What is trained: names and import paths become a dataset, a model, a loss and an optimizer.
+"""What is trained: names, import paths and live objects become a dataset, a model, a loss and an optimizer.
 
-Comes in: a `WorkloadSpec`, as strings. Goes out: a `Workload` that the bench can train on, or a `WorkloadError` that
-says what was found, what is allowed and what to do. Runs in the bench's process only: everything here needs torch.
+Comes in: a `WorkloadSpec`, as strings, and objects of the caller as bytes. Goes out: a `Workload` that the bench can
+train on, or a `WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and
+runs in the bench's process, but for `live`, which packs objects in the caller's.
 """
 
 from loadtune.workload.build import Workload, build_workload
-from loadtune.workload.factories import is_import_path
+from loadtune.workload.fake import RandomSamples
 from loadtune.workload.optimizers import make_optimizer
 from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
-from loadtune.workload.tasks import Batch, Task, class_logits
+from loadtune.workload.tasks import IGNORED_TARGET, Batch, Task, class_dimension, model_logits, num_classes_of_output
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 __all__ = [
+    "IGNORED_TARGET",
     "Batch",
+    "RandomSamples",
     "Task",
     "TracedDataset",
     "Workload",
     "build_workload",
-    "class_logits",
+    "class_dimension",
     "collate_samples",
     "fetch_samples",
-    "is_import_path",
     "last_line",
     "make_optimizer",
+    "model_logits",
+    "num_classes_of_output",
     "sample_index",
     "sample_text",
     "user_traceback",

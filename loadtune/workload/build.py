@@ -1,4 +1,4 @@
-"""A `WorkloadSpec` → everything one training step needs."""
+"""A `WorkloadSpec`, and the caller's own objects where there are any → everything one training step needs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +8,15 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from loadtune.errors import WorkloadError
-from loadtune.records import WorkloadSpec
+from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec
 from loadtune.workload.datasets import dataset_length, make_dataset, num_classes_of
+from loadtune.workload.factories import is_import_path
+from loadtune.workload.live import LiveParts, unpack_parts
 from loadtune.workload.models import Family, make_model, model_needs
-from loadtune.workload.tasks import Forward, Task, forward_for, task_for
+from loadtune.workload.optimizers import OptimizerFactory
+from loadtune.workload.tasks import Forward, Task, forward_for, own_loss_task, task_for
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +31,38 @@ class Workload:
     forward: Forward
     num_classes: int
     """Of the user, else of the dataset, else of the model's family."""
+    own_model: bool = False
+    """The model's code is the user's, so its traceback helps."""
+    own_loss: bool = False
+    """The loss is the user's: outputs and targets may be anything it takes."""
+    own_optimizer: OptimizerFactory | None = None
+    """None: the spec's."""
 
     @property
     def dataset_length(self) -> int:
         return dataset_length(self.dataset)
 
+    @property
+    def optimizer(self) -> OptimizerName | OptimizerFactory:
+        return self.own_optimizer or self.spec.optimizer
 
-def build_workload(spec: WorkloadSpec) -> Workload:
-    """Resolve both names and build both. Raises WorkloadError, before anything was trained."""
-    needs = model_needs(spec)
-    dataset = make_dataset(spec, needs)
+    @property
+    def answers_with_logits(self) -> bool:
+        """Whether the model's output alone tells classes and targets; the other families' losses see to theirs."""
+        return self.family in ("classification", "video")
+
+
+def build_workload(spec: WorkloadSpec, objects: LiveObjects | None = None, device: torch.device = _CPU) -> Workload:
+    """Take the objects, resolve the names of the rest, build both. Raises WorkloadError, before anything was trained.
+
+    The workload stays on the CPU, but for tensors of a loss, which go to `device`.
+    """
+    live = LiveParts() if objects is None else unpack_parts(objects, device)
+    needs = model_needs(spec, is_live=live.model is not None)
+    dataset = make_dataset(spec, needs, live)
     num_classes = spec.num_classes or num_classes_of(dataset) or needs.num_classes
     torch.manual_seed(spec.seed)
-    model = make_model(spec, needs, num_classes)
+    model = make_model(spec, needs, num_classes, live.model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(f"model {spec.model} has no parameter that can be trained.")
     return Workload(
@@ -46,7 +70,10 @@ def build_workload(spec: WorkloadSpec) -> Workload:
         family=needs.family,
         dataset=dataset,
         model=model,
-        task=task_for(needs.family, spec.model),
+        task=task_for(needs.family, spec.model) if live.loss is None else own_loss_task(live.loss),
         forward=forward_for(needs.family),
         num_classes=num_classes,
+        own_model=live.model is not None or is_import_path(spec.model),
+        own_loss=live.loss is not None,
+        own_optimizer=live.optimizer,
     )

@@ -13,8 +13,9 @@ from torchvision import transforms
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload.downloads import read_or_download
-from loadtune.workload.factories import call_factory, is_import_path, unknown_name
-from loadtune.workload.fake import make_fake
+from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
+from loadtune.workload.fake import RandomSamples, make_fake
+from loadtune.workload.live import LiveParts
 from loadtune.workload.models import ModelNeeds
 from loadtune.workload.user_code import all_lines, last_line, user_traceback
 
@@ -44,9 +45,13 @@ def training_transform(image_size: int) -> transforms.Compose:
     )
 
 
-def make_dataset(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
-    """Resolve the name, build the dataset and check that a DataLoader can shuffle it."""
-    if is_import_path(spec.dataset):
+def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
+    """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
+    if live.input_shape is not None:
+        return RandomSamples(live.input_shape)
+    if live.dataset is not None:
+        dataset = live.dataset if live.dataset_is_made else call(live.dataset, spec.dataset, "dataset")
+    elif is_import_path(spec.dataset):
         dataset = call_factory(spec.dataset, "dataset")
     elif spec.dataset == "FakeData":
         dataset = make_fake(needs, spec.num_classes or needs.num_classes)

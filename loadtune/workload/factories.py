@@ -18,12 +18,16 @@ def is_import_path(name: str) -> bool:
 
 def call_factory(path: str, option: str) -> Any:
     """Import the module, call the factory without arguments and hand back what it made."""
-    factory = _find_factory(path, option)
+    return call(_find_factory(path, option), path, option)
+
+
+def call(factory: Callable[[], Any], name: str, option: str) -> Any:
+    """What this factory makes. Raises WorkloadError where it raises."""
     try:
         return factory()
     except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
         raise WorkloadError(
-            f"{option} {path}: the factory raised {last_line(error)}. It is called without arguments and has to "
+            f"{option} {name}: the factory raised {last_line(error)}. It is called without arguments and has to "
             f"return the {option}; call it by itself to see the same error.",
             user_traceback(error),
         ) from error

@@ -1,4 +1,4 @@
-"""Random samples for measuring without data: torchvision's FakeData for images, the same idea for video clips."""
+"""Random samples for measuring without data: images, video clips, or inputs of any shape."""
 
 from typing import Any
 
@@ -13,6 +13,8 @@ from loadtune.workload.models import ModelNeeds
 NUM_FAKE_SAMPLES = 1_281_167
 # Frames of a clip: what the Kinetics models of torchvision are trained on; MViT accepts nothing else.
 CLIP_FRAMES = 16
+# Above any batch that any memory holds: a shape alone does not bound the batch size.
+NUM_RANDOM_SAMPLES = 1 << 40
 
 
 class FakeClips(Dataset[tuple[torch.Tensor, int]]):
@@ -33,6 +35,29 @@ class FakeClips(Dataset[tuple[torch.Tensor, int]]):
         clip = torch.randint(0, 256, self.clip_size, dtype=torch.uint8, generator=generator)
         label = torch.randint(0, self.num_classes, (1,), generator=generator)
         return clip.float() / 255, int(label)
+
+
+class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random float32 inputs of one shape, with class indices for targets: one of one class until more is known."""
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        self.input_shape = input_shape
+        self.target_shape: tuple[int, ...] = ()
+        self.num_classes = 0
+        """0: not known yet."""
+
+    def take_targets_of(self, logits: torch.Tensor) -> None:
+        """Bring targets that train logits (B, K, *d): (*d) class indices below K."""
+        self.num_classes = logits.shape[1]
+        self.target_shape = tuple(logits.shape[2:])
+
+    def __len__(self) -> int:
+        return NUM_RANDOM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.rand(self.input_shape, generator=generator)
+        return inputs, torch.randint(0, max(1, self.num_classes), self.target_shape, generator=generator)
 
 
 def make_fake(needs: ModelNeeds, num_classes: int) -> Dataset[Any]:

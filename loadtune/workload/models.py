@@ -1,6 +1,7 @@
 """A model's name → the module, on the CPU with random weights, and what its family says about input and classes."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
-from loadtune.workload.factories import call_factory, is_import_path, unknown_name
+from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
 from loadtune.workload.user_code import last_line
 
 Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
@@ -37,9 +38,9 @@ class ModelNeeds:
     """What the model has where neither the user nor the dataset says."""
 
 
-def model_needs(spec: WorkloadSpec) -> ModelNeeds:
+def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     """Look the name up, without building anything. Raises WorkloadError for an unknown one."""
-    if is_import_path(spec.model):
+    if is_live or is_import_path(spec.model):
         size = spec.image_size or _DEFAULT_IMAGE_SIZE
         return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
     names = torchvision.models.list_models()
@@ -50,16 +51,16 @@ def model_needs(spec: WorkloadSpec) -> ModelNeeds:
     return ModelNeeds(family=family, image_size=size, num_classes=_DEFAULT_CLASSES[family])
 
 
-def make_model(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> nn.Module:
-    """Build the model with random weights. Raises WorkloadError where that fails."""
+def make_model(
+    spec: WorkloadSpec, needs: ModelNeeds, num_classes: int, own: nn.Module | Callable[[], Any] | None = None
+) -> nn.Module:
+    """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails."""
+    if isinstance(own, nn.Module):
+        return own
+    if own is not None:
+        return _checked(call(own, spec.model, "model"), spec.model)
     if is_import_path(spec.model):
-        model = call_factory(spec.model, "model")
-        if not isinstance(model, nn.Module):
-            raise WorkloadError(
-                f"model {spec.model}: the factory returned a {type(model).__name__}; "
-                "it has to return a torch.nn.Module."
-            )
-        return model
+        return _checked(call_factory(spec.model, "model"), spec.model)
     try:
         return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
     except Exception as error:
@@ -67,6 +68,14 @@ def make_model(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> nn.Mo
             f"model {spec.model} could not be built with {num_classes} classes and {needs.image_size} pixels: "
             f"{last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory."
         ) from error
+
+
+def _checked(model: Any, name: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise WorkloadError(
+            f"model {name}: the factory returned a {type(model).__name__}; it has to return a torch.nn.Module."
+        )
+    return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
 
 
 def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:

@@ -1,19 +1,45 @@
-"""The optimizers a workload can name."""
+"""The optimizers a workload can name, and those of the user's own."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
+from loadtune.errors import WorkloadError
 from loadtune.records import OptimizerName
+from loadtune.workload.user_code import last_line, user_traceback
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""The user's own: parameters → optimizer."""
 
 # Small enough that random weights on random data stay finite over some thousand steps; speed does not depend on it.
 _LEARNING_RATE = 1e-3
 _MOMENTUM = 0.9
 
 
-def make_optimizer(name: OptimizerName, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-    """A fresh optimizer without state; ``fused`` False leaves PyTorch its own default (foreach on CUDA)."""
+def make_optimizer(choice: OptimizerName | OptimizerFactory, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+    """A fresh optimizer without state; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
+
+    One of the user's own is fused as it was written. Raises WorkloadError where that cannot be made.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    choice = True if fused else None
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=choice)
-    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=choice)
+    if callable(choice):
+        return _own_optimizer(choice, parameters)
+    implementation = True if fused else None
+    if choice == "adamw":
+        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
+    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=implementation)
+
+
+def _own_optimizer(
+    factory: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    wanted = "It is called with the list of trainable parameters and has to return a torch.optim.Optimizer."
+    try:
+        made = factory(parameters)
+    except Exception as error:
+        raise WorkloadError(f"the optimizer raised {last_line(error)}. {wanted}", user_traceback(error)) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise WorkloadError(f"the optimizer's callable returned a {type(made).__name__}. {wanted}")
+    return made

@@ -11,7 +11,7 @@ from loadtune.errors import WorkloadError
 from loadtune.workload.tasks import Batch
 from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
-_WANTED = "A sample has to be (input tensor, class index)."
+_WANTED = "A sample has to be (input tensor, class index), or (input tensor, tensor of class indices)."
 
 
 class TracedDataset(Dataset[Any]):
@@ -56,8 +56,11 @@ def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:
     return samples
 
 
-def collate_samples(samples: Sequence[Any]) -> Batch:
-    """A batch (inputs, targets). Raises WorkloadError where the samples do not make one."""
+def collate_samples(samples: Sequence[Any], *, any_target: bool = False) -> Batch:
+    """A batch (inputs, targets). Raises WorkloadError where the samples do not make one.
+
+    Targets are class indices, of any shape, as int64; with ``any_target`` whatever tensors they are.
+    """
     for sample in samples:
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise WorkloadError(f"a sample of the dataset is {sample_text(sample)}. {_WANTED}")
@@ -71,9 +74,13 @@ def collate_samples(samples: Sequence[Any]) -> Batch:
         ) from error
     if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise WorkloadError(f"a sample of the dataset is {sample_text(samples[0])}. {_WANTED}")
-    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+    if any_target:
+        return inputs, targets
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise WorkloadError(
-            f"the target of a sample is {_part_text(samples[0][1])}; it has to be a class index: one whole number."
+            f"the target of a sample is {_part_text(samples[0][1])}; it has to be a class index: one whole number, or "
+            "a tensor of them where the model answers for each position. Other targets need a loss of your own, which "
+            "loadtune.find_batch_size takes."
         )
     return inputs, targets.long()
 

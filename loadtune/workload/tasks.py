@@ -1,11 +1,12 @@
 """What one training step computes: a batch and a model in, a scalar loss out, one way for each family of models.
 
-Shapes: B batch, C channels, T frames, H and W pixels, K classes. Inputs are (B, C, H, W), or (B, C, T, H, W) for video;
-targets are class indices (B,).
+Shapes: B batch, C channels, T frames, H and W pixels, K classes, *d any dimensions. torchvision's inputs are
+(B, C, H, W), or (B, C, T, H, W) for video; a model of the user's own takes what its dataset delivers. Targets are class
+indices: (B,), or (B, *d) where the model answers for each position, as (B, K, *d) or as (B, *d, K).
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,6 +21,15 @@ Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 Forward = Callable[[nn.Module, torch.Tensor], Any]
 """(model, inputs) → predictions, in evaluation mode."""
 
+Loss = Callable[[Any, torch.Tensor], torch.Tensor]
+"""A loss of the user's own: (what the model returned, targets) → scalar."""
+
+IGNORED_TARGET = -100
+"""Cross entropy's own default for a position that does not count: padding of a text, say."""
+
+# What torchvision's and Hugging Face's models call the logits where they return more than those.
+_LOGITS = ("logits", "out")
+_AUXILIARY = ("aux_logits", "aux_logits1", "aux_logits2", "aux")
 # Weight of the auxiliary heads in "Going Deeper with Convolutions"; speed does not depend on it.
 _AUXILIARY_WEIGHT = 0.3
 # COCO's key points of a person, which Keypoint R-CNN is built for.
@@ -46,39 +56,82 @@ def forward_for(family: Family) -> Forward:
     return lambda model, inputs: model(inputs)
 
 
-def class_logits(output: Any) -> torch.Tensor:
-    """(B, K) out of whatever a classifier returned. Raises WorkloadError where there is none."""
-    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
-    if not isinstance(logits, torch.Tensor):
+def own_loss_task(loss: Loss) -> Task:
+    """The user's loss as a task. Raises WorkloadError where it returns no scalar."""
+
+    def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value = loss(model(inputs), targets)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
+            raise WorkloadError(f"the loss returned {found}; it has to return one number as a tensor: take its mean.")
+        return value
+
+    return task
+
+
+def model_logits(output: Any) -> torch.Tensor:
+    """The logits out of whatever a model returned. Raises WorkloadError where there are none."""
+    found = (output, *(_part(output, name) for name in _LOGITS))
+    logits = next((part for part in found if isinstance(part, torch.Tensor)), None)
+    if logits is None:
         raise WorkloadError(
             f"the model returned a {type(output).__name__}; it has to return a tensor of shape (batch, classes), or "
-            "something with such a tensor as `.logits`."
-        )
-    if logits.dim() != 2:
-        raise WorkloadError(
-            f"the model returned a tensor of shape {tuple(logits.shape)}; cross entropy needs (batch, classes)."
+            "something with such a tensor as `.logits` or `['out']`."
         )
     return logits
 
 
+def class_dimension(logits: torch.Tensor, targets: torch.Tensor) -> Literal[1, -1]:
+    """Where the classes are: 1 for (B, K, *d), which counts where both fit, -1 for (B, *d, K).
+
+    Raises WorkloadError where logits and targets do not go together.
+    """
+    if logits.dim() == targets.dim() + 1:
+        if (logits.shape[0], *logits.shape[2:]) == targets.shape:
+            return 1
+        if logits.shape[:-1] == targets.shape:
+            return -1
+    raise WorkloadError(
+        f"the model returned a tensor of shape {tuple(logits.shape)} for targets of shape {tuple(targets.shape)}; "
+        "cross entropy needs (batch, classes) for class indices (batch,), and (batch, classes, …) or (batch, …, "
+        "classes) for (batch, …). Change the targets or the model, or give loadtune.find_batch_size a loss of your own."
+    )
+
+
+def num_classes_of_output(output: Any, targets: torch.Tensor) -> int:
+    """Classes a model tells apart, from what it returned for samples with these targets."""
+    logits = model_logits(output)
+    return logits.shape[class_dimension(logits, targets)]
+
+
 def class_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Cross entropy; auxiliary heads (GoogLeNet, Inception v3) are added with their weight."""
+    """Cross entropy; auxiliary heads (GoogLeNet, Inception v3, segmentation) are added with their weight."""
     output = model(inputs)
-    loss = cross_entropy(class_logits(output), targets)
-    for name in ("aux_logits", "aux_logits1", "aux_logits2"):
-        auxiliary = getattr(output, name, None)
+    loss = _cross_entropy(model_logits(output), targets)
+    for name in _AUXILIARY:
+        auxiliary = _part(output, name)
         if isinstance(auxiliary, torch.Tensor):
-            loss = loss + _AUXILIARY_WEIGHT * cross_entropy(auxiliary, targets)
+            loss = loss + _AUXILIARY_WEIGHT * _cross_entropy(auxiliary, targets)
     return loss
 
 
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if class_dimension(logits, targets) == 1:
+        return cross_entropy(logits, targets)
+    return cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def _part(output: Any, name: str) -> Any:
+    return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+
+
 def _pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The image's class at every pixel: the same work as a real mask, without one."""
+    """Masks (B, H, W), or the image's class (B,) at every pixel: the same work as a mask, without one."""
     logits = model(inputs)["out"]
-    if logits.shape[-2:] != inputs.shape[-2:]:
-        logits = interpolate(logits, size=inputs.shape[-2:], mode="bilinear", align_corners=False)
-    pixels = targets[:, None, None].expand(-1, *inputs.shape[-2:])
-    return cross_entropy(logits, pixels)
+    pixels = targets if targets.dim() > 1 else targets[:, None, None].expand(-1, *inputs.shape[-2:])
+    if logits.shape[-2:] != pixels.shape[-2:]:
+        logits = interpolate(logits, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
+    return _cross_entropy(logits, pixels)
 
 
 def _flow_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -106,6 +106,14 @@ def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent)
     assert all(window.num_samples == 8 * window.num_steps for window in watch)
 
 
+@pytest.mark.parametrize(("dataset", "model"), [("Masks", "TinyUNet"), ("Text", "LanguageModel")])
+def test_a_class_for_each_position_trains_by_name(tmp_path, dataset, model):
+    with bench_on(tmp_path, dataset=dataset, model=model) as bench:
+        assert bench.describe().num_classes == {"TinyUNet": 4, "LanguageModel": 50}[model]
+        assert bench.try_batch(Recipe(precision="bf16", memory_format="channels_last"), 8).fits
+        assert isinstance(bench.time_training(trial(num_workers=1), 0.01, Windows(enough=1)), TrainingRun)
+
+
 def test_a_slow_loader_shows_as_waiting(tmp_path):
     with bench_on(tmp_path, dataset="SlowImages") as bench:
         watch = Windows(enough=2)

@@ -15,7 +15,19 @@ def in_fresh_python(code: str) -> str:
 
 def test_importing_loads_nothing_heavy() -> None:
     loaded = in_fresh_python("import sys, loadtune; dir(loadtune); print(*sys.modules)").split()
-    heavy = {"torch", "torchvision", "optuna", "scipy", "numpy", "rich", "typer", "msgspec", "psutil", "pynvml"}
+    heavy = {
+        "torch",
+        "torchvision",
+        "optuna",
+        "scipy",
+        "numpy",
+        "rich",
+        "typer",
+        "msgspec",
+        "psutil",
+        "pynvml",
+        "cloudpickle",
+    }
     assert not heavy & set(loaded)
 
 
@@ -32,14 +44,26 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_the_public_surface_is_what_it_says() -> None:
     assert loadtune.__all__ == sorted(loadtune.__all__)
-    assert {"tune_loader", "TuneConfig", "WorkloadSpec", "YourSettings", "load_result", "best_loader_kwargs"} <= set(
-        loadtune.__all__
-    )
+    assert {
+        "tune_loader",
+        "find_batch_size",
+        "MemoryCeiling",
+        "TuneConfig",
+        "WorkloadSpec",
+        "YourSettings",
+        "load_result",
+        "best_loader_kwargs",
+    } <= set(loadtune.__all__)
 
 
 def test_every_error_is_public() -> None:
     raised = {name for name, value in vars(loadtune.errors).items() if isinstance(value, type)}
     assert raised <= set(loadtune.__all__)
+
+
+def test_finding_a_batch_size_by_name_needs_no_torch() -> None:
+    code = "import sys, loadtune; loadtune.find_batch_size; print(*sys.modules)"
+    assert not {"torch", "torchvision", "optuna", "cloudpickle"} & set(in_fresh_python(code).split())
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
-from loadtune.workload import build_workload, class_logits
+from loadtune.workload import build_workload
 from loadtune.workload.datasets import training_transform
 from loadtune.workload.models import model_needs
 from loadtune.workload.tasks import class_loss
@@ -124,13 +124,3 @@ def test_a_step_of_each_optimizer_moves_the_weights(optimizer, fused):
     class_loss(model, torch.ones(4, 2), torch.zeros(4, dtype=torch.long)).backward()
     chosen.step()
     assert not torch.equal(before, model.weight)
-
-
-def test_classifiers_may_return_logits_in_a_wrapper():
-    class Output:
-        logits = torch.zeros(2, 3)
-
-    assert class_logits(Output()).shape == (2, 3)
-    for wrong in ([torch.zeros(2, 3)], torch.zeros(2, 3, 4)):
-        with pytest.raises(WorkloadError):
-            class_logits(wrong)

@@ -1,0 +1,35 @@
+"""Where random samples stand in for a dataset: which targets they bring, found from what the model answers.
+
+Apart from `describe`, because a bench that took over from a failed one needs the targets before any request.
+"""
+
+import torch
+
+from loadtune.bench.describe import model_errors
+from loadtune.bench.training import ResidentModel
+from loadtune.workload import RandomSamples, Workload, class_dimension, model_logits
+
+_NUM_SAMPLES = 2  # batch normalisation over vectors refuses one
+
+
+def match_random_targets(workload: Workload, model: ResidentModel) -> None:
+    """Have random samples bring the targets that the model's own output asks for, from one forward pass.
+
+    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets.
+    """
+    samples = workload.dataset
+    if not isinstance(samples, RandomSamples):
+        return
+    if not workload.answers_with_logits:
+        samples.num_classes = workload.num_classes
+        return
+    model.reset("contiguous")
+    inputs = torch.stack([samples[index][0] for index in range(_NUM_SAMPLES)]).to(model.device)
+    with model_errors(workload, samples[0]), torch.no_grad():
+        output = model.module(inputs)
+        if not workload.own_loss:
+            logits = model_logits(output)
+            class_dimension(logits, logits.new_empty((_NUM_SAMPLES, *logits.shape[2:])))  # raises where there are none
+            samples.take_targets_of(logits)
+        elif isinstance(output, torch.Tensor) and output.dim() > 1:  # the likeliest; who needs others brings a dataset
+            samples.take_targets_of(output)

@@ -1,0 +1,101 @@
+"""Live objects of the caller → bytes → the same objects in the bench's process.
+
+The one module of this folder that both processes use: `pack_parts` runs in the caller's, `unpack_parts` in the bench's.
+Neither touches a GPU: tensors travel as bytes and arrive on the CPU.
+"""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import cloudpickle
+import torch
+from torch import nn
+
+from loadtune.errors import WorkloadError
+from loadtune.records import LiveObjects
+from loadtune.workload.optimizers import OptimizerFactory
+from loadtune.workload.tasks import Loss
+from loadtune.workload.user_code import last_line, user_traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveParts:
+    """What of a workload was given as an object. None: it has a name, which the `WorkloadSpec` holds."""
+
+    model: nn.Module | Callable[[], Any] | None = None
+    """A module, or what makes one."""
+    dataset: Any = None
+    """A map-style dataset, or what makes one."""
+    input_shape: tuple[int, ...] | None = None
+    """Of one sample: random ones take the dataset's place."""
+    loss: Loss | None = None
+    """None: cross entropy."""
+    optimizer: OptimizerFactory | None = None
+
+    @property
+    def dataset_is_made(self) -> bool:
+        """False: it is a class or function that has to be called."""
+        return not isinstance(self.dataset, type) and hasattr(self.dataset, "__getitem__")
+
+
+def pack_parts(parts: LiveParts) -> LiveObjects:
+    """Parts of the caller as bytes; what its ``__main__`` defines travels by value.
+
+    Raises WorkloadError that names the part which cannot be pickled.
+    """
+    try:
+        pickled = _pickled(parts)
+    except Exception:
+        for field in fields(parts):  # one by one, to tell which
+            _try_pickling(field.name, getattr(parts, field.name))
+        raise
+    # Absolute: '' stands for the folder a script or a prompt was started in.
+    return LiveObjects(pickled=pickled, search_path=tuple(os.path.abspath(folder) for folder in sys.path))
+
+
+def unpack_parts(objects: LiveObjects, device: torch.device) -> LiveParts:
+    """The parts again, importing what they need from where the caller would; a loss with tensors goes to the device.
+
+    Raises WorkloadError where that fails.
+    """
+    sys.path[:] = [*objects.search_path, *(folder for folder in sys.path if folder not in objects.search_path)]
+    try:
+        parts: LiveParts = torch.load(io.BytesIO(objects.pickled), map_location="cpu", weights_only=False)
+    except (Exception, SystemExit) as error:  # a module without a main guard may exit while it is imported
+        raise WorkloadError(
+            f"what was given cannot be loaded in the measuring process: {last_line(error)}. Every module it comes from "
+            "has to be importable there; or pass an import path `pkg.mod:factory`.",
+            user_traceback(error),
+        ) from error
+    if isinstance(parts.loss, nn.Module):
+        parts.loss.to(device)
+    return parts
+
+
+def _pickled(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, pickle_module=cloudpickle, pickle_protocol=cloudpickle.DEFAULT_PROTOCOL)
+    return buffer.getvalue()
+
+
+def _try_pickling(name: str, part: Any) -> None:
+    try:
+        _pickled(part)
+    except Exception as error:
+        raise WorkloadError(
+            f"the {name} ({type(part).__name__}) cannot be sent to the measuring process, which needs it pickled: "
+            f"{last_line(error)}. {_advice(name)}"
+        ) from error
+
+
+def _advice(name: str) -> str:
+    if name in ("model", "dataset"):
+        return (
+            "Pass a function without arguments that makes it, or an import path `pkg.mod:factory` of one, so that it "
+            "is made there."
+        )
+    return "Let it refer to nothing that is open or running here: files, locks, connections."

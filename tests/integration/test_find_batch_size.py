@@ -1,0 +1,301 @@
+"""`find_batch_size` as people call it: objects of a script, a prompt or a notebook, measured in another process."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from loadtune import DeviceError, LoadtuneError, UsageError, WorkloadError, find_batch_size
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Classifier(nn.Module):
+    """Refuses what is not (B, 3, 8, 8); batch normalisation refuses a batch of 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, images):
+        return self.head(self.norm(self.features(images).mean((2, 3))))
+
+
+class Regression(Dataset):
+    """What cross entropy cannot take: targets that are numbers."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.ones(4) * index, torch.ones(2) * index
+
+
+@pytest.fixture(autouse=True)
+def importable_workloads(monkeypatch):
+    """What a script beside them would see."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}{os.pathsep}{ROOT}")
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(tmp_path, monkeypatch):
+    """No process, no file, no CUDA context."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before
+    assert list(tmp_path.glob("loadtune-*")) == []
+    assert not torch.cuda.is_initialized()
+
+
+def find(model, data, **options):
+    return find_batch_size(model, data, **{"device": "cpu", "max_batch_size": 8, "num_steps": 2} | options)
+
+
+def test_a_module_and_a_shape():
+    model = Classifier()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ceiling = find(model, (3, 8, 8))
+    assert (ceiling.batch_size, ceiling.limit, ceiling.precision) == (8, "cap", "fp32")
+    assert min(probe.batch_size for probe in ceiling.probes) >= 2
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_dataset_bounds_the_batch_where_nothing_else_does():
+    ceiling = find(Classifier, torch.utils.data.Subset(Images(), range(20)), max_batch_size=None)
+    assert (ceiling.batch_size, ceiling.limit) == (20, "dataset")
+
+
+def test_names_need_no_objects():
+    ceiling = find("bench_workloads:Linear", "bench_workloads:Images", precision="bf16", optimizer="adamw", fused=True)
+    assert (ceiling.batch_size, ceiling.precision) == (8, "bf16")
+
+
+def test_a_torchvision_name_is_built_for_the_shape():
+    assert find("squeezenet1_1", [3, np.int64(64), 64], max_batch_size=2, num_classes=3).batch_size == 2
+
+
+@pytest.mark.parametrize("data", [(3, 8, 8), Masks(), Masks], ids=["shape", "dataset", "factory"])
+def test_a_class_for_each_pixel(data):
+    assert find(TinyUNet(), data, channels_last=True).batch_size == 8
+
+
+def test_a_segmentation_model_of_torchvision_as_an_object():
+    from torchvision.models.segmentation import lraspp_mobilenet_v3_large
+
+    model = lraspp_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4)
+    assert find(model, (3, 32, 32), max_batch_size=4).batch_size == 4
+
+
+def test_a_language_model_over_tokens():
+    assert find(LanguageModel(), Text()).batch_size == 8
+
+
+def test_a_loss_and_an_optimizer_of_ones_own():
+    model, target_scale = nn.Linear(4, 2), 0.5
+
+    def loss(outputs, targets):
+        assert targets.dtype == torch.float32
+        return ((outputs - target_scale * targets) ** 2).mean()
+
+    ceiling = find(model, Regression(), loss=loss, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-4))
+    assert ceiling.batch_size == 8
+
+
+def test_a_loss_with_weights_over_random_labels():
+    assert find(Classifier(), (3, 8, 8), loss=nn.CrossEntropyLoss(weight=torch.ones(5))).batch_size == 8
+
+
+def test_a_list_of_samples_is_a_dataset_and_a_lambda_makes_a_model_in_any_thread():
+    found, samples = [], [(torch.zeros(4), 0), (torch.ones(4), 1)]
+    thread = threading.Thread(target=lambda: found.append(find(lambda: nn.Linear(4, 2), samples, max_batch_size=None)))
+    thread.start()
+    thread.join()
+    assert (found[0].batch_size, found[0].limit) == (2, "dataset")
+
+
+def test_a_notebooks_cell():
+    cell = textwrap.dedent(
+        """
+        import torch
+        class Cell(torch.nn.Linear):
+            def forward(self, inputs):
+                return super().forward(inputs) * scale
+        scale = 2.0
+        """
+    )
+    names = {"__name__": "__main__"}
+    exec(cell, names)
+    assert find(names["Cell"](4, 2), (4,)).batch_size == 8
+
+
+SCRIPT = """
+import psutil, torch, loadtune
+from torch import nn
+from beside import make_samples
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, WIDTH)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+WIDTH = 3
+ceiling = loadtune.find_batch_size(Net(), make_samples(), device="cpu", max_batch_size=8)
+print("batch", ceiling.safe_batch_size)
+print("left", psutil.Process().children(recursive=True), torch.cuda.is_initialized())
+"""
+
+
+BESIDE = """
+import torch
+
+def make_samples():
+    return [(torch.zeros(4), 1)] * 9
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "stdin"])
+def test_a_script_without_a_main_guard(tmp_path, way):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "train.py").write_text(SCRIPT)
+    (tmp_path / "project" / "beside.py").write_text(BESIDE)
+    words, cwd = (["-"], "project") if way == "stdin" else ([str(tmp_path / "project" / "train.py")], ".")
+    ended = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path / cwd,
+        input=SCRIPT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stdout == "batch 8\nleft [] False\n", ended.stderr
+
+
+def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch):
+    source = (
+        "import loadtune\nfrom bench_workloads import Linear\nloadtune.find_batch_size('calls:Linear', (3, 8, 8))\n"
+    )
+    (tmp_path / "calls.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    with pytest.raises(WorkloadError, match="called again in the measuring process"):
+        find("calls:Linear", (3, 8, 8))
+
+
+def test_an_interrupt_leaves_nothing_behind(monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadtune.batch_size.probe_memory", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        find(nn.Linear(4, 2), (4,))
+
+
+class Unpicklable(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+        self.lock = threading.Lock()
+
+
+LINEAR = nn.Linear(4, 2)
+REFUSED_AT_ONCE = {
+    "no such precision": ((LINEAR, (4,)), {"precision": "fp8"}, UsageError, ["'fp8'", "fp32, fp16, bf16"]),
+    "cap 0": ((LINEAR, (4,)), {"max_batch_size": 0}, UsageError, ["max_batch_size is 0", "at least 1"]),
+    "cap no number": ((LINEAR, (4,)), {"max_batch_size": 2.5}, UsageError, ["max_batch_size is 2.5", "whole"]),
+    "no steps": ((LINEAR, (4,)), {"num_steps": 0}, UsageError, ["num_steps is 0"]),
+    "no classes": ((LINEAR, (4,)), {"num_classes": 0}, UsageError, ["num_classes is 0"]),
+    "shape with 0": ((LINEAR, (3, 0)), {}, UsageError, ["(3, 0)", "at least 1", "(3, 224, 224)"]),
+    "shape of words": ((LINEAR, ("3", 4)), {}, UsageError, ["('3', 4)", "whole numbers"]),
+    "empty shape": ((LINEAR, ()), {}, UsageError, ["()", "(3, 224, 224)"]),
+    "no data": ((LINEAR, None), {}, UsageError, ["NoneType", "map-style"]),
+    "a loader": ((LINEAR, DataLoader([1])), {}, UsageError, ["a DataLoader", ".dataset"]),
+    "no model": ((7, (4,)), {}, UsageError, ["the model is a int", "torch.nn.Module"]),
+    "no loss": ((LINEAR, (4,)), {"loss": "mse"}, UsageError, ["'mse'", "(outputs, targets)"]),
+    "unknown optimizer": ((LINEAR, (4,)), {"optimizer": "adam"}, UsageError, ["'adam'", "adamw", "lambda"]),
+    "made optimizer": (
+        (LINEAR, (4,)), {"optimizer": torch.optim.SGD(LINEAR.parameters())}, UsageError, ["a SGD", "lambda"]
+    ),
+    "fused of one's own": ((LINEAR, (4,)), {"optimizer": torch.optim.SGD, "fused": True}, UsageError, ["fused"]),
+    "fused fp16": ((LINEAR, (4,)), {"precision": "fp16", "fused": True}, UsageError, ["fused", "adamw or bf16"]),
+    "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["'cuda:99' is not there", "cpu"]),
+    "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["'tpu' is not known", "cpu"]),
+    "a lock in the model": (
+        (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
+    ),
+    "a lock in the loss": (
+        (LINEAR, (4,)), {"loss": Unpicklable().lock.acquire}, WorkloadError, ["the loss", "lock", "open or running"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_AT_ONCE)
+def test_what_is_refused_before_a_process_starts(name, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    arguments, options, kind, words = REFUSED_AT_ONCE[name]
+    with pytest.raises(LoadtuneError) as raised:
+        find(*arguments, **options)
+    assert type(raised.value) is kind
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def raises(*_):
+    raise ValueError("mine to mend")
+
+
+REFUSED_BY_THE_PROCESS = {
+    "precision of a GPU": ((LINEAR, (4,)), {"precision": "fp16"}, UsageError, ["'fp16'", "fp32, bf16"]),
+    "cap below the model's": ((Classifier(), (3, 8, 8)), {"max_batch_size": 1}, UsageError, ["is 1", "2 samples"]),
+    "dataset below the model's": ((Classifier(), [(torch.zeros(3, 8, 8), 0)]), {}, WorkloadError, ["has 1 sample"]),
+    "empty dataset": ((LINEAR, []), {}, WorkloadError, ["list is empty"]),
+    "no module": ((lambda: "resnet50", (4,)), {}, WorkloadError, ["returned a str", "torch.nn.Module"]),
+    "other shape": ((Classifier(), (1, 8, 8)), {}, WorkloadError, ["float32 tensor (1, 8, 8)", "the shape or the mo"]),
+    "factory raises": ((raises, (4,)), {}, WorkloadError, ["ValueError: mine to mend"]),
+    "loss raises": ((LINEAR, (4,)), {"loss": raises}, WorkloadError, ["ValueError: mine to mend"]),
+    "optimizer raises": ((LINEAR, (4,)), {"optimizer": raises}, WorkloadError, ["ValueError: mine to mend"]),
+    "no scalar": ((LINEAR, (4,)), {"loss": lambda outputs, _: outputs}, WorkloadError, ["(2, 2)", "take its mean"]),
+    "numbers without a loss": ((LINEAR, Regression()), {}, WorkloadError, ["float32 tensor (2,)", "find_batch_size"]),
+    "label above the classes": ((LINEAR, [(torch.zeros(4), 2)]), {}, WorkloadError, ["target is 2", "2 classes"]),
+    "data by name that needs a folder": ((LINEAR, "CIFAR10"), {}, WorkloadError, ["--data-root"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_THE_PROCESS)
+def test_what_only_the_process_can_tell(name):
+    arguments, options, kind, words = REFUSED_BY_THE_PROCESS[name]
+    with pytest.raises(LoadtuneError) as raised:
+        find(*arguments, **options)
+    assert type(raised.value) is kind
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    trace = getattr(raised.value, "user_traceback", None)
+    if name.endswith("raises"):
+        assert "in raises" in trace
+        assert "loadtune/workload" not in trace
+        assert "loadtune/bench" not in trace
+
+
+def test_what_cannot_be_loaded_there_says_where_from(tmp_path, monkeypatch):
+    (tmp_path / "gone.py").write_text("import torch\nclass Net(torch.nn.Linear):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import gone
+
+    (tmp_path / "gone.py").unlink()
+    with pytest.raises(WorkloadError, match=r"No module named 'gone'.*importable there"):
+        find(gone.Net(4, 2), (4,))
