@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loadtune.batch_size_arguments import at_least_1, recipe_of, workload_of
+from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, workload_of
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
@@ -70,7 +70,7 @@ def find_batch_size(
         BenchClient(spec, chosen, log_path=Path(folder) / "bench.log", objects=objects) as bench,
     ):
         facts = bench.describe()
-        caps = _caps(facts, largest, precision)
+        caps = _caps(facts, largest, precision, has_length=not is_random(spec))
         return find_ceiling(bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps)
 
 
@@ -84,7 +84,9 @@ def _refuse_recursion() -> None:
         )
 
 
-def _caps(facts: WorkloadFacts, max_batch_size: int | None, precision: Precision) -> dict[CeilingLimit, int]:
+def _caps(
+    facts: WorkloadFacts, max_batch_size: int | None, precision: Precision, *, has_length: bool
+) -> dict[CeilingLimit, int]:
     """What bounds the batch beside memory. Raises where the workload rules out what was asked for."""
     if precision not in facts.precisions:
         raise UsageError(
@@ -102,7 +104,8 @@ def _caps(facts: WorkloadFacts, max_batch_size: int | None, precision: Precision
             f"max_batch_size is {max_batch_size}, but the model trains on {least} samples at least (batch "
             "normalisation does). Raise it, or leave it out."
         )
-    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length}  # of random samples there are as many as it takes
+    # Of random samples there are as many as it takes.
+    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length} if has_length else {}
     if max_batch_size is not None:
         caps["cap"] = max_batch_size
     return caps

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 from loadtune.errors import UsageError
 from loadtune.records import PRECISIONS, LiveObjects, MemoryFormat, OptimizerName, Recipe, WorkloadSpec
 
+_RANDOM = "random"
 _WANTED_DATA = (
     "Pass the shape of one sample such as (3, 224, 224), a map-style dataset, a function without arguments that makes "
     "one, or an import path `pkg.mod:factory`."
@@ -63,7 +64,7 @@ def workload_of(
         "optimizer": None if isinstance(optimizer, str) else optimizer,
     }
     spec = WorkloadSpec(
-        dataset=f"random {'×'.join(map(str, shape))}" if shape else _label(data),
+        dataset=f"{_RANDOM} {'×'.join(map(str, shape))}" if shape else _label(data),
         model=_label(model),
         image_size=shape[-1] if shape and len(shape) > 1 and shape[-1] == shape[-2] else None,
         num_classes=num_classes,
@@ -74,6 +75,11 @@ def workload_of(
     from loadtune.workload.live import LiveParts, pack_parts  # imports torch, which whoever has such objects has done
 
     return spec, pack_parts(LiveParts(**objects))
+
+
+def is_random(spec: WorkloadSpec) -> bool:
+    """Whether the samples are made up from a shape, and so without end."""
+    return spec.dataset.startswith(f"{_RANDOM} ")
 
 
 def _shape(data: object) -> tuple[int, ...] | None:
