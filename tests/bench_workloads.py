@@ -1,5 +1,6 @@
 """Tiny datasets and models that the bench's tests name by import path; each misbehaves in one way, or not at all."""
 
+import ctypes
 import os
 import pathlib
 import signal
@@ -9,6 +10,9 @@ import PIL.Image
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from loadtune.bench import own_memory
+from loadtune.bench.memory import CpuMemory
 
 NUM_CLASSES = 3
 LENGTH = 512
@@ -171,12 +175,49 @@ class HangsAtBatch4(Linear):
 
 
 class OutOfMemoryAbove4(Linear):
-    """Fails as CUDA's allocator does."""
+    """Asks for more than any address space has."""
 
     def forward(self, images):
         if len(images) > 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            torch.empty(1 << 60, dtype=torch.uint8)
         return super().forward(images)
+
+
+class ClaimsOutOfMemoryAbove4(Linear):
+    """Says of itself what only CUDA's allocator may say."""
+
+    def forward(self, images):
+        if len(images) > 4:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(images)
+
+
+class ThrowsBadAllocAtBatch4(Linear):
+    """C++ that runs out of memory where nothing catches it, as in a thread: the process aborts."""
+
+    def forward(self, images):
+        if len(images) == 4:
+            ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]()
+        return super().forward(images)
+
+
+class Wide(nn.Module):
+    """4 MB an activation and sample, and four of them at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1_000_000))
+
+    def forward(self, images):
+        wide = (images.mean((1, 2, 3)).unsqueeze(1) * self.scale).sigmoid().exp()
+        return wide[:, : NUM_CLASSES * 1000].unflatten(1, (NUM_CLASSES, -1)).mean(2)
+
+
+def wide_on_a_small_budget():
+    """Room for half a GiB more than is taken while the model is built."""
+    budget = own_memory.rss_bytes() + (512 << 20)
+    CpuMemory.budget_bytes = lambda self: budget
+    return Wide()
 
 
 class WrongShape(nn.Module):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from loadtune.bench.exits import classify_exit, exit_text
-from loadtune.bench.process import BenchProcess
+from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess
 from loadtune.bench.protocol import (
     Answer,
     Begin,
@@ -28,6 +28,7 @@ from loadtune.bench.protocol import (
     failed_value,
 )
 from loadtune.errors import BenchError, NothingFitsError, WorkloadError
+from loadtune.host.oom_kills import read_oom_kills
 from loadtune.records import (
     ComputePoint,
     Device,
@@ -70,12 +71,14 @@ class BenchClient:
         self._process: BenchProcess | None = None
         self._phase = "start"
         self._failed_starts = 0
+        self._oom_kills: int | None = None
         self._facts: WorkloadFacts | None = None
 
     def start(self) -> None:
         """Launch the process and return at once; it builds the workload while the caller does other things."""
         if self._process is None:
             self._phase = "start"
+            self._oom_kills = read_oom_kills()
             self._process = BenchProcess(self._begin.device, self._log_path)
             self._process.send(self._begin)
 
@@ -159,7 +162,7 @@ class BenchClient:
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
             return failed_value(request, reply, time.monotonic() - started)
-        self._failed_starts = 0
+        self._failed_starts, self._oom_kills = 0, read_oom_kills()
         if isinstance(reply, Refused):
             raise reply.to_error()
         if not reply.healthy:
@@ -196,8 +199,11 @@ class BenchClient:
         phase = self._phase
         returncode = self._end()
         assert returncode is not None
-        message = f"The bench {exit_text(returncode)}."
-        return TrialFailure(kind=classify_exit(returncode), phase=phase, message=message, log_tail=process.log_tail())
+        now, words = read_oom_kills(), process.log_tail(LAST_WORDS_LINES)
+        kills = None if now is None or self._oom_kills is None else now - self._oom_kills
+        message = f"The bench {exit_text(returncode, oom_kills=kills, log=words)}."
+        kind = classify_exit(returncode, oom_kills=kills, log=words)
+        return TrialFailure(kind=kind, phase=phase, message=message, log_tail=process.log_tail())
 
     def _hung(self, process: BenchProcess, seconds: float) -> TrialFailure:
         phase = self._phase
@@ -240,7 +246,7 @@ class _Watched:
 
 
 def _not_described(failure: TrialFailure) -> Exception:
-    if failure.kind == "user_error":
+    if failure.kind in ("user_error", "unsupported"):
         return WorkloadError(f"{failure.message} (while: {failure.phase})", failure.log_tail or None)
     if failure.kind == "oom":
         return NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {failure.message}")

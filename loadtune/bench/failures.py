@@ -1,13 +1,17 @@
-"""What an exception in the bench means for a trial, recognised by its type's name and its text.
+"""What an exception in the bench means: by its type's name, its text, who raised it, and how full memory was.
 
 The order of the tests is the rule: a loader worker's death first (its message quotes other words), then memory, then
-what the device cannot do, and only what is left is the user's own error.
+what the device cannot do, and only what is left is the user's own error. What somebody's own ``raise`` says is never
+PyTorch's word, whatever it says.
 """
 
 import errno
 import re
 
+from loadtune.bench.circumstances import Circumstances
+from loadtune.bench.origin import raised_by_others
 from loadtune.records import FailureKind, TrialFailure
+from loadtune.units import bytes_text
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 _WORKER_SIGNALS: tuple[tuple[str, FailureKind], ...] = (
@@ -21,13 +25,33 @@ _DEVICE_OOM = (
     r"CUDA out of memory",
     r"CUDA (driver )?error: out of memory",
     r"cudaErrorMemoryAllocation",
-    r"CUDNN_STATUS_NOT_SUPPORTED",
-    r"CUDNN_STATUS_ALLOC_FAILED",
-    r"unable to find an engine",
-    r"CUBLAS_STATUS_ALLOC_FAILED",
-    r"CUFFT_ALLOC_FAILED",
 )
-_HOST_OOM = (r"DefaultCPUAllocator: can't allocate memory", r"DefaultCPUAllocator: not enough memory")
+# Said for lack of memory, and for other reasons as well: kernels that do not exist for a type or a shape, libraries
+# that do not match the driver. With each, what it means where there was memory enough.
+_AMBIGUOUS_ON_CUDA: tuple[tuple[str, FailureKind], ...] = (
+    (r"CUDNN_STATUS_NOT_SUPPORTED", "unsupported"),
+    (r"unable to find an engine", "unsupported"),
+    (r"no (valid )?(execution plans|engine configs)", "unsupported"),
+    (r"(CUDNN|CUBLAS)_STATUS_ALLOC_FAILED", "unsupported"),
+    (r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "unsupported"),
+    (r"CUFFT_ALLOC_FAILED", "unsupported"),
+    (r"CUBLAS_STATUS_NOT_INITIALIZED.*cublas(Lt)?Create", "crash"),
+)
+# oneDNN's counterpart: its scratchpad could not be had, or the operation does not exist for these types.
+_AMBIGUOUS_ON_CPU: tuple[tuple[str, FailureKind], ...] = (
+    (r"could not (create|execute) a (primitive|memory object)(?! descriptor)", "unsupported"),
+)
+_HOST_OOM = (
+    r"DefaultCPUAllocator: can't allocate memory",
+    r"DefaultCPUAllocator: not enough memory",
+    r"std::bad_alloc",
+    r"CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+)
+# Page-locked memory is the host's, but it is CUDA that is asked for it.
+_PIN_THREAD = "in pin memory thread"
+# As they arrive from a worker, whose errors are text; NumPy has a MemoryError of its own.
+_MEMORY_ERRORS = ("MemoryError", "_ArrayMemoryError")
+_HOST_OOM_LINES = (rf"^OSError: \[Errno {errno.ENOMEM}\]", r"^cv2\.error: .*\(-4:Insufficient memory\)")
 _SHM = (
     r"unable to (mmap|allocate|write|open|resize).*(/torch_|shared memory)",
     r"shared memory.*No space left on device",
@@ -37,6 +61,7 @@ _UNSUPPORTED = (
     r"INT_MAX elements",
     r"not implemented for '(Half|BFloat16)'",
     r"integer out of range",
+    r"could not create a primitive descriptor",  # oneDNN has no such operation for these types on this CPU
     r"view size is not compatible with input tensor's size and stride",  # .view() under channels_last
 )
 _DEVICE_ASSERT = "device-side assert"
@@ -48,30 +73,31 @@ _ALLOCATOR_OOM = "OutOfMemoryError"
 _CONTEXT_LOST = ("CUDNN_STATUS", "CUBLAS_STATUS", "CUFFT_", "find an engine", "CUDA error", "CUDA driver error")
 
 
-def classify_error(error: BaseException) -> FailureKind:
-    """The kind of failure this exception is."""
-    line = last_line(error)
-    name = line.partition(":")[0].rpartition(".")[2]
-    if name in _TORCH_ERRORS:
-        # Of a worker's error only the line that was raised: the traceback around it quotes anybody's source.
-        said = line if str(error).startswith("Caught ") else _with_causes(error)
-        kind = _classify_text(said, name)
-        if kind is not None:
-            return kind
-    if name == "MemoryError" or getattr(error, "errno", None) == errno.ENOMEM:
-        return "host_oom"
+# Without evidence an ambiguous error counts as memory: a smaller size is the remedy that can be tried.
+_UNKNOWN = Circumstances()
+
+
+def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN) -> FailureKind:
+    """The kind of failure this exception is. On a CPU the device's memory is the host's, so running out is ``oom``."""
+    links = _with_causes(error)
+    kind = _classify_text("\n".join(_said(link) for link in links if _is_torchs(link)), links, circumstances)
+    if kind is None and any(_is_memory_error(link) for link in links):
+        kind = "host_oom"
+    if kind == "host_oom" and not circumstances.on_cuda and not _is_from_worker(links):
+        return "oom"
+    if kind is not None:
+        return kind
     return "user_error" if user_traceback(error) is not None else "crash"
 
 
-def failure_from(error: BaseException, phase: str) -> TrialFailure:
+def failure_from(error: BaseException, phase: str, circumstances: Circumstances = _UNKNOWN) -> TrialFailure:
     """The exception as data; keeps text only, so that nothing of the failed step stays alive."""
     index = sample_index(error)
     where = "" if index is None else f"dataset[{index}] raised "
-    guess = _ASSERT_GUESS if _DEVICE_ASSERT in str(error) else ""
     return TrialFailure(
-        kind=classify_error(error),
+        kind=classify_error(error, circumstances),
         phase=phase,
-        message=f"{where}{last_line(error)}{guess}",
+        message=f"{where}{last_line(error)}{_why(error, circumstances)}",
         log_tail=user_traceback(error) or "",
     )
 
@@ -81,16 +107,20 @@ def leaves_context_intact(error: BaseException) -> bool:
     return not any(word in str(error) for word in _CONTEXT_LOST)
 
 
-def _classify_text(text: str, name: str) -> FailureKind | None:
+def _classify_text(text: str, links: list[BaseException], circumstances: Circumstances) -> FailureKind | None:
+    """What PyTorch's words mean; the tests in their order."""
     for pattern, kind in _WORKER_SIGNALS:
         if re.search(pattern, text):
-            return kind
+            return "crash" if kind == "host_oom" and circumstances.oom_kills == 0 else kind
     if _any(_SHM, text):
         return "shm"
     if _any(_HOST_OOM, text):
         return "host_oom"
-    if name == _ALLOCATOR_OOM or _any(_DEVICE_OOM, text):
-        return "oom"
+    if circumstances.on_cuda and (_any(_DEVICE_OOM, text) or _ALLOCATOR_OOM in map(_name, filter(_is_torchs, links))):
+        return "host_oom" if _PIN_THREAD in str(links[0]) else "oom"
+    otherwise = _ambiguous(text, circumstances)
+    if otherwise is not None:
+        return otherwise if circumstances.memory_was_short is False else "oom"
     if _any(_UNSUPPORTED, text):
         return "unsupported"
     if _DEVICE_ASSERT in text:
@@ -98,14 +128,63 @@ def _classify_text(text: str, name: str) -> FailureKind | None:
     return "crash" if "CUDA error" in text else None
 
 
-def _with_causes(error: BaseException) -> str:
-    """What it says and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
-    texts: list[str] = []
+def _ambiguous(text: str, circumstances: Circumstances) -> FailureKind | None:
+    """What the text means if memory was not short. None: it is not of the ambiguous ones."""
+    patterns = _AMBIGUOUS_ON_CUDA if circumstances.on_cuda else _AMBIGUOUS_ON_CPU
+    return next((kind for pattern, kind in patterns if re.search(pattern, text, re.IGNORECASE | re.DOTALL)), None)
+
+
+def _why(error: BaseException, circumstances: Circumstances) -> str:
+    """What the error's own words leave open, in brackets."""
+    if raised_by_others(error):
+        return ""
+    said = _said(error)
+    if _DEVICE_ASSERT in said:
+        return _ASSERT_GUESS
+    if "killed by signal: Killed" in said and circumstances.oom_kills == 0:
+        return " (not by the kernel for lack of memory)"
+    if _ambiguous(said, circumstances) is not None and circumstances.memory_was_short is False:
+        held, budget = bytes_text(circumstances.peak_bytes), bytes_text(circumstances.budget_bytes)
+        return f" (not for lack of memory: at most {held} of {budget} were held)"
+    return ""
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """It and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
+    links: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None:
-        texts.append(str(cause))
+    while cause is not None and cause not in links:
+        links.append(cause)
         cause = cause.__cause__
-    return "\n".join(texts)
+    return links
+
+
+def _said(error: BaseException) -> str:
+    """Of a worker's error only the line that was raised: the traceback around it quotes anybody's source."""
+    return last_line(error) if _is_caught(error) else str(error)
+
+
+def _name(error: BaseException) -> str:
+    return last_line(error).partition(":")[0].rpartition(".")[2]
+
+
+def _is_torchs(error: BaseException) -> bool:
+    return _name(error) in _TORCH_ERRORS and not raised_by_others(error)
+
+
+def _is_memory_error(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    line = last_line(error) if _is_caught(error) else f"{type(error).__module__}.{last_line(error)}"
+    return _name(error) in _MEMORY_ERRORS or _any(_HOST_OOM_LINES, line)
+
+
+def _is_caught(error: BaseException) -> bool:
+    return str(error).startswith("Caught ")
+
+
+def _is_from_worker(links: list[BaseException]) -> bool:
+    return any(_is_caught(link) or "DataLoader worker" in str(link) for link in links)
 
 
 def _any(patterns: tuple[str, ...], text: str) -> bool:

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -14,6 +14,13 @@ from loadtune.host.memory import read_ram
 # backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
 # activations, which are far more.
 _CUDA_SLACK_BYTES = 256 << 20
+
+RESERVE = 0.1
+"""Share of the RAM that a CPU's budget leaves alone. Below a tenth available (and of free swap), earlyoom ends the
+largest process; and it is what page cache, loader workers and everybody else's growth during a run have to live in."""
+
+# Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
+_GRAIN = 32_768
 
 
 class DeviceMemory(Protocol):
@@ -128,7 +135,14 @@ class CpuMemory:
         return read_ram().limit_bytes
 
     def budget_bytes(self) -> int:
-        return own_memory.rss_bytes() + read_ram().available_bytes
+        """What is resident now and what is available, less a reserve for the rest of the machine.
+
+        The reserve is `RESERVE` of the RAM, and at most half of what is available, so that a nearly full machine still
+        trains small batches.
+        """
+        ram = read_ram()
+        reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
+        return own_memory.rss_bytes() + ram.available_bytes - reserve
 
     def reset_peaks(self) -> None:
         self._peak.reset()
@@ -146,7 +160,9 @@ class CpuMemory:
         return None
 
     def capped(self) -> AbstractContextManager[None]:
-        return nullcontext()  # the kernel's limits are the cap
+        """Refuse allocations beyond the budget, before the kernel has to kill for them."""
+        _start_threads()
+        return own_memory.growth_limited(self.budget_bytes() - own_memory.rss_bytes())
 
     def recovers(self) -> bool:
         gc.collect()
@@ -158,6 +174,11 @@ class CpuMemory:
 
     def free_pinned(self) -> None:
         pass
+
+
+def _start_threads() -> None:
+    """Have OpenMP start its threads: each maps a stack, and where that is refused OpenMP ends the process."""
+    torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
 
 
 def memory_of(device: torch.device, free_before: int | None = None) -> DeviceMemory:

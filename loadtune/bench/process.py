@@ -19,6 +19,8 @@ from loadtune.records import Device
 
 _LOG_LINES = 40
 _LOG_BYTES = 32_768
+LAST_WORDS_LINES = 1000
+"""What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 # How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
 _GRACE_S = 1.0
 # What writing all threads' stacks to the log takes, many times over.
@@ -116,7 +118,7 @@ class BenchProcess:
         except OSError:
             return 0
 
-    def log_tail(self) -> str:
+    def log_tail(self, num_lines: int = _LOG_LINES) -> str:
         """The last lines this very process wrote."""
         try:
             with self._log_path.open("rb") as log:
@@ -124,7 +126,7 @@ class BenchProcess:
                 lines = log.read().decode(errors="replace").splitlines()
         except OSError:
             return ""
-        return "\n".join(lines[-_LOG_LINES:])
+        return "\n".join(lines[-num_lines:])
 
     def _await_exit(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

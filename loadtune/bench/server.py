@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+from loadtune.bench.circumstances import Circumstances, Witness
 from loadtune.bench.failures import failure_from, leaves_context_intact
 from loadtune.bench.line import Line
 from loadtune.bench.protocol import Answer, Begin, Exit, Refused, Request, Stop, failed_value
@@ -49,6 +50,8 @@ class Server:
 
     def __init__(self, begin: Begin, line: Line) -> None:
         self._line = line
+        self._on_cuda = begin.device.kind == "cuda"
+        self._witness: Witness | None = None
         self._session = self._attempt(lambda: Session(begin, line))
 
     def answer(self, request: Request) -> Answer | Refused:
@@ -56,7 +59,8 @@ class Server:
         begun, session = time.monotonic(), self._session
         if isinstance(session, _Failed):
             return _reply(request, session, begun, healthy=False)
-        budget = session.memory.budget_bytes()
+        self._witness = Witness(session.memory, on_cuda=self._on_cuda)
+        budget = self._witness.budget_bytes
         outcome = self._attempt(lambda: session.run(request))
         # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
         recovered = session.recovers()
@@ -72,8 +76,11 @@ class Server:
             return _Failed(failure=Refused.of(error), context_intact=True)
         except Exception as error:
             traceback.print_exc()
-            failure = failure_from(error, self._line.phase)
+            failure = failure_from(error, self._line.phase, self._circumstances())
             return _Failed(failure=failure, context_intact=leaves_context_intact(error))
+
+    def _circumstances(self) -> Circumstances:
+        return Circumstances(on_cuda=self._on_cuda) if self._witness is None else self._witness.testify()
 
 
 def _reply(

@@ -204,7 +204,7 @@ def test_an_interrupt_leaves_nothing_behind(monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("loadtune.batch_size.probe_memory", interrupted)
+    monkeypatch.setattr("loadtune.batch_size.find_ceiling", interrupted)
     with pytest.raises(KeyboardInterrupt):
         find(nn.Linear(4, 2), (4,))
 

@@ -1,22 +1,53 @@
 """Failures are told apart by literal messages, as PyTorch 2.11 to 2.15 write them."""
 
+import asyncio
+import dataclasses
 import errno
+import sys
 
+import numpy as np
 import pytest
 import torch
 
+from loadtune.bench.circumstances import Circumstances, increase
 from loadtune.bench.exits import classify_exit, exit_text
 from loadtune.bench.failures import classify_error, failure_from, leaves_context_intact
 
 WORKER = "Caught {name} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{body}"
 
 
+GIB = 1 << 30
+FULL = Circumstances(budget_bytes=16 * GIB, peak_bytes=14 * GIB, num_retries=0)
+ROOMY = Circumstances(budget_bytes=16 * GIB, peak_bytes=2 * GIB, num_retries=0)
+ON_CPU = Circumstances(on_cuda=False, budget_bytes=16 * GIB, peak_bytes=2 * GIB)
+
+
 def raised(error, cause=None):
-    """The error as it arrives: with a traceback of code that is not ours."""
+    """The error as PyTorch raises it: by compiled code, which a future's result() is, called from a user's file."""
+    loop = asyncio.new_event_loop()
+    future = loop.create_future()
+    future.set_exception(error)
+    error.__cause__ = cause
+    try:
+        future.result()
+    except BaseException as caught:
+        return caught
+    finally:
+        loop.close()
+
+
+def raised_by_a_user(error, cause=None):
     try:
         raise error from cause
     except BaseException as caught:
         return caught
+
+
+def provoked(call):
+    """What really comes out of PyTorch."""
+    with pytest.raises(BaseException) as info:  # noqa: PT011
+        call()
+    return info.value
 
 
 @pytest.mark.parametrize(
@@ -31,6 +62,8 @@ def raised(error, cause=None):
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "oom"),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: "
                       "you tried to allocate 4 bytes. Error code 12 (Cannot allocate memory)"), "host_oom"),
+        (RuntimeError("std::bad_alloc"), "host_oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED"), "host_oom"),
         (MemoryError(), "host_oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "host_oom"),
         (RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "), "host_oom"),
@@ -55,6 +88,91 @@ def test_known_messages(error, kind):
     assert classify_error(raised(error)) == kind
 
 
+AMBIGUOUS = [
+    ("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+     "unsupported"),
+    ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "unsupported"),
+    ("GET was unable to find an engine to execute this computation", "unsupported"),
+    ("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph.", "unsupported"),
+    ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "unsupported"),
+    ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", "crash"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "otherwise"), AMBIGUOUS)
+def test_what_libraries_say_for_many_reasons_is_memory_only_where_it_was_short(text, otherwise):
+    error = raised(RuntimeError(text))
+    assert classify_error(error, FULL) == "oom"
+    assert classify_error(error, ROOMY) == otherwise
+    assert classify_error(error, dataclasses.replace(ROOMY, num_retries=1)) == "oom"
+    assert "2.00 GiB of 16.0 GiB" in failure_from(error, "first step", ROOMY).message
+
+
+def test_what_the_allocator_says_is_memory_at_any_level():
+    """One allocation can be larger than all that is free."""
+    assert (
+        classify_error(raised(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90 GiB")), ROOMY) == "oom"
+    )
+    assert classify_error(raised(RuntimeError("CUDA error: out of memory")), ROOMY) == "oom"
+
+
+@pytest.mark.parametrize(
+    ("circumstances", "short"),
+    [
+        (Circumstances(), None),
+        (Circumstances(budget_bytes=100), None),
+        (Circumstances(budget_bytes=100, peak_bytes=50), False),
+        (Circumstances(budget_bytes=100, peak_bytes=51), True),
+        (Circumstances(budget_bytes=100, peak_bytes=1, num_retries=2), True),
+        (Circumstances(num_retries=1), True),
+        (Circumstances(num_retries=0), None),
+    ],
+)
+def test_memory_was_short_where_more_was_held_than_left(circumstances, short):
+    assert circumstances.memory_was_short is short
+
+
+def test_a_counter_that_was_not_read_twice_tells_nothing():
+    assert (increase(3, 5), increase(None, 5), increase(3, None)) == (2, None, None)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in AMBIGUOUS] + ["CUDA out of memory. Tried to allocate 20.00 MiB."])
+def test_on_a_cpu_no_cuda_text_is_memory(text):
+    full = dataclasses.replace(FULL, on_cuda=False)
+    assert classify_error(raised(RuntimeError(text)), full) not in ("oom", "host_oom")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the text is the platform's")
+def test_on_a_cpu_the_real_allocators_refusal_is_the_devices_memory():
+    error = provoked(lambda: torch.empty(1 << 60, dtype=torch.uint8))
+    assert classify_error(error, ON_CPU) == "oom"
+    assert classify_error(error, ROOMY) == "host_oom", "beside a GPU it is the host's"
+    assert classify_error(provoked(lambda: np.ones(1 << 58)), ON_CPU) == "oom"
+    assert classify_error(provoked(lambda: bytearray(1 << 62)), ON_CPU) == "oom"
+
+
+def test_onednn_without_room_and_without_the_operation():
+    lacks_room = raised(RuntimeError("could not create a primitive"))
+    assert classify_error(lacks_room, dataclasses.replace(ON_CPU, peak_bytes=15 * GIB)) == "oom"
+    assert classify_error(lacks_room, ON_CPU) == "unsupported"
+    text = "could not create a primitive descriptor for the LSTM forward propagation primitive. Run workload with"
+    assert classify_error(raised(RuntimeError(text)), dataclasses.replace(ON_CPU, peak_bytes=15 * GIB)) == "unsupported"
+
+
+def test_pinning_takes_the_hosts_memory():
+    text = "Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call last):\n"
+    body = '  File "x.py", line 1, in pin\n    return data.pin_memory(device)\nRuntimeError: CUDA error: out of memory'
+    assert classify_error(raised(RuntimeError(text + body))) == "host_oom"
+
+
+@pytest.mark.parametrize(("kills", "kind"), [(0, "crash"), (1, "host_oom"), (None, "host_oom")])
+def test_a_killed_worker_is_memory_unless_the_kernel_is_known_to_have_killed_nobody(kills, kind):
+    error = raised(RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. "))
+    failure = failure_from(error, "training", Circumstances(oom_kills=kills))
+    assert failure.kind == kind
+    assert ("not by the kernel" in failure.message) is (kills == 0)
+
+
 def test_a_lost_worker_is_judged_by_the_signal_it_was_lost_to():
     signalled = RuntimeError("DataLoader worker (pid 31) is killed by signal: Killed. ")
     assert classify_error(raised(RuntimeError("DataLoader worker (pid(s) 31) exited unexpectedly"), signalled)) == (
@@ -75,6 +193,57 @@ def test_a_lost_worker_is_judged_by_the_signal_it_was_lost_to():
 )
 def test_a_users_bug_is_never_an_oom(error):
     assert classify_error(raised(error)) == "user_error"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("killed by signal: Killed"),
+    ],
+)
+@pytest.mark.parametrize("circumstances", [FULL, ON_CPU])
+def test_what_a_users_own_raise_says_is_never_an_oom(error, circumstances):
+    assert classify_error(raised_by_a_user(error), circumstances) == "user_error"
+
+
+def test_a_users_error_raised_from_a_real_oom_is_one():
+    real = raised(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."))
+    assert classify_error(raised_by_a_user(RuntimeError("forward failed"), real)) == "oom"
+    assert classify_error(raised_by_a_user(ValueError(f"quoted: {real}"))) == "user_error"
+
+
+def test_an_oom_that_was_caught_and_raised_again_is_still_one():
+    def forward():
+        try:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        except RuntimeError:
+            raise
+
+    assert classify_error(provoked(forward), ON_CPU) == "oom"
+
+
+def test_a_workers_own_raise_is_told_by_its_line():
+    body = '  File "train.py", line 3, in load\n    raise RuntimeError("CUDA out of memory")\nRuntimeError: CUDA out of'
+    assert classify_error(raised(RuntimeError(WORKER.format(name="RuntimeError", body=body)))) == "user_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("OSError", "OSError: [Errno 12] Cannot allocate memory"),
+        ("MemoryError", "MemoryError"),
+        ("_ArrayMemoryError", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 2.00 GiB for an array"),
+        ("error", "cv2.error: OpenCV(4.9.0) alloc.cpp:73: error: (-4:Insufficient memory) Failed to allocate 24 bytes"),
+    ],
+)
+@pytest.mark.parametrize("circumstances", [FULL, ON_CPU])
+def test_memory_running_out_in_a_worker_in_other_words(name, line, circumstances):
+    body = f'  File "data.py", line 3, in load\n    read(path)\n{line}'
+    assert classify_error(raised(RuntimeError(WORKER.format(name=name, body=body))), circumstances) == "host_oom"
 
 
 def test_of_a_workers_error_only_the_line_that_was_raised_counts():
@@ -110,15 +279,40 @@ def test_only_the_allocators_own_oom_leaves_the_context_intact():
     assert not leaves_context_intact(raised(RuntimeError("CUDA error: an illegal memory access was encountered")))
 
 
-@pytest.mark.parametrize(
-    ("returncode", "kind", "words"),
-    [(-9, "host_oom", "SIGKILL"), (-7, "shm", "/dev/shm"), (-6, "crash", "SIGABRT"), (3, "crash", "code 3")],
+ABORTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+REFUSED = (
+    "terminate called after throwing an instance of 'c10::Error'\n  what():  [enforce fail at alloc_cpu.cpp:127] err"
+    " == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 80 bytes.\nFatal Python error: Aborted\n"
 )
-def test_exit_statuses(returncode, kind, words):
-    assert classify_exit(returncode) == kind
-    assert words in exit_text(returncode)
+THREADS = "\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
+SURVIVED = (
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory\n"
+    "terminate called after throwing an instance of 'std::logic_error'\n  what():  a bug\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("returncode", "oom_kills", "log", "kind", "words"),
+    [
+        (-9, None, "", "host_oom", "SIGKILL: killed, most likely for lack of host memory"),
+        (-9, 1, "", "host_oom", "SIGKILL: killed by the kernel for lack of host memory"),
+        (-9, 0, "", "crash", "was killed by SIGKILL, not by the kernel for lack of memory"),
+        (-9, 0, ABORTED, "crash", "not by the kernel"),
+        (-7, 0, "", "shm", "/dev/shm"),
+        (-6, 0, "", "crash", "SIGABRT"),
+        (-6, 0, ABORTED, "host_oom", "SIGABRT: an allocation of host memory was refused"),
+        (-6, None, REFUSED, "host_oom", "refused"),
+        (-6, 0, SURVIVED, "crash", "SIGABRT"),
+        (1, 0, THREADS, "host_oom", "code 1: an allocation of host memory was refused"),
+        (3, 0, "", "crash", "code 3"),
+        (-11, 0, ABORTED, "crash", "SIGSEGV"),
+    ],
+)
+def test_exit_statuses(returncode, oom_kills, log, kind, words):
+    assert classify_exit(returncode, oom_kills=oom_kills, log=log) == kind
+    assert words in exit_text(returncode, oom_kills=oom_kills, log=log)
 
 
 def test_a_device_side_assert_is_explained():
-    message = failure_from(RuntimeError("CUDA error: device-side assert triggered"), "training").message
+    message = failure_from(raised(RuntimeError("CUDA error: device-side assert triggered")), "training").message
     assert "label" in message

@@ -3,18 +3,22 @@
 import pickle
 import queue
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.utils.data._utils as loader_internals
 
+from loadtune.bench import memory as memory_module
 from loadtune.bench import own_memory
 from loadtune.bench.line import Line
-from loadtune.bench.memory import memory_of
+from loadtune.bench.memory import CpuMemory, memory_of
 from loadtune.bench.prefetch_queue import batches_ready, end_workers
 from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, TryBatch, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
+from loadtune.host.cgroup import read_text
+from loadtune.host.memory import Ram
 from loadtune.records import FitReport, Recipe, TrialFailure
 
 
@@ -115,3 +119,44 @@ def test_memory_taken_since_the_reset_shows_in_the_peak():
     held = bytearray(64 << 20)
     held[:: 1 << 10] = bytes(len(held) >> 10)  # touched, so that it is resident
     assert peak.read_bytes() >= before + (32 << 20)
+
+
+@pytest.mark.parametrize(
+    ("stale", "mark", "resident", "peak"),
+    [
+        (0, 90, 50, 90),  # started anew
+        (80, 80, 50, 50),  # the mark is some earlier peak
+        (80, 95, 50, 95),  # a new high, whoever set the old one
+        (0, 0, 50, 50),  # no mark here
+    ],
+)
+def test_a_stale_mark_is_no_peak_unless_it_rises(stale, mark, resident, peak):
+    assert own_memory.peak_since(stale, mark, resident) == peak
+
+
+def test_the_tightest_limit_holds_and_none_is_below_zero():
+    assert own_memory.lowest_limit(100, -1, -1) == 100
+    assert own_memory.lowest_limit(100, 70, -1) == 70
+    assert own_memory.lowest_limit(100, 70, 60) == 60
+
+
+LIMITED = own_memory.status_bytes(read_text(Path("/proc/self/status")) or "", "VmData") is not None
+
+
+@pytest.mark.skipif(not LIMITED, reason="no VmData to limit")
+def test_growth_beyond_the_limit_is_refused_until_it_is_lifted():
+    with own_memory.growth_limited(256 << 20):
+        assert len(torch.empty(64 << 20, dtype=torch.uint8))
+        with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
+            torch.empty(1 << 30, dtype=torch.uint8)
+    assert len(torch.empty(1 << 30, dtype=torch.uint8))  # never touched
+
+
+@pytest.mark.parametrize(
+    ("limit", "available", "grows"), [(1000, 1000, 900), (1000, 300, 200), (1000, 100, 50), (1000, 0, 0)]
+)
+def test_a_cpus_budget_leaves_a_tenth_to_others_and_takes_half_of_little(monkeypatch, limit, available, grows):
+    ram = Ram(total_bytes=2000, limit_bytes=limit, available_bytes=available)
+    monkeypatch.setattr(memory_module, "read_ram", lambda: ram)
+    monkeypatch.setattr(own_memory, "rss_bytes", lambda: 400)
+    assert CpuMemory().budget_bytes() == 400 + grows

@@ -1,0 +1,66 @@
+"""A size that does not fit the RAM is an answer, not a death; and a user's bug is not taken for one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bench_rig import bench_on
+
+from loadtune.bench import own_memory
+from loadtune.records import Recipe
+
+needs_limit = pytest.mark.skipif(
+    own_memory.status_bytes(Path("/proc/self/status").read_text(), "VmData") is None, reason="no VmData to limit"
+)
+
+
+@needs_limit
+def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_it(tmp_path):
+    with bench_on(tmp_path, model="wide_on_a_small_budget") as bench:
+        bench.describe()
+        before = bench.pid
+        too_large = bench.try_batch(Recipe(), 2000)  # 8 GB an activation
+        assert too_large.failure.kind == "oom"
+        assert "can't allocate memory" in too_large.failure.message
+        assert too_large.seconds < 5.0, "refused, not filled"
+        again = bench.try_batch(Recipe(), 100)  # the first activation fits, not all of them
+        assert again.failure.kind == "oom"
+        fitting = bench.try_batch(Recipe(), 8)
+        assert fitting.fits
+        assert fitting.peak_bytes <= fitting.budget_bytes
+        assert bench.pid == before
+
+
+def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path):
+    with bench_on(tmp_path, model="ClaimsOutOfMemoryAbove4") as bench:
+        failure = bench.try_batch(Recipe(), 8).failure
+        assert failure.kind == "user_error"
+        assert "bench_workloads.py" in failure.log_tail
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
+def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(tmp_path):
+    with bench_on(tmp_path, model="ThrowsBadAllocAtBatch4") as bench:
+        bench.describe()
+        failure = bench.try_batch(Recipe(), 4).failure
+        assert failure.kind == "host_oom", failure.log_tail
+        assert "refused" in failure.message
+        assert bench.try_batch(Recipe(), 8).fits
+
+
+@needs_limit
+def test_threads_that_start_under_a_full_limit_do_not_end_the_process():
+    script = (
+        "import torch\n"
+        "from loadtune.bench import own_memory\n"
+        "from loadtune.bench.memory import CpuMemory\n"
+        "torch.set_num_threads(16)\n"
+        "held = torch.empty(1 << 22)\n"
+        "CpuMemory.budget_bytes = lambda self: own_memory.rss_bytes() + (1 << 20)\n"
+        "with CpuMemory().capped():\n"
+        "    held.fill_(1.0)\n"
+        "print('alive')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "alive\n", done.stderr
