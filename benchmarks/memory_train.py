@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy
 
 # What lack of memory looks like, beside the allocator's own exception: libraries and kernels fail in words of theirs.
 _OOM = re.compile(
-    r"CUDA out of memory|CUDA (driver )?error: out of memory|CUDNN_STATUS_NOT_SUPPORTED|CUDNN_STATUS_ALLOC_FAILED"
-    r"|unable to find an engine|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
+    r"DefaultCPUAllocator|CUDA out of memory|CUDA (driver )?error: out of memory|CUDNN_STATUS_NOT_SUPPORTED"
+    r"|CUDNN_STATUS_ALLOC_FAILED|unable to find an engine|CUBLAS_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation",
     re.IGNORECASE,
 )
 

@@ -106,9 +106,16 @@ class Tries:
         return size in self._verified and not report.num_steady_retries and self.has_room(size)
 
     def with_share(self, batch_size: int, share: float) -> int:
-        """The size that takes `share` of the memory that `batch_size` takes."""
+        """The size that takes `share` of the memory that `batch_size` takes.
+
+        Where most of that is the model's own, or a CPU process's, the batch gives way by three times the difference.
+        """
         line = self.line
-        return int(batch_size * share if line is None else line.size_at(share * line.bytes_at(batch_size)))
+        if line is None:
+            return int(batch_size * share)
+        give_way = batch_size * 3 * abs(1 - share)
+        size = line.size_at(share * line.bytes_at(batch_size))
+        return int(min(max(size, batch_size - give_way), batch_size + give_way))
 
     def has_room(self, batch_size: int) -> bool:
         """Whether a size larger by the safety margin would still fit: one did, or the forecast or the line says so."""
