@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
-from loadtune.report.wording import BOUND_TEXT, LIMIT_TEXT, failures_text, recipe_text, settings_text
+from loadtune.report.wording import BOUND_TEXT, LIMIT_TEXT, failures_text, held_text, recipe_text, settings_text
 from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
 
 
@@ -61,7 +61,12 @@ def banner(host: HostFacts, device: Device | None = None) -> Banner:
 def _gpu_rows(gpus: tuple[GpuFacts, ...], device: Device | None) -> list[tuple[str, str]]:
     if not gpus:
         return [("GPU", "none")]
-    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(device is not None and device.uuid == gpu.uuid)) for gpu in gpus]
+    return [row for gpu in gpus for row in _rows_of(gpu, chosen=device is not None and device.uuid == gpu.uuid)]
+
+
+def _rows_of(gpu: GpuFacts, *, chosen: bool) -> list[tuple[str, str]]:
+    held = held_text(gpu)
+    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(chosen)), *([] if held is None else [("", held)])]
 
 
 def _gpu(gpu: GpuFacts) -> str:

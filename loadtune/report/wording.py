@@ -3,7 +3,12 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from loadtune.records import Bound, CeilingLimit, Precision, Recipe, TrialConfig, TrialFailure
+from loadtune.records import Bound, CeilingLimit, GpuFacts, GpuProcess, Precision, Recipe, TrialConfig, TrialFailure
+from loadtune.units import bytes_text
+
+VISIBLE_BYTES = 100 * 2**20
+"""What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
+daemons that hold less stand on many machines."""
 
 PRECISION_TEXT: Mapping[Precision, str] = {"fp32": "fp32 (no AMP)", "fp16": "fp16 (AMP)", "bf16": "bf16 (AMP)"}
 
@@ -57,3 +62,29 @@ def failures_text(failures: Iterable[TrialFailure]) -> str:
     if not kinds:
         return "0 failed"
     return f"{kinds.total()} failed ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"
+
+
+def others_text(gpu: GpuFacts) -> tuple[str, ...]:
+    """Who holds a visible part of a GPU, most first: ``python (pid 812), 12.3 GiB``. Empty where none can be named."""
+    return tuple(_process_text(process) for process in gpu.processes if _is_visible(process, gpu.others_bytes))
+
+
+def held_text(gpu: GpuFacts) -> str | None:
+    """One line for `others_text`, or how much it is that the driver names no holder of. None: nothing worth a word."""
+    named = others_text(gpu)
+    if named:
+        return f"held by {'; '.join(named)}"
+    if (gpu.others_bytes or 0) <= VISIBLE_BYTES:
+        return None
+    return f"{bytes_text(gpu.others_bytes)} held by processes that the driver does not name"
+
+
+def _is_visible(process: GpuProcess, others_bytes: int | None) -> bool:
+    """Where the driver does not say what each holds, what they hold together decides."""
+    held = others_bytes if process.used_bytes is None else process.used_bytes
+    return (held or 0) > VISIBLE_BYTES
+
+
+def _process_text(process: GpuProcess) -> str:
+    name = f"pid {process.pid}" if process.name is None else f"{process.name} (pid {process.pid})"
+    return name if process.used_bytes is None else f"{name}, {bytes_text(process.used_bytes)}"

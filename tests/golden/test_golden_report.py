@@ -16,6 +16,7 @@ from loadtune.records import (
     Finalist,
     FitReport,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     LoaderConfig,
     Measurement,
@@ -73,8 +74,10 @@ def fixed_result() -> TuningResult:
         index=0,
         name="NVIDIA H200",
         total_bytes=150_000_000_000,
-        free_bytes=149_000_000_000,
+        free_bytes=139_210_000_000,
         utilization_fraction=0.0,
+        processes=(GpuProcess(pid=812, name="python", used_bytes=10_145_000_000),),
+        driver_bytes=645_000_000,
     )
     oom = TrialFailure(kind="oom", phase="training", message="out of memory")
     return TuningResult(
