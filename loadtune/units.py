@@ -3,16 +3,16 @@
 MISSING = "–"
 
 
-def bytes_text(count: float | None) -> str:
-    """Bytes in binary units with three significant figures: ``1.50 GiB``."""
+def bytes_text(count: float | None, figures: int = 3) -> str:
+    """Bytes in binary units with three significant figures, or as many as asked for: ``1.50 GiB``."""
     if count is None:
         return MISSING
     size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{_three_figures(size)} {unit}"
+            return f"{size:.0f} B" if unit == "B" else f"{_figures(size, figures)} {unit}"
         size /= 1024
-    return f"{_three_figures(size)} TiB"
+    return f"{_figures(size, figures)} EiB"
 
 
 def rate_text(samples_per_s: float | None) -> str:
@@ -20,13 +20,23 @@ def rate_text(samples_per_s: float | None) -> str:
     if samples_per_s is None:
         return MISSING
     if samples_per_s < 100:
-        return f"{_three_figures(samples_per_s)}/s"
+        return f"{_figures(samples_per_s)}/s"
     return f"{samples_per_s:,.0f}/s"
 
 
-def percent_text(fraction: float | None) -> str:
-    """A fraction as whole per cent: ``43%``."""
-    return MISSING if fraction is None else f"{fraction * 100:.0f}%"
+def percent_text(fraction: float | None, decimals: int = 0) -> str:
+    """A fraction as whole per cent, or finer: ``43%``, ``1.3%``."""
+    return MISSING if fraction is None else f"{fraction * 100:.{decimals}f}%"
+
+
+def departure_text(fraction: float | None) -> str:
+    """How far off, with its sign: ``+1.3%``; six characters at most, for what is off by more says nothing more."""
+    if fraction is None:
+        return MISSING
+    percent = fraction * 100
+    if abs(percent) >= 999.5:
+        return ">+999%" if percent > 0 else "<-999%"
+    return f"{percent:+z.{0 if abs(percent) >= 99.95 else 1}f}%"
 
 
 def seconds_text(seconds: float | None) -> str:
@@ -48,6 +58,6 @@ def ratio_text(ratio: float | None) -> str:
     return MISSING if ratio is None else f"{ratio:.2f}×"
 
 
-def _three_figures(value: float) -> str:
-    decimals = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:.{decimals}f}"
+def _figures(value: float, figures: int = 3) -> str:
+    before_the_point = 1 if abs(value) < 10 else 2 if abs(value) < 100 else 3
+    return f"{value:.{figures - before_the_point}f}"

@@ -8,13 +8,23 @@ lock, and stays open; it makes no CUDA context, so the controller may ask withou
 import os
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from loadtune.host.memory import read_ram
 from loadtune.host.visible import visible_uuids
-from loadtune.records import GpuFacts
+from loadtune.records import GpuFacts, GpuProcess
 
 Figure = TypeVar("Figure", int, float)
+
+_MEMORY_V2 = 0x02000028
+"""NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
+
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+"""A process may stand in several, with the same figure in each."""
 
 
 class Nvml:
@@ -124,25 +134,56 @@ def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
         uuid=uuid,
         index=index,
         name=_text(nvml.ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
-        total_bytes=memory[0],
-        free_bytes=memory[1],
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
         utilization_fraction=read_utilization_fraction(uuid, nvml),
+        processes=_read_processes(handle, nvml),
+        driver_bytes=memory.driver_bytes,
     )
 
 
-def _read_memory(handle: Any, nvml: Nvml) -> tuple[int, int] | None:
-    """Total and free. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML refuses to say."""
+class _Memory(NamedTuple):
+    total_bytes: int
+    free_bytes: int
+    driver_bytes: int | None
+
+
+def _read_memory(handle: Any, nvml: Nvml) -> _Memory | None:
+    """A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML refuses to say."""
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
+    if memory is not None:
+        return _Memory(int(memory.total), int(memory.free), int(memory.reserved))
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
     if memory is not None:
-        return int(memory.total), int(memory.free)
+        return _Memory(int(memory.total), int(memory.free), None)
     if nvml.refuses("nvmlDeviceGetMemoryInfo", handle):
         ram = read_ram()
-        return ram.limit_bytes, ram.available_bytes
+        return _Memory(ram.limit_bytes, ram.available_bytes, None)
     return None
+
+
+def _read_processes(handle: Any, nvml: Nvml) -> tuple[GpuProcess, ...]:
+    """Names are NVML's: in a container the process ids are the host's, and /proc would name somebody else."""
+    used: dict[int, int | None] = {}
+    for function in _PROCESS_LISTS:
+        for process in nvml.ask(function, handle) or ():
+            used[int(process.pid)] = _larger(used.get(process.pid), process.usedGpuMemory)
+    found = [GpuProcess(pid=pid, name=_program(pid, nvml), used_bytes=held) for pid, held in used.items()]
+    return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
+
+
+def _program(pid: int, nvml: Nvml) -> str | None:
+    """``/usr/bin/python3`` → python3; browsers put their options behind it."""
+    command = (_text(nvml.ask("nvmlSystemGetProcessName", pid)) or "").partition(" -")[0]
+    return command.replace("\\", "/").rpartition("/")[2].strip() or None
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((int(held) for held in (one, other) if held is not None), default=None)
 
 
 def _text(answer: Any) -> str | None:
     """Bindings before 11.5 answer in bytes."""
     if answer is None:
         return None
-    return answer.decode() if isinstance(answer, bytes) else str(answer)
+    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)

@@ -4,7 +4,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
-from loadtune.records.host import Device, GpuFacts, HostFacts
+from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress, Reading
 from loadtune.records.result import (
@@ -52,6 +52,7 @@ __all__ = [
     "Finalist",
     "FitReport",
     "GpuFacts",
+    "GpuProcess",
     "HostFacts",
     "LiveObjects",
     "LoaderConfig",

@@ -4,6 +4,18 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process that holds memory of a GPU, as the driver lists it."""
+
+    pid: int
+    """The host's: within a container it names no process that can be seen there."""
+    name: str | None
+    """Its program, without the folder. None: the driver does not say."""
+    used_bytes: int | None
+    """None: the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
     """One GPU as the driver sees it, at the moment it was read."""
 
@@ -17,6 +29,18 @@ class GpuFacts:
     """Free for anybody right now; total minus free is what the driver and other processes hold."""
     utilization_fraction: float | None
     """Share of the last second in which any kernel ran: 1.0 does not mean the chip is full. None under MIG."""
+    processes: tuple[GpuProcess, ...] = ()
+    """Those that hold memory of it, most first. Empty where none does, and where the driver names none, as it does in
+    many containers: `others_bytes` tells the two apart."""
+    driver_bytes: int | None = None
+    """What the driver keeps for itself, 0.60 GiB on an idle H200; never to be had. None: the driver does not say."""
+
+    @property
+    def others_bytes(self) -> int | None:
+        """What processes hold, named or not. None: the driver does not tell its own share from theirs."""
+        if self.driver_bytes is None:
+            return None
+        return max(0, self.total_bytes - self.free_bytes - self.driver_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
-from loadtune.report.wording import BOUND_TEXT, LIMIT_TEXT, failures_text, recipe_text, settings_text
+from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
+from loadtune.report.wording import BOUND_TEXT, failures_text, held_text, recipe_text, settings_text
 from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
 
 
@@ -39,6 +40,8 @@ class Summary:
     sections: tuple[Section, ...]
     """Only those that have lines."""
     ceilings: Table | None
+    curve: CeilingView | None
+    """Memory over batch size in the winner's precision; the others' is in the result. None: there is no winner."""
     code: tuple[Section, ...]
     """Python for pasting, each under what it is for."""
 
@@ -61,7 +64,12 @@ def banner(host: HostFacts, device: Device | None = None) -> Banner:
 def _gpu_rows(gpus: tuple[GpuFacts, ...], device: Device | None) -> list[tuple[str, str]]:
     if not gpus:
         return [("GPU", "none")]
-    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(device is not None and device.uuid == gpu.uuid)) for gpu in gpus]
+    return [row for gpu in gpus for row in _rows_of(gpu, chosen=device is not None and device.uuid == gpu.uuid)]
+
+
+def _rows_of(gpu: GpuFacts, *, chosen: bool) -> list[tuple[str, str]]:
+    held = held_text(gpu)
+    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(chosen)), *([] if held is None else [("", held)])]
 
 
 def _gpu(gpu: GpuFacts) -> str:
@@ -96,7 +104,8 @@ def summary(result: TuningResult) -> Summary:
         warning=_warning(result),
         figures=table,
         sections=tuple(section for section in sections if section.lines),
-        ceilings=_ceilings(result),
+        ceilings=ceilings_table(result.ceilings, result.device.kind),
+        curve=_curve(result),
         code=_code(result),
     )
 
@@ -155,14 +164,9 @@ def _trial_counts(trials: tuple[Trial, ...]) -> str:
     return f"{total}: {measured} measured, {screened} screened out by a bound, {failed}"
 
 
-def _ceilings(result: TuningResult) -> Table | None:
-    rows = []
-    for ceiling in result.ceilings:
-        failed = "" if ceiling.first_failed is None else f" ({ceiling.first_failed} failed)"
-        peak = bytes_text(ceiling.peak_bytes)
-        rows.append((ceiling.precision, str(ceiling.batch_size), peak, LIMIT_TEXT[ceiling.limit] + failed))
-    columns = ("", "largest batch", "peak memory", "kept from more by")
-    return Table(title="Memory", columns=columns, rows=tuple(rows)) if rows else None
+def _curve(result: TuningResult) -> CeilingView | None:
+    precision = None if result.best is None else result.best.config.precision
+    return next((ceiling_view(ceiling) for ceiling in result.ceilings if ceiling.precision == precision), None)
 
 
 def _code(result: TuningResult) -> tuple[Section, ...]:

@@ -3,7 +3,22 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from loadtune.records import Bound, CeilingLimit, Precision, Recipe, TrialConfig, TrialFailure
+from loadtune.records import (
+    Bound,
+    CeilingLimit,
+    FailureKind,
+    GpuFacts,
+    GpuProcess,
+    Precision,
+    Recipe,
+    TrialConfig,
+    TrialFailure,
+)
+from loadtune.units import bytes_text
+
+VISIBLE_BYTES = 100 * 2**20
+"""What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
+daemons that hold less stand on many machines."""
 
 PRECISION_TEXT: Mapping[Precision, str] = {"fp32": "fp32 (no AMP)", "fp16": "fp16 (AMP)", "bf16": "bf16 (AMP)"}
 
@@ -11,9 +26,20 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "device memory",
     "dataset": "length of the dataset",
     "cap": "--max-batch-size",
-    "host_memory": "RAM and /dev/shm for prefetched batches",
+    "host_memory": "the machine's RAM: prefetched batches would not fit",
     "time": "one larger step takes too much of the time budget",
 }
+
+FAILURE_TEXT: Mapping[FailureKind, str] = {
+    "oom": "out of memory",
+    "host_oom": "out of RAM",
+    "shm": "/dev/shm full",
+    "crash": "crashed",
+    "hang": "hung",
+    "user_error": "raised",
+    "unsupported": "unsupported",
+}
+"""Of a table's width: 13 characters at most."""
 
 BOUND_TEXT: Mapping[Bound, str] = {
     "compute": "the device's own compute",
@@ -21,6 +47,13 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "transfer": "the way from host to device",
     "unclear": "something these figures do not show",
 }
+
+
+def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:
+    """`LIMIT_TEXT` for a kind of device, because a CPU's memory is the machine's. None: not known which."""
+    if limit != "memory" or device_kind == "cuda":
+        return LIMIT_TEXT[limit]
+    return "memory" if device_kind is None else "the machine's RAM"
 
 
 def settings_text(config: TrialConfig) -> str:
@@ -57,3 +90,33 @@ def failures_text(failures: Iterable[TrialFailure]) -> str:
     if not kinds:
         return "0 failed"
     return f"{kinds.total()} failed ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"
+
+
+def others_text(gpu: GpuFacts) -> tuple[str, ...]:
+    """Who holds a visible part of a GPU, most first: ``python (pid 812), 12.3 GiB``. Empty where none can be named."""
+    return tuple(_process_text(process) for process in gpu.processes if _is_visible(process, gpu.others_bytes))
+
+
+def held_text(gpu: GpuFacts) -> str | None:
+    """One line for `others_text`, or how much it is that the driver names no holder of. None: nothing worth a word."""
+    return holders_text(others_text(gpu), gpu.others_bytes)
+
+
+def holders_text(others: tuple[str, ...], others_bytes: int | None) -> str | None:
+    """The same, where the processes are in words already."""
+    if others:
+        return f"held by {'; '.join(others)}"
+    if (others_bytes or 0) <= VISIBLE_BYTES:
+        return None
+    return f"{bytes_text(others_bytes)} held by processes that the driver does not name"
+
+
+def _is_visible(process: GpuProcess, others_bytes: int | None) -> bool:
+    """Where the driver does not say what each holds, what they hold together decides."""
+    held = others_bytes if process.used_bytes is None else process.used_bytes
+    return (held or 0) > VISIBLE_BYTES
+
+
+def _process_text(process: GpuProcess) -> str:
+    name = f"pid {process.pid}" if process.name is None else f"{process.name} (pid {process.pid})"
+    return name if process.used_bytes is None else f"{name}, {bytes_text(process.used_bytes)}"

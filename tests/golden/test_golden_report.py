@@ -5,6 +5,7 @@ After a change that is meant: ``LOADTUNE_REGENERATE=1 pytest tests/golden``, and
 
 import io
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from loadtune.records import (
     Finalist,
     FitReport,
     GpuFacts,
+    GpuProcess,
     HostFacts,
     LoaderConfig,
     Measurement,
@@ -37,6 +39,7 @@ from loadtune.records import (
 from loadtune.report.store import as_json, load_result
 from loadtune.report.text import banner_text, summary_text
 from loadtune.report.view import banner, summary
+from loadtune.testing import GIB
 
 HERE = Path(__file__).parent
 FP16 = Recipe(precision="fp16", memory_format="channels_last", fused_optimizer=True)
@@ -66,6 +69,29 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
     )
 
 
+def fit(
+    batch_size: int,
+    first: float,
+    steady: float,
+    reserved: float,
+    *,
+    seconds: float,
+    retries: int = 0,
+    steady_retries: int = 0,
+) -> FitReport:
+    """A size that fits; memory in GiB."""
+    return FitReport(
+        precision="fp16",
+        batch_size=batch_size,
+        first_step_peak_bytes=int(first * GIB),
+        steady_peak_bytes=int(steady * GIB),
+        reserved_peak_bytes=int(reserved * GIB),
+        num_alloc_retries=retries,
+        num_steady_retries=steady_retries,
+        seconds=seconds,
+    )
+
+
 def fixed_result() -> TuningResult:
     """A made-up run in which everything a report can show is present."""
     gpu = GpuFacts(
@@ -73,8 +99,10 @@ def fixed_result() -> TuningResult:
         index=0,
         name="NVIDIA H200",
         total_bytes=150_000_000_000,
-        free_bytes=149_000_000_000,
+        free_bytes=139_210_000_000,
         utilization_fraction=0.0,
+        processes=(GpuProcess(pid=812, name="python", used_bytes=10_145_000_000),),
+        driver_bytes=645_000_000,
     )
     oom = TrialFailure(kind="oom", phase="training", message="out of memory")
     return TuningResult(
@@ -136,9 +164,28 @@ def fixed_result() -> TuningResult:
                 safe_batch_size=3131,
                 limit="memory",
                 probes=(
-                    FitReport(precision="fp16", batch_size=3296, first_step_peak_bytes=147_000_000_000),
-                    FitReport(precision="fp16", batch_size=3310, failure=oom),
+                    fit(32, 1.66, 1.60, 1.79, seconds=0.9),
+                    fit(900, 35.6, 35.5, 36.4, seconds=2.8),
+                    fit(3296, 128.4, 128.3, 129.3, seconds=4.4, retries=6, steady_retries=2),
+                    FitReport(precision="fp16", batch_size=3310, failure=oom, seconds=2.2),
+                    fit(3131, 122.1, 122.0, 123.0, seconds=3.1),
                 ),
+                bytes_per_sample=41_693_000.0,
+                fixed_bytes=448_200_000.0,
+                line_error_fraction=0.0068,
+                small_sizes=(fit(1, 0.61, 0.49, 0.63, seconds=0.4), fit(3, 0.64, 0.55, 0.68, seconds=0.4)),
+                capacity_bytes=150_000_000_000,
+                budget_bytes=138_900_000_000,
+                others_bytes=10_145_000_000,
+                others=("python (pid 812), 9.45 GiB",),
+                alloc_conf="expandable_segments:True",
+            ),
+            MemoryCeiling(
+                precision="fp32",
+                batch_size=96,
+                safe_batch_size=96,
+                limit="time",
+                probes=tuple(replace(fit(size, 2.9, 2.8, 3.1, seconds=0.6), precision="fp32") for size in (32, 96)),
             ),
         ),
         compute_points=(

@@ -206,12 +206,16 @@ def test_doctor_shows_the_machine(machine: HostFacts) -> None:
     ended = invoke("doctor")
     assert ended.exit_code == 0
     assert "← chosen" in ended.stdout
+    assert "held by python (pid 812), 9.45 GiB" in ended.stdout
 
 
 def test_doctor_speaks_json(machine: HostFacts) -> None:
     report = json.loads(invoke("doctor", "--json").stdout)
     assert report["host"]["num_usable_cores"] == 16
     assert report["device"]["uuid"] == "GPU-0001"
+    (gpu,) = report["host"]["gpus"]
+    assert gpu["processes"] == [{"pid": 812, "name": "python", "used_bytes": 10_145_000_000}]
+    assert gpu["driver_bytes"] == 645_000_000
 
 
 def test_the_freest_gpu_is_printed_alone(machine: HostFacts) -> None:

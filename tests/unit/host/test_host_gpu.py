@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from loadtune.host import gpu
 from loadtune.host.visible import visible_uuids
+from loadtune.records import GpuProcess
 
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
 MIG = "MIG-5d0c"
+NVML_MEMORY_V2 = 0x02000028
 
 
 class FakeNvmlError(Exception):
@@ -65,8 +67,25 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle):
         return "NVIDIA H200"
 
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        return SimpleNamespace(total=1000, free=700, used=290)
+    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
+        if version is None:
+            return SimpleNamespace(total=1000, free=700, used=300)
+        if version in self.refusing:
+            raise FakeNvmlError(self.error)
+        return SimpleNamespace(version=version, total=1000, reserved=40, free=700, used=260)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        small = SimpleNamespace(pid=813, usedGpuMemory=60)
+        return [small, SimpleNamespace(pid=812, usedGpuMemory=200)] if handle == UUIDS[0] else []
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
+        return [SimpleNamespace(pid=812, usedGpuMemory=200), SimpleNamespace(pid=9, usedGpuMemory=None)]
+
+    def nvmlSystemGetProcessName(self, pid):
+        names = {812: "/opt/conda/bin/python3", 813: b"/opt/Brow\xffser/chrome --type=gpu"}
+        if pid not in names:
+            raise FakeNvmlError(6)
+        return names[pid]
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         if handle == MIG:
@@ -109,6 +128,34 @@ def test_every_installed_gpu_is_read(opened):
     assert [g.index for g in gpus] == [0, 1, 2]
     assert (gpus[0].name, gpus[0].total_bytes, gpus[0].free_bytes) == ("NVIDIA H200", 1000, 700)
     assert gpus[0].utilization_fraction == 0.25
+
+
+def test_who_holds_a_gpus_memory_is_read(opened):
+    first, second, _ = gpu.read_gpus(opened(FakeNvml()))
+    assert first.processes == (
+        GpuProcess(pid=812, name="python3", used_bytes=200),  # in two of the driver's lists, counted once
+        GpuProcess(pid=813, name="chrome", used_bytes=60),
+        GpuProcess(pid=9, name=None, used_bytes=None),
+    )
+    assert [process.pid for process in second.processes] == [812, 9]
+    assert (first.driver_bytes, first.others_bytes) == (40, 260)
+
+
+def test_an_older_driver_does_not_tell_its_own_share_from_others(opened):
+    found = gpu.read_gpus(opened(FakeNvml(refusing=(NVML_MEMORY_V2,))))[0]
+    assert (found.total_bytes, found.free_bytes) == (1000, 700)
+    assert (found.driver_bytes, found.others_bytes) == (None, None)
+
+
+@pytest.mark.parametrize("refused", ["Compute", "Graphics"])
+def test_a_list_of_processes_that_is_refused_costs_only_itself(opened, refused):
+    nvml = opened(FakeNvml(refusing=(f"nvmlDeviceGet{refused}RunningProcesses",)))
+    assert 812 in [process.pid for process in gpu.read_gpus(nvml)[0].processes]
+
+
+def test_names_that_are_refused_leave_the_process_ids(opened):
+    found = gpu.read_gpus(opened(FakeNvml(refusing=("nvmlSystemGetProcessName",))))[0]
+    assert {process.name for process in found.processes} == {None}
 
 
 def test_visible_gpus_keep_cudas_order_and_nvmls_index(opened, monkeypatch):
@@ -219,4 +266,6 @@ def test_a_real_gpu_answers():
         assert used is not None
         assert 0 <= used <= found.total_bytes
         assert (gpu.read_power_w(found.uuid) or 1.0) > 0
+        assert used == found.total_bytes - found.free_bytes
+        assert 0 <= (found.driver_bytes or 0) <= used
         assert 0 <= (found.utilization_fraction or 0.0) <= 1

@@ -92,6 +92,16 @@ def test_trials_are_counted_by_how_they_ended(result: TuningResult) -> None:
     assert "4 trials: 2 measured, 1 screened out by a bound, 1 failed (oom 1)" in words(summary(result))
 
 
+def test_the_curve_is_of_the_winners_precision(result: TuningResult) -> None:
+    view = summary(result)
+    assert view.curve is not None
+    assert view.curve.title.endswith("fp16")
+    assert view.ceilings is not None
+    assert [cells[0] for cells in view.ceilings.rows] == ["fp16", "fp32"]
+    assert summary(dataclasses.replace(result, best=None)).curve is None
+    assert summary(dataclasses.replace(result, ceilings=result.ceilings[1:])).curve is None
+
+
 def test_on_cpu_there_is_no_gpu_row(result: TuningResult) -> None:
     view = summary(dataclasses.replace(result, device=Device(kind="cpu", name="Xeon")))
     assert view.figures is not None

@@ -1,0 +1,62 @@
+"""One ceiling as text: 80 columns and a row a size, whatever was measured."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.records import FitReport, MemoryCeiling, TrialFailure
+from loadtune.report.text import ceiling_text
+from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT
+
+SIZES = st.integers(1, 10**6)
+BYTES = st.none() | st.integers(0, 2**63)
+RETRIES = st.none() | st.integers(0, 9999)
+WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200)
+
+FAILURES = st.builds(
+    TrialFailure, kind=st.sampled_from(list(FAILURE_TEXT)), phase=st.just("training"), message=st.just("")
+)
+REPORTS = st.builds(
+    FitReport,
+    precision=st.just("fp16"),
+    batch_size=SIZES,
+    failure=st.none() | FAILURES,
+    first_step_peak_bytes=BYTES,
+    steady_peak_bytes=BYTES,
+    reserved_peak_bytes=BYTES,
+    num_alloc_retries=RETRIES,
+    num_steady_retries=RETRIES,
+)
+
+
+@st.composite
+def ceilings(draw: st.DrawFn) -> MemoryCeiling:
+    probes = tuple(draw(st.lists(REPORTS, min_size=1, max_size=8)))
+    return MemoryCeiling(
+        precision="fp16",
+        batch_size=draw(st.sampled_from(probes)).batch_size,
+        safe_batch_size=draw(st.sampled_from(probes)).batch_size,
+        limit=draw(st.sampled_from(list(LIMIT_TEXT))),
+        probes=probes,
+        bytes_per_sample=draw(st.none() | st.floats(-1e12, 1e12)),
+        fixed_bytes=draw(st.none() | st.floats(-1e15, 1e15)),
+        line_error_fraction=draw(st.none() | st.floats(0, 1e6)),
+        small_sizes=tuple(draw(st.lists(REPORTS, max_size=3))),
+        capacity_bytes=draw(BYTES),
+        budget_bytes=draw(BYTES),
+        others_bytes=draw(BYTES),
+        others=tuple(draw(st.lists(WORDS, max_size=2))),
+        alloc_conf=draw(st.none() | WORDS),
+    )
+
+
+@given(ceiling=ceilings(), device_kind=st.sampled_from(["cuda", "cpu", None]))
+def test_no_line_is_wider_than_80_columns_and_no_cell_is_cut(ceiling: MemoryCeiling, device_kind: str | None) -> None:
+    lines = ceiling_text(ceiling, device_kind=device_kind).split("\n")
+    assert max(map(len, lines)) <= 80
+    start = next(number for number, line in enumerate(lines) if line.startswith("Memory over")) + 3
+    reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
+    rows = lines[start : start + len(reports)]
+    assert [row.split()[0] for row in rows] == [str(report.batch_size) for report in reports]
+    assert not any("…" in row for row in rows)
+    for report, row in zip(reports, rows, strict=True):
+        assert report.failure is None or row.endswith(FAILURE_TEXT[report.failure.kind])

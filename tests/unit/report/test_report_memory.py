@@ -1,0 +1,183 @@
+"""What the memory section claims, as data: sizes that were run, how the line fits them, who shares the budget."""
+
+import dataclasses
+
+import pytest
+
+from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, TrialFailure
+from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
+from loadtune.report.text import ceiling_text
+from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT, limit_text
+from loadtune.testing import GIB
+
+OOM = TrialFailure(kind="oom", phase="training", message="out of memory")
+
+
+def fit(batch_size: int, peak_gib: float, **more: object) -> FitReport:
+    report = FitReport(
+        precision="fp32",
+        batch_size=batch_size,
+        first_step_peak_bytes=int(peak_gib * GIB),
+        steady_peak_bytes=int(peak_gib * GIB) - 1,
+        reserved_peak_bytes=int((peak_gib + 1) * GIB),
+        num_alloc_retries=0,
+        seconds=1.0,
+    )
+    return dataclasses.replace(report, **more)  # type: ignore[arg-type]
+
+
+CEILING = MemoryCeiling(
+    precision="fp32",
+    batch_size=95,
+    safe_batch_size=88,
+    limit="memory",
+    probes=(fit(32, 33.0), fit(95, 96.0), FitReport(precision="fp32", batch_size=98, failure=OOM), fit(88, 90.0)),
+    bytes_per_sample=float(GIB),
+    fixed_bytes=float(GIB),
+    line_error_fraction=0.0112,
+    small_sizes=(fit(3, 5.0), fit(1, 3.0)),
+    capacity_bytes=int(139.8 * GIB),
+    budget_bytes=100 * GIB,
+)
+
+
+def but(**changes: object) -> MemoryCeiling:
+    return dataclasses.replace(CEILING, **changes)  # type: ignore[arg-type]
+
+
+def cell(view: CeilingView, batch_size: int, column: str) -> str:
+    number = [title.replace("\n", " ") for title in view.columns].index(column)
+    return next(row.cells[number] for row in view.rows if row.cells[0] == str(batch_size))
+
+
+def row_of(ceiling: MemoryCeiling) -> tuple[str, ...]:
+    table = ceilings_table([ceiling], "cuda")
+    assert table is not None
+    return table.rows[0]
+
+
+def test_every_size_that_was_run_is_a_row_smallest_first() -> None:
+    assert [row.cells[0] for row in ceiling_view(CEILING).rows] == ["1", "3", "32", "88", "95", "98"]
+
+
+def test_how_memory_departs_from_the_line_is_told_where_it_does() -> None:
+    view = ceiling_view(CEILING)
+    assert [cell(view, size, "off") for size in (1, 3, 32, 88, 98)] == ["+50.0%", "+25.0%", "+0.0%", "+1.1%", "–"]
+    assert cell(view, 98, "line says") == "99.0 GiB"
+
+
+def test_a_line_that_says_less_than_nothing_is_not_compared_with() -> None:
+    view = ceiling_view(but(fixed_bytes=-3.0 * GIB))
+    assert (cell(view, 3, "line says"), cell(view, 3, "off")) == ("–", "–")
+    assert cell(view, 32, "line says") == "29.0 GiB"
+
+
+def test_both_ceilings_and_the_failed_size_are_marked() -> None:
+    assert [row.mark for row in ceiling_view(CEILING).rows] == ["", "", "", "safe", "hard", "out of memory"]
+    assert [row.mark for row in ceiling_view(but(safe_batch_size=95)).rows][4] == "safe, hard"
+
+
+def test_bars_are_shares_of_the_budget_and_a_failed_size_has_none() -> None:
+    rows = ceiling_view(CEILING).rows
+    assert [row.allocated_fraction for row in rows][2:] == [0.33, 0.9, 0.96, None]
+    assert rows[2].reserved_fraction == 0.34
+    unknown = ceiling_view(but(budget_bytes=None))
+    assert all(row.allocated_fraction is None for row in unknown.rows)
+    assert not any("budget" in line.lower() for line in unknown.lines)
+
+
+def test_a_size_that_trained_beyond_the_budget_shows_what_it_took() -> None:
+    over = fit(98, 101.0, failure=OOM, reserved_peak_bytes=None, num_alloc_retries=None)
+    view = ceiling_view(but(probes=(*CEILING.probes[:2], over)))
+    assert cell(view, 98, "first step") == "101 GiB"
+    assert (view.rows[-1].mark, view.rows[-1].allocated_fraction) == ("out of memory", None)
+
+
+def test_retries_that_every_step_pays_for_are_told_from_those_of_the_first() -> None:
+    assert cell(ceiling_view(CEILING), 88, "re- tries") == "0"
+    assert cell(ceiling_view(but(probes=(fit(95, 96.0, num_alloc_retries=None),))), 95, "re- tries") == "–"
+    view = ceiling_view(but(probes=(fit(95, 96.0, num_alloc_retries=6, num_steady_retries=2),)))
+    assert cell(view, 95, "re- tries") == "6!"
+    assert any("every step pays" in line for line in view.lines)
+    assert not any("every step pays" in line for line in ceiling_view(CEILING).lines)
+
+
+def test_the_line_in_words_ends_in_the_interval_it_gives() -> None:
+    lines = ceiling_view(CEILING).lines
+    assert "Line: 1.00 GiB + 1.00 GiB a sample, off by at most 1.1% at the sizes it is meant for" in lines
+    assert "Solved for the budget with that error: a batch of 97 to 100" in lines
+
+
+def test_a_line_through_two_sizes_claims_no_error() -> None:
+    lines = ceiling_view(but(probes=CEILING.probes[:3], line_error_fraction=0.0)).lines
+    assert any("nothing shows how far it is off" in line for line in lines)
+    assert "Solved for the budget: a batch of 99" in lines
+
+
+def test_a_line_that_may_be_off_by_all_there_is_has_no_upper_end() -> None:
+    assert (
+        "Solved for the budget with that error: a batch of 49 or more"
+        in ceiling_view(but(line_error_fraction=1.0)).lines
+    )
+
+
+def test_without_a_line_nothing_is_said_of_one() -> None:
+    view = ceiling_view(but(bytes_per_sample=None, fixed_bytes=None))
+    assert cell(view, 32, "line says") == "–"
+    assert not any(line.startswith(("Line", "Solved")) for line in view.lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "Budget: 100.0 GiB of 139.8 GiB"),
+        ({"capacity_bytes": None}, "Budget: 100.0 GiB"),
+        ({"others_bytes": 2**20}, "Budget: 100.0 GiB of 139.8 GiB"),
+        (
+            {"others_bytes": 12 * GIB, "others": ("python (pid 812), 12.0 GiB",)},
+            "Budget: 100.0 GiB of 139.8 GiB; of the rest, held by python (pid 812), 12.0 GiB",
+        ),
+        (
+            {"others_bytes": 12 * GIB},
+            "Budget: 100.0 GiB of 139.8 GiB; of the rest, 12.0 GiB held by processes that the driver does not name",
+        ),
+    ],
+)
+def test_the_budget_says_who_has_the_rest(changes: dict[str, object], words: str) -> None:
+    assert words in ceiling_view(but(**changes)).lines
+
+
+def test_the_allocators_settings_are_told_where_there_are_some() -> None:
+    assert (
+        "PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
+        in ceiling_view(but(alloc_conf="expandable_segments:True")).lines
+    )
+    assert not any("ALLOC_CONF" in line for line in ceiling_view(CEILING).lines)
+
+
+def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
+    assert row_of(CEILING) == ("fp32", "88", "95", "96.0 GiB", "device memory\n(98 failed)", "4, 1 OOM", "5.0 s")
+    assert row_of(but(limit="cap", probes=CEILING.probes[:2]))[4:6] == ("--max-batch-size", "2, no OOM")
+    assert ceilings_table([], "cuda") is None
+
+
+@pytest.mark.parametrize("device_kind", ["cuda", "cpu", None])
+def test_limits_that_differ_read_differently(device_kind: str | None) -> None:
+    limits: list[CeilingLimit] = list(LIMIT_TEXT)
+    assert len({limit_text(limit, device_kind) for limit in limits}) == len(limits)
+
+
+def test_a_cpus_memory_is_the_machines() -> None:
+    assert limit_text("memory", "cuda") == "device memory"
+    assert limit_text("memory", "cpu") == "the machine's RAM"
+
+
+def test_failures_fit_the_width_that_the_curve_leaves() -> None:
+    assert max(map(len, FAILURE_TEXT.values())) <= len("out of memory")
+
+
+def test_one_ceiling_can_be_printed_by_itself() -> None:
+    text = ceiling_text(CEILING, device_kind="cpu")
+    assert "the machine's RAM" in text
+    assert "Memory over batch size, fp32" in text
+    assert not text.endswith("\n")
