@@ -68,7 +68,7 @@ class Bench(Protocol):
         """Train ``num_steps`` real steps from a fresh state; the report says whether they fit.
 
         With ``trace`` it holds what was asked of the allocator, where the device has one that tells. With ``verify``
-        a step on ``partial_batch_size`` samples, where that is given, an evaluation pass and full steps follow.
+        an evaluation pass and, where it is given, a step on ``partial_batch_size`` samples precede the last step.
         """
         ...
 

@@ -13,14 +13,12 @@ from loadtune.bench.training import Trainer
 from loadtune.records import FitReport, TrialFailure
 from loadtune.workload import Batch
 
-# After the partial batch: the first refills the allocator's cache, the second is the one that counts.
-_STEPS_AFTER = 2
 _MEMORY_KINDS = ("oom", "host_oom", "shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What follows the training steps."""
+    """What comes before the last of the training steps: an evaluation pass and, where there is one, a partial batch."""
 
     partial_batch_size: int | None = None
     """The dataset's last batch. None: nothing that trains is left over."""
@@ -41,10 +39,11 @@ def try_steps(
     budget = memory.budget_bytes()
     with memory.capped(), recorder.recording():
         steps = _Steps(trainer, make_batch, memory, line, recorder)
-        steps.train(num_steps)
-        report = steps.report(budget)
-        if verification is not None:
-            report = _verified(steps, verification, report)
+        if verification is None:
+            steps.train(num_steps)
+            report = steps.report(budget)
+        else:
+            report = _verified(steps, num_steps, verification, budget)
     return replace(report, allocations=recorder.trace, seconds=time.monotonic() - begun)
 
 
@@ -77,12 +76,16 @@ class _Steps:
         self.first_peak = self.memory.peak_bytes()
         self.reserved_peak = self.memory.peak_reserved_bytes()
         if num_steps > 1:
-            self.memory.reset_peaks()
-            self.line.enter("steady steps")
-            for _ in range(num_steps - 1):
-                self.step(self.batch)
-            self.steady_peak = self.memory.peak_bytes()
-            self.reserved_peak = _larger(self.reserved_peak, self.memory.peak_reserved_bytes())
+            self.go_on(num_steps - 1)
+
+    def go_on(self, num_steps: int) -> None:
+        """More full steps."""
+        self.memory.reset_peaks()
+        self.line.enter("steady steps")
+        for _ in range(num_steps):
+            self.step(self.batch)
+        self.steady_peak = _larger(self.steady_peak, self.memory.peak_bytes())
+        self.reserved_peak = _larger(self.reserved_peak, self.memory.peak_reserved_bytes())
 
     def step(self, batch: Batch) -> None:
         """One step, finished."""
@@ -110,9 +113,9 @@ class _Steps:
         )
 
 
-def _verified(steps: _Steps, verification: Verification, report: FitReport) -> FitReport:
-    """Partial batch, evaluation, and full steps once more: what an epoch's end does to the allocator's cache."""
-    steady = steps.last_retries
+def _verified(steps: _Steps, num_steps: int, verification: Verification, budget: int) -> FitReport:
+    """Evaluation and partial batch before the last full step: what an epoch's end does to the allocator's cache."""
+    steps.train(max(1, num_steps - 1))
     steps.memory.reset_peaks()
     steps.line.enter("evaluation")
     evaluation_peak = _evaluate(steps)
@@ -120,17 +123,12 @@ def _verified(steps: _Steps, verification: Verification, report: FitReport) -> F
     if partial is not None:
         steps.line.enter("partial batch")
         steps.step((steps.batch[0][:partial], steps.batch[1][:partial]))
-    if steady is not None:  # only where there is an allocator whose cache could have suffered
-        steps.line.enter("steady steps")
-        for _ in range(_STEPS_AFTER):
-            steps.step(steps.batch)
-        steady = max(steady, steps.last_retries or 0)
+    steps.go_on(1)
     return replace(
-        report,
+        steps.report(budget),
         evaluation_peak_bytes=evaluation_peak,
         partial_batch_size=partial,
-        num_steady_retries=steady,
-        num_alloc_retries=_since(steps.retries_before, steps.memory.num_retries()),
+        num_steady_retries=steps.last_retries,
     )
 
 

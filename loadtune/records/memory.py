@@ -44,7 +44,7 @@ class FitReport:
     num_alloc_retries: int | None = None
     """Times the allocator had to give its cache back and try again, all steps together. None on CPU."""
     num_steady_retries: int | None = None
-    """The same within the last full step: above 0 the size fits, but every step pays for it. None: not verified."""
+    """The same within the last full step alone: above 0 the size fits, but steps keep paying. None: not verified."""
     budget_bytes: int | None = None
     """What the allocator could have taken at most when this ran: free memory plus its own."""
     step_s: float | None = None

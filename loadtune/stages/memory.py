@@ -18,7 +18,7 @@ from loadtune.records import (
     Recipe,
     WorkloadFacts,
 )
-from loadtune.report.wording import LIMIT_TEXT
+from loadtune.report.wording import limit_text, others_text
 from loadtune.seams import Bench
 from loadtune.stages.probing import loader_top, point_of
 from loadtune.stages.run import Run
@@ -40,7 +40,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             caps = _caps(run, facts, point_of(choice.points, recipe))
             ceiling = find_ceiling(run.bench, recipe, facts, run.host_now(), found.host, found.device, caps)
             found.ceilings.append(ceiling)
-            found.tell(_told(ceiling))
+            found.tell(_told(ceiling, found.device))
         for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
             found.note(note)
         _tell_slow(run, facts)
@@ -64,9 +64,12 @@ def find_ceiling(
         bench, recipe, {**caps, "host_memory": room}, smallest=facts.min_batch_size, num_steps=num_steps
     )
     conf = next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
+    gpu = _gpu(host_before, device)
     return replace(
         ceiling,
         capacity_bytes=facts.memory_capacity_bytes,
+        others_bytes=None if gpu is None else gpu.others_bytes,
+        others=() if gpu is None else others_text(gpu),
         alloc_conf=conf if device.kind == "cuda" else None,
     )
 
@@ -95,11 +98,11 @@ def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
     return batch_size - ceiling.safe_batch_size + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
 
 
-def _told(ceiling: MemoryCeiling) -> str:
+def _told(ceiling: MemoryCeiling, device: Device) -> str:
     peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
     return (
         f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} safely; "
-        f"kept from more by {LIMIT_TEXT[ceiling.limit]}; sizes tried: "
+        f"kept from more by {limit_text(ceiling.limit, device.kind)}; sizes tried: "
         f"{', '.join(str(probe.batch_size) for probe in ceiling.probes)}"
     )
 
