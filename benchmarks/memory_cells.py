@@ -90,6 +90,14 @@ def mobilenet_v3_large() -> nn.Module:
     return torchvision.models.mobilenet_v3_large()
 
 
+def densenet121() -> nn.Module:
+    return torchvision.models.densenet121()
+
+
+def convnext_tiny() -> nn.Module:
+    return torchvision.models.convnext_tiny()
+
+
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (inputs, outputs):

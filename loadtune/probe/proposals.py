@@ -1,8 +1,6 @@
 """Which size to run next: for the line's second point, for the hard ceiling, for the safe one. Nothing is run here."""
 
-from collections.abc import Iterator
-
-from loadtune.probe.forecast import Forecast, Outcome
+from loadtune.probe.forecast import Forecast
 from loadtune.probe.tries import ROOM, Tries
 
 LOW, TIMES = 32, 5
@@ -120,22 +118,21 @@ def _steady_below(forecast: Forecast, size: int, base: int) -> int:
     """The size, or a smaller one, whose neighbours are predicted to fit as well: memory is not monotonic."""
     smaller = size
     while smaller > max(base, _QUIETEST * size):
-        if all(outcome is not None for outcome in _around(forecast, smaller)):
+        if all(forecast.outcome(int(smaller * factor)) is not None for factor in (1.0, 0.99, 1.01)):
             return smaller
         smaller = int(smaller * 0.995)
-    return size
+    return smaller
 
 
 def _quiet_below(forecast: Forecast | None, top: int) -> int:
-    """The largest size, in steps of 1%, round which no steady step is predicted to need a retry of the allocator."""
+    """The largest size, in steps of 1%, round which no steady step is predicted to need a retry of the allocator.
+
+    Neighbours are asked as well: one sample more or less decides which cached block a request falls into.
+    """
     size = top
     while forecast is not None and size > _QUIETEST * top:
-        if all(outcome is not None and outcome.num_steady_retries == 0 for outcome in _around(forecast, size)):
+        near = (forecast.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01))
+        if all(outcome is not None and outcome.num_steady_retries == 0 for outcome in near):
             return size
         size = int(size * _QUIETER)
     return top
-
-
-def _around(forecast: Forecast, size: int) -> Iterator[Outcome | None]:
-    """One sample more or less decides which cached block a request falls into, so neighbours are asked as well."""
-    return (forecast.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01))

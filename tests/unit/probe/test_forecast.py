@@ -50,7 +50,7 @@ OFF_BY = {"mobilenet_v3_large-bf16-sgd": 0.1}
 def test_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
     told = forecast(name)
     for size, reserved_gib, _ in RECORDED[name]["measured"]:
-        outcome = told.outcome(size)
+        outcome = told.outcome(size, one_more_step=False)
         assert (outcome is None) == (reserved_gib is None), size
         if outcome is not None:
             assert outcome.reserved_peak_bytes == pytest.approx(reserved_gib * GIB, rel=OFF_BY.get(name, 0.025))
@@ -60,7 +60,7 @@ def test_sizes_ten_times_as_large_end_as_they_did(name: str) -> None:
 def test_retries_of_every_steady_step_are_foretold(size: int, steady: int) -> None:
     """To a neighbour: one sample more or less decides which cached block a request falls into."""
     told = forecast("resnet50-fp32-sgd")
-    outcomes = [told.outcome(near) for near in (size - 1, size, size + 1)]
+    outcomes = [told.outcome(near, one_more_step=False) for near in (size - 1, size, size + 1)]
     assert max(outcome.num_steady_retries for outcome in outcomes if outcome is not None) == steady
 
 
