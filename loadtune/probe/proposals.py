@@ -22,7 +22,7 @@ NEAR = 0.98
 another run, which may be an OOM."""
 
 WORTH = 1.01
-"""By how much a larger size has to be larger to be worth a run."""
+"""By how much a larger size has to be larger to be worth a run, after one that a forecast proposed."""
 
 STEPS_BACK = (0.975, 0.975, 0.97, 0.9, 0.7)
 """From the smallest size that failed, after one failure, two, … Small at first: predictions are rarely off by more."""
@@ -82,7 +82,8 @@ def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
         return _above(base, int(wall * step))
     lean = 2 * base if end is None else _lean(tries, end, SCARCE_LEAN if scarce and num_left > 1 else LEAN)
     size = min(tries.cap, lean)
-    return size if size > base * WORTH or size == tries.cap > base else None
+    worth = base * WORTH if tries.forecast is not None else base
+    return size if size > worth or size == tries.cap > base else None
 
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
