@@ -27,15 +27,30 @@ kernel loading, for a curiosity."""
 
 
 def probe_memory(
-    bench: Bench, recipe: Recipe, caps: Mapping[CeilingLimit, int], *, smallest: int = 1, num_steps: int = 3
+    bench: Bench,
+    recipe: Recipe,
+    caps: Mapping[CeilingLimit, int],
+    *,
+    smallest: int = 1,
+    num_steps: int = 3,
+    step_limit_s: float | None = None,
 ) -> MemoryCeiling:
     """The largest batch that trains `num_steps` steps under `recipe`, what limits it, and the largest that is safe.
 
-    `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train.
+    `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train;
+    `step_limit_s` is one on the time of a step, in seconds.
     Raises NothingFitsError where not even that many fit, WorkloadError where the step fails by itself.
     """
     limit, cap = min(caps.items(), key=lambda item: item[1])
-    tries = Tries(bench, recipe, num_steps, cap=cap, dataset_length=caps.get("dataset"), smallest=smallest)
+    tries = Tries(
+        bench,
+        recipe,
+        num_steps,
+        cap=cap,
+        dataset_length=caps.get("dataset"),
+        smallest=smallest,
+        step_limit_s=step_limit_s,
+    )
     _first(tries, min(LOW, max(smallest, cap // 4)))
     most = len(tries.reports) - 1 + MAX_PROBES
     _second(tries, most)
@@ -45,7 +60,7 @@ def probe_memory(
         precision=recipe.precision,
         batch_size=tries.largest,
         safe_batch_size=safe,
-        limit=limit if tries.largest == cap else "memory",
+        limit=limit if tries.largest == cap else "time" if tries.largest == tries.quick_cap else "memory",
         probes=tuple(tries.reports),
         bytes_per_sample=tries.line.slope if tries.line else None,
         fixed_bytes=tries.line.at_zero if tries.line else None,

@@ -11,6 +11,10 @@ ROOM = 0.95
 show: other libraries' buffers, an evaluation with other sizes, fragmentation that grows."""
 
 
+CLOSE_TO_LIMIT = 0.8
+"""Of a size that the time of a step allows: nearer than that is not worth another run of such steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """Allocated peak over batch size, in bytes."""
@@ -29,10 +33,19 @@ class Tries:
     """Runs sizes and remembers. `forecast` is there once two traces are."""
 
     def __init__(
-        self, bench: Bench, recipe: Recipe, num_steps: int, *, cap: int, dataset_length: int | None, smallest: int
+        self,
+        bench: Bench,
+        recipe: Recipe,
+        num_steps: int,
+        *,
+        cap: int,
+        dataset_length: int | None,
+        smallest: int,
+        step_limit_s: float | None = None,
     ) -> None:
         self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
-        self.cap, self.smallest = cap, smallest
+        self.smallest = smallest
+        self._cap, self._step_limit_s = cap, step_limit_s
         self._dataset_length = dataset_length
         self.reports: list[FitReport] = []
         self.traces: list[AllocationTrace] = []
@@ -55,6 +68,20 @@ class Tries:
         if verify:
             self._verified.add(batch_size)
         return report
+
+    @property
+    def cap(self) -> int:
+        """No larger size is tried: there is a bound on it, or its step would take too long, going by the quickest."""
+        return min(self._cap, self.quick_cap or self._cap)
+
+    @property
+    def quick_cap(self) -> int | None:
+        """Largest batch whose step stays within the limit; what was run is never above it. None: no limit, no step."""
+        rates = [r.batch_size / r.step_s for r in self.reports if r.fits and r.step_s]
+        if self._step_limit_s is None or not rates:
+            return None
+        size = int(max(rates) * self._step_limit_s)
+        return self.largest if self.largest >= CLOSE_TO_LIMIT * size else size
 
     def _left_over(self, batch_size: int) -> int | None:
         """The dataset's last partial batch, where there is one that trains."""

@@ -27,7 +27,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "dataset": "length of the dataset",
     "cap": "--max-batch-size",
     "host_memory": "the machine's RAM: prefetched batches would not fit",
-    "time": "one larger step takes too much of the time budget",
+    "time": "the time that one larger step takes",
 }
 
 FAILURE_TEXT: Mapping[FailureKind, str] = {

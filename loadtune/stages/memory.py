@@ -57,11 +57,17 @@ def find_ceiling(
     caps: Mapping[CeilingLimit, int],
     *,
     num_steps: int = 3,
+    step_limit_s: float | None = None,
 ) -> MemoryCeiling:
     """Probe under `caps` and the host's memory; `host_before` was read before the bench took any of the device's."""
     room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
     ceiling = probe_memory(
-        bench, recipe, {**caps, "host_memory": room}, smallest=facts.min_batch_size, num_steps=num_steps
+        bench,
+        recipe,
+        {**caps, "host_memory": room},
+        smallest=facts.min_batch_size,
+        num_steps=num_steps,
+        step_limit_s=step_limit_s,
     )
     conf = next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
     gpu = _gpu(host_before, device)

@@ -89,3 +89,13 @@ def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:
     with pytest.raises(NothingFitsError, match=r"batch of 1 .*--image-size"):
         probe_memory(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100})
+
+
+def test_no_step_is_tried_that_takes_too_long() -> None:
+    bench = line(GIB, 1e6, 139 * GIB)
+    slowest_s = 1000 / bench.surface.compute_rate(RECIPE, 1000)
+    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit_s=slowest_s)
+    assert ceiling.limit == "time"
+    assert 700 <= ceiling.batch_size <= 1010
+    assert all(probe.step_s is not None and probe.step_s <= 1.01 * slowest_s for probe in ceiling.probes)
+    assert ceiling.safe_batch_size == ceiling.batch_size
