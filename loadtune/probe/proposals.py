@@ -47,7 +47,7 @@ def second_size(tries: Tries) -> int | None:
         smaller = max(tries.smallest, base.batch_size // 2)
         return smaller if num_fits == 1 and smaller < base.batch_size else None
     size = base.batch_size * TIMES
-    if base.peak_bytes is not None and base.budget_bytes is not None:
+    if base.peak_bytes and base.budget_bytes is not None:  # 0: the platform does not tell a process's own memory
         room = base.budget_bytes / base.peak_bytes
         if num_fits == 1:
             size = int(base.batch_size * min(max(TIMES, THIRD * room), 0.95 * room))

@@ -89,3 +89,28 @@ def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:
     with pytest.raises(NothingFitsError, match=r"batch of 1 .*--image-size"):
         probe_memory(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100})
+
+
+class Telling(FakeBench):
+    """Says of memory only what it is made to."""
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        return self.tell(FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked))
+
+    def tell(self, report: FitReport) -> FitReport:
+        return report
+
+
+@pytest.mark.parametrize("peak", [0, None])
+def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> None:
+    """As on a CPU whose platform does not say what is resident."""
+
+    class Untold(Telling):
+        def tell(self, report: FitReport) -> FitReport:
+            return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak) if report.fits else report
+
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=101 * GIB)
+    ceiling = probe_memory(Untold(surface), RECIPE, {"dataset": 10**6})
+    assert 90 <= ceiling.batch_size <= 100
+    assert ceiling.safe_batch_size < ceiling.batch_size
+    assert ceiling.bytes_per_sample is None
