@@ -41,18 +41,19 @@ def probe_memory(
     _second(tries, most)
     _search_hard(tries, most)
     safe = _search_safe(tries, most)
+    hard = tries.standing[-1]
     return MemoryCeiling(
         precision=recipe.precision,
-        batch_size=tries.largest,
+        batch_size=hard.batch_size,
         safe_batch_size=safe,
-        limit=limit if tries.largest == cap else "memory",
+        limit=limit if hard.batch_size == cap else "memory",
         probes=tuple(tries.reports),
         bytes_per_sample=tries.line.slope if tries.line else None,
         fixed_bytes=tries.line.at_zero if tries.line else None,
         line_error_fraction=tries.line_error_fraction(LOW),
         small_sizes=_small_sizes(tries),
-        budget_bytes=tries.fitting[-1].budget_bytes,
-        notes=_notes(caps.get("dataset"), (safe, tries.largest), smallest),
+        budget_bytes=hard.budget_bytes,
+        notes=_notes(caps.get("dataset"), (safe, hard.batch_size), smallest),
     )
 
 
@@ -114,7 +115,7 @@ def _search_safe(tries: Tries, most: int) -> int:
         if size is None:
             break
         _out_of_memory(tries.run(size, verify=True))
-    return tries.largest_comfortable or tries.fitting[0].batch_size
+    return tries.largest_comfortable or tries.standing[0].batch_size
 
 
 def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:

@@ -87,7 +87,7 @@ def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
 
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
-    """The next size worth running for the safe ceiling, or None when a comfortable one was run."""
+    """The next size worth running for the safe ceiling. None: a comfortable one was run, or there is none left to try."""
     top = tries.largest if tries.has_room(tries.largest) else tries.with_share(tries.largest, ROOM)
     uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
     if uneasy and min(uneasy) <= top:
@@ -97,7 +97,7 @@ def next_safe(tries: Tries, *, is_last: bool) -> int | None:
         size = min(size, tries.with_share(tries.largest, LAST_ROOM))
     size = max(tries.smallest, size)
     known = tries.largest_comfortable
-    return None if known is not None and known >= size else size
+    return None if tries.is_verified(size) or (known is not None and known >= size) else size
 
 
 def _above(base: int, size: int) -> int | None:

@@ -114,3 +114,32 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
     assert 90 <= ceiling.batch_size <= 100
     assert ceiling.safe_batch_size < ceiling.batch_size
     assert ceiling.bytes_per_sample is None
+
+
+class NeedsMoreToVerify(FakeBench):
+    """An epoch's end takes a fifth more than its steps do, as an evaluation over larger inputs may."""
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
+        if asked.get("verify") and report.peak_bytes and 1.2 * report.peak_bytes > self.surface.budget_bytes:
+            failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
+            return replace(failing, batch_size=batch_size)
+        return report
+
+
+def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=180 * GIB)
+    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160})  # 161 GiB, or 193
+    tried = [(probe.batch_size, probe.fits) for probe in ceiling.probes]
+    assert {(160, True), (160, False)} <= set(tried)
+    assert ceiling.limit == "memory"
+    assert 120 < ceiling.safe_batch_size <= ceiling.batch_size < 150
+    assert ceiling.first_failed is not None
+    assert ceiling.batch_size < ceiling.first_failed
+
+
+def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None:
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=2 * GIB)
+    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 1})
+    assert [probe.fits for probe in ceiling.probes] == [True, False]
+    assert (ceiling.batch_size, ceiling.safe_batch_size) == (1, 1)
