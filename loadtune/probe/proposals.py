@@ -71,9 +71,8 @@ def _has_grown(tries: Tries) -> bool:
 
 def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
     """The next size worth running for the hard ceiling, or None when it stands; `scarce`: two runs were left for it."""
-    base, wall, end = tries.largest, tries.wall, _predicted_end(tries)
-    edge = min(size for size in (tries.cap, wall, end) if size is not None)
-    if base >= tries.cap or (end is not None and base >= NEAR * edge) or base + 1 == wall:
+    base, wall, end = tries.largest, tries.wall, predicted_end(tries)
+    if base >= tries.cap or base + 1 == wall or _is_near(tries, base, wall, end):
         return None
     if wall is not None and (end is None or _lean(tries, end, LEAN) >= wall):
         if end is None:
@@ -84,6 +83,15 @@ def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
     size = min(tries.cap, lean)
     worth = base * WORTH if tries.forecast is not None else base
     return size if size > worth or size == tries.cap > base else None
+
+
+def _is_near(tries: Tries, base: int, wall: int | None, end: int | None) -> bool:
+    """Whether another run could win next to nothing. A cap that fits for sure is worth one: it is the answer then."""
+    if end is None:
+        return False
+    if wall is None and _lean(tries, end, LEAN) >= tries.cap:
+        return False
+    return base >= NEAR * min(size for size in (tries.cap, wall, end) if size is not None)
 
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
@@ -104,7 +112,7 @@ def _above(base: int, size: int) -> int | None:
     return size if size > base else None
 
 
-def _predicted_end(tries: Tries) -> int | None:
+def predicted_end(tries: Tries) -> int | None:
     """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
     budget, line = tries.fitting[-1].budget_bytes, tries.line
     if line is None or budget is None:

@@ -143,3 +143,10 @@ def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None
     ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 1})
     assert [probe.fits for probe in ceiling.probes] == [True, False]
     assert (ceiling.batch_size, ceiling.safe_batch_size) == (1, 1)
+
+
+@pytest.mark.parametrize("cap", [160, 161, 162, 163, 164])
+def test_a_cap_a_little_above_what_was_run_is_run_itself(cap: int) -> None:
+    """160 is the line's second size, and the memory is a quarter full there: nothing but the cap is the limit."""
+    ceiling = probe_memory(line(9 * GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"dataset": cap})
+    assert (ceiling.batch_size, ceiling.limit) == (cap, "dataset")
