@@ -95,7 +95,7 @@ def _is_near(tries: Tries, base: int, wall: int | None, end: int | None) -> bool
 
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
-    """The next size worth running for the safe ceiling. None: a comfortable one was run, or there is none left to try."""
+    """The next size worth running for the safe ceiling. None: a comfortable one was run, or none is left to try."""
     top = tries.largest if tries.has_room(tries.largest) else tries.with_share(tries.largest, ROOM)
     uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
     if uneasy and min(uneasy) <= top:
