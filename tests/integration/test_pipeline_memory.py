@@ -92,6 +92,19 @@ def test_the_users_own_batch_above_the_safe_ceiling_is_tried_where_it_was_seen_t
     assert result.best_at_your_batch.config.batch_size == own
 
 
+@pytest.mark.parametrize(("samples_taken", "is_tried"), [(2, True), (5, False)])
+def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
+    tmp_path: Path, samples_taken: int, is_tried: bool
+) -> None:
+    own = ONE_PRECISION.largest_batch("fp32") - 4
+    config = TuneConfig(yours=YourSettings(batch_size=own))
+    taken = int(samples_taken * ONE_PRECISION.bytes_per_sample["fp32"])
+    result = tune(bench_with(), tmp_path, config, Watching(taken, "compute"))
+    assert any("less of the GPU's memory" in note for note in result.notes)
+    assert result.ceilings[0].safe_batch_size < own
+    assert (own in trained(result)) is is_tried
+
+
 def test_a_batch_above_the_safe_ceiling_that_nobody_asked_for_is_not_searched(tmp_path: Path) -> None:
     result = tune(bench_with(), tmp_path)
     assert max(trained(result)) <= result.ceilings[0].safe_batch_size
