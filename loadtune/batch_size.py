@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 STEP_LIMIT_S = 5.0
-"""Longest training step that is looked at. On a GPU memory ends long before; a CPU has RAM for steps of minutes, which
-nobody wants to wait for, and least of all five times over."""
+"""Longest training step that is looked at on a CPU: it has RAM for steps of minutes, which nobody wants to wait for,
+and least of all five times over."""
 
 _BENCH_MAIN = "loadtune.bench.__main__"
 
@@ -59,7 +59,7 @@ def find_batch_size(
     num_classes: for torchvision models and ``FakeData``.
     channels_last, fused: where the script trains so; a fused optimizer of one's own is made so by its callable.
 
-    No step is tried that would take more than 5 s; where that is the limit, ``limit`` says ``time``.
+    On a CPU no step is tried that would take more than 5 s; where that is the limit, ``limit`` says ``time``.
 
     Raises UsageError, DeviceError, WorkloadError or NothingFitsError for what a user can mend.
     """
@@ -77,8 +77,9 @@ def find_batch_size(
     ):
         facts = bench.describe()
         caps = _caps(facts, largest, precision, has_length=not is_random(spec))
+        limit_s = None if chosen.kind == "cuda" else STEP_LIMIT_S
         return find_ceiling(
-            bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit_s=STEP_LIMIT_S
+            bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit_s=limit_s
         )
 
 

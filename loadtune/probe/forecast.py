@@ -97,8 +97,10 @@ def _one_more_step(trace: AllocationTrace) -> tuple[int, ...]:
     asked = [sum(event > 0 for event in step) for step in steps]
     if len(steps) < 2 or asked[-1] != asked[-2]:
         return ()
+    given_back = {-event for event in trace.events if event < 0}  # nothing is twice, also where steps free in turns
     first_known = sum(event > 0 for event in trace.events) - asked[-1] - asked[-2]  # older ones were freed once for all
-    return tuple(e if e > 0 else e - asked[-1] for e in steps[-1] if e > 0 or -e > first_known)
+    again = (event if event > 0 else event - asked[-1] for event in steps[-1] if event > 0 or -event > first_known)
+    return tuple(event for event in again if event > 0 or -event not in given_back)
 
 
 def _fixed_sizes(low: AllocationTrace, high: AllocationTrace) -> frozenset[int]:

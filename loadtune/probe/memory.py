@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
-from loadtune.probe.proposals import LOW, next_hard, next_safe, second_size
+from loadtune.probe.proposals import LOW, next_hard, next_safe, predicted_end, second_size
 from loadtune.probe.tries import Tries
-from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, Recipe
+from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
 from loadtune.seams import Bench
 
 MAX_PROBES = 6
@@ -56,19 +56,31 @@ def probe_memory(
     _second(tries, most)
     _search_hard(tries, most)
     safe = _search_safe(tries, most)
+    hard = tries.standing[-1]
     return MemoryCeiling(
         precision=recipe.precision,
-        batch_size=tries.largest,
+        batch_size=hard.batch_size,
         safe_batch_size=safe,
-        limit=limit if tries.largest == cap else "time" if tries.largest == tries.quick_cap else "memory",
+        limit=limit if hard.batch_size == cap else _limit_of(tries, hard.batch_size),
         probes=tuple(tries.reports),
         bytes_per_sample=tries.line.slope if tries.line else None,
         fixed_bytes=tries.line.at_zero if tries.line else None,
         line_error_fraction=tries.line_error_fraction(LOW),
         small_sizes=_small_sizes(tries),
-        budget_bytes=tries.fitting[-1].budget_bytes,
-        notes=_notes(caps.get("dataset"), (safe, tries.largest), smallest),
+        budget_bytes=hard.budget_bytes,
+        notes=_notes(caps.get("dataset"), (safe, hard.batch_size), smallest),
     )
+
+
+def _limit_of(tries: Tries, hard: int) -> CeilingLimit:
+    """The time of a step, or what the smallest size that failed, failed for; memory where that is predicted to end."""
+    if hard == tries.quick_cap:
+        return "time"
+    walls = sorted((r for r in tries.reports if not r.fits), key=lambda r: r.batch_size)
+    end = predicted_end(tries)
+    if not walls or walls[0].failure is None or walls[0].failure.is_of_memory:
+        return "memory"
+    return "memory" if end is not None and end < walls[0].batch_size else "failure"
 
 
 def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str | None:
@@ -89,11 +101,13 @@ def _notes(dataset_length: int | None, sizes: tuple[int, ...], smallest: int) ->
 
 
 def _first(tries: Tries, size: int) -> None:
-    """Run `size`, or a smaller one that fits."""
+    """Run `size`, or a smaller one that fits. Raises where the smallest does not."""
     report = tries.run(size, trace=True)
     while _out_of_memory(report) and size > tries.smallest:
         size = max(tries.smallest, size // 2)
         report = tries.run(size, trace=True)
+    if report.failure is not None and not report.failure.is_of_memory:
+        raise _untrainable(report, report.failure)
     if report.failure is not None:
         raise NothingFitsError(
             f"Not even a batch of {size} trains in {report.precision}: {report.failure.message} "
@@ -129,7 +143,7 @@ def _search_safe(tries: Tries, most: int) -> int:
         if size is None:
             break
         _out_of_memory(tries.run(size, verify=True))
-    return tries.largest_comfortable or tries.fitting[0].batch_size
+    return tries.largest_comfortable or tries.standing[0].batch_size
 
 
 def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:
@@ -142,9 +156,17 @@ def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:
 
 
 def _out_of_memory(report: FitReport) -> bool:
-    """Whether the size did not fit. Raises WorkloadError for a failure that no smaller batch would mend."""
+    """Whether the size did not fit. Raises WorkloadError for a failure that no smaller batch would mend.
+
+    A crash, a hang or a missing kernel may well be of this size alone: a smaller one is tried.
+    """
     if report.failure is not None and report.failure.kind == "user_error":
-        raise WorkloadError(
-            f"A batch of {report.batch_size} cannot be trained: {report.failure.message}", report.failure.log_tail
-        )
+        raise _untrainable(report, report.failure)
     return not report.fits
+
+
+def _untrainable(report: FitReport, failure: TrialFailure) -> WorkloadError:
+    return WorkloadError(
+        f"A batch of {report.batch_size} cannot be trained in {report.precision}: {failure.message}",
+        failure.log_tail or None,
+    )

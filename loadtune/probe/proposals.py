@@ -45,7 +45,7 @@ def second_size(tries: Tries) -> int | None:
         smaller = max(tries.smallest, base.batch_size // 2)
         return smaller if num_fits == 1 and smaller < base.batch_size else None
     size = base.batch_size * TIMES
-    if base.peak_bytes is not None and base.budget_bytes is not None:
+    if base.peak_bytes and base.budget_bytes is not None:  # 0: the platform does not tell a process's own memory
         room = base.budget_bytes / base.peak_bytes
         if num_fits == 1:
             size = int(base.batch_size * min(max(TIMES, THIRD * room), 0.95 * room))
@@ -69,9 +69,8 @@ def _has_grown(tries: Tries) -> bool:
 
 def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
     """The next size worth running for the hard ceiling, or None when it stands; `scarce`: two runs were left for it."""
-    base, wall, end = tries.largest, tries.wall, _predicted_end(tries)
-    edge = min(size for size in (tries.cap, wall, end) if size is not None)
-    if base >= tries.cap or (end is not None and base >= NEAR * edge) or base + 1 == wall:
+    base, wall, end = tries.largest, tries.wall, predicted_end(tries)
+    if base >= tries.cap or base + 1 == wall or _is_near(tries, base, wall, end):
         return None
     if wall is not None and (end is None or _lean(tries, end, LEAN) >= wall):
         if end is None:
@@ -84,8 +83,17 @@ def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
     return size if size > worth or size == tries.cap > base else None
 
 
+def _is_near(tries: Tries, base: int, wall: int | None, end: int | None) -> bool:
+    """Whether another run could win next to nothing. A cap that fits for sure is worth one: it is the answer then."""
+    if end is None:
+        return False
+    if wall is None and _lean(tries, end, LEAN) >= tries.cap:
+        return False
+    return base >= NEAR * min(size for size in (tries.cap, wall, end) if size is not None)
+
+
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
-    """The next size worth running for the safe ceiling, or None when a comfortable one was run."""
+    """The next size worth running for the safe ceiling. None: a comfortable one was run, or none is left to try."""
     top = tries.largest if tries.has_room(tries.largest) else tries.with_share(tries.largest, ROOM)
     uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
     if uneasy and min(uneasy) <= top:
@@ -95,14 +103,14 @@ def next_safe(tries: Tries, *, is_last: bool) -> int | None:
         size = min(size, tries.with_share(tries.largest, LAST_ROOM))
     size = max(tries.smallest, size)
     known = tries.largest_comfortable
-    return None if known is not None and known >= size else size
+    return None if tries.is_verified(size) or (known is not None and known >= size) else size
 
 
 def _above(base: int, size: int) -> int | None:
     return size if size > base else None
 
 
-def _predicted_end(tries: Tries) -> int | None:
+def predicted_end(tries: Tries) -> int | None:
     """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
     budget, line = tries.fitting[-1].budget_bytes, tries.line
     if line is None or budget is None:

@@ -97,6 +97,12 @@ class Tries:
         return self.fitting[-1].batch_size
 
     @property
+    def standing(self) -> list[FitReport]:
+        """Those of `fitting` that did not fail when they were verified; all of them where each did."""
+        failed = {r.batch_size for r in self.reports if not r.fits}
+        return [r for r in self.fitting if r.batch_size not in failed] or self.fitting
+
+    @property
     def wall(self) -> int | None:
         """Smallest size that did not fit."""
         return min((r.batch_size for r in self.reports if not r.fits), default=None)
@@ -130,7 +136,11 @@ class Tries:
 
     def _is_comfortable(self, report: FitReport) -> bool:
         size = report.batch_size
-        return size in self._verified and not report.num_steady_retries and self.has_room(size)
+        return self.is_verified(size) and not report.num_steady_retries and self.has_room(size)
+
+    def is_verified(self, batch_size: int) -> bool:
+        """Whether it was run with all that an epoch brings, however that ended."""
+        return batch_size in self._verified
 
     def with_share(self, batch_size: int, share: float) -> int:
         """The size that takes `share` of the memory that `batch_size` takes.

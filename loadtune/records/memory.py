@@ -65,9 +65,10 @@ class FitReport:
         return max(known, default=None)
 
 
-CeilingLimit = Literal["memory", "dataset", "cap", "host_memory", "time"]
-"""What keeps the batch from being larger: the device's memory, the dataset's length, ``--max-batch-size``, the RAM and
-/dev/shm that hold prefetched batches, or that one step would eat too large a share of the time budget."""
+CeilingLimit = Literal["memory", "failure", "dataset", "cap", "host_memory", "time"]
+"""What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
+memory (no kernel for so many elements, a crash, no sign of life), the dataset's length, ``--max-batch-size``, the RAM
+and /dev/shm that hold prefetched batches, or that one step would eat too large a share of the time budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,7 @@ class MemoryCeiling:
     @property
     def num_ooms(self) -> int:
         """Probes that ran out of memory."""
-        return sum(not probe.fits for probe in self.probes)
+        return sum(probe.failure is not None and probe.failure.is_of_memory for probe in self.probes)
 
     @property
     def seconds(self) -> float:
@@ -120,7 +121,7 @@ class MemoryCeiling:
 
     @property
     def first_failed(self) -> int | None:
-        """Smallest size that ran out of memory. None: none was seen to."""
+        """Smallest size that failed. None: none was seen to."""
         return min((probe.batch_size for probe in self.probes if not probe.fits), default=None)
 
     @property

@@ -30,6 +30,11 @@ class TrialFailure:
     log_tail: str = ""
     """Last lines the process wrote, its traceback included; empty where there are none."""
 
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether the device's memory, the RAM or /dev/shm ran out."""
+        return self.kind in ("oom", "host_oom", "shm")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:

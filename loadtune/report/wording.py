@@ -24,6 +24,7 @@ PRECISION_TEXT: Mapping[Precision, str] = {"fp32": "fp32 (no AMP)", "fp16": "fp1
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "device memory",
+    "failure": "larger ones fail, and not for lack of memory",
     "dataset": "length of the dataset",
     "cap": "--max-batch-size",
     "host_memory": "the machine's RAM: prefetched batches would not fit",

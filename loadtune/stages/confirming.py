@@ -82,7 +82,7 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
                 "be: one of the two is wrong, most likely because something else was using this machine meanwhile."
             )
         leaves_over = left_over_note(facts.dataset_length, found.best.config.batch_size, facts.min_batch_size)
-        if leaves_over is not None:
+        if leaves_over is not None and leaves_over not in found.notes:  # its size may be a ceiling's
             found.note(leaves_over)
         _tell_skipped(run, measured[found.best.config])
         _tell_ties(run, found.best)

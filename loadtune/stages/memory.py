@@ -101,7 +101,9 @@ def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
     ceiling = next((c for c in run.found.ceilings if c.precision == precision), None)
     if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
         return 0
-    return batch_size - ceiling.safe_batch_size + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
+    own = batch_size == run.found.config.yours.batch_size  # admitted up to what was seen to train, so bound by that
+    known = ceiling.batch_size if own else ceiling.safe_batch_size
+    return batch_size - known + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
 
 
 def _told(ceiling: MemoryCeiling, device: Device) -> str:

@@ -81,7 +81,7 @@ def _yours(run: Run, top: int) -> TrialConfig:
     if yours.loader.pin_memory and found.device.kind != "cuda":
         found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
         yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
-    if ceiling is not None and ceiling.limit == "memory" and yours.batch_size > ceiling.batch_size:
+    if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
         found.note(
             f"Your batch of {yours.batch_size} is above {ceiling.batch_size}, the largest that was seen to train in "
             f"{wanted} here. The confirmation tries it."

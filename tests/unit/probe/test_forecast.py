@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,12 @@ def test_small_requests_share_a_segment_of_two_mebibytes() -> None:
     assert allocator.reserved_bytes == 7 * MIB
     allocator.allocate(2 * MIB)  # below 10 MiB: out of a segment of 20
     assert allocator.reserved_peak_bytes == 27 * MIB
+
+
+def test_a_request_that_only_one_of_two_steps_gives_back_itself_is_given_back_once() -> None:
+    """The first step leaves its request to the second, which gives back its own as well."""
+    events = (4 * MIB, -1, 30 * MIB, -2, 30 * MIB, -3)
+    trace = AllocationTrace(batch_size=10, idle_bytes=0, events=events, step_starts=(2, 3))
+    outcome = Forecast(replace(trace, batch_size=5), trace, GIB).outcome(10)
+    assert outcome is not None
+    assert outcome.reserved_peak_bytes == 50 * MIB

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import probe_memory
-from loadtune.records import FitReport, Recipe
+from loadtune.records import FailureKind, FitReport, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 RECIPE = Recipe(precision="fp32")
@@ -99,3 +99,106 @@ def test_no_step_is_tried_that_takes_too_long() -> None:
     assert 700 <= ceiling.batch_size <= 1010
     assert all(probe.step_s is not None and probe.step_s <= 1.01 * slowest_s for probe in ceiling.probes)
     assert ceiling.safe_batch_size == ceiling.batch_size
+
+
+class Telling(FakeBench):
+    """Says of memory only what it is made to."""
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        return self.tell(FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked))
+
+    def tell(self, report: FitReport) -> FitReport:
+        return report
+
+
+@pytest.mark.parametrize("peak", [0, None])
+def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> None:
+    """As on a CPU whose platform does not say what is resident."""
+
+    class Untold(Telling):
+        def tell(self, report: FitReport) -> FitReport:
+            return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak) if report.fits else report
+
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=101 * GIB)
+    ceiling = probe_memory(Untold(surface), RECIPE, {"dataset": 10**6})
+    assert 90 <= ceiling.batch_size <= 100
+    assert ceiling.safe_batch_size < ceiling.batch_size
+    assert ceiling.bytes_per_sample is None
+
+
+class NeedsMoreToVerify(FakeBench):
+    """An epoch's end takes a fifth more than its steps do, as an evaluation over larger inputs may."""
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
+        if asked.get("verify") and report.peak_bytes and 1.2 * report.peak_bytes > self.surface.budget_bytes:
+            failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
+            return replace(failing, batch_size=batch_size)
+        return report
+
+
+def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=180 * GIB)
+    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160})  # 161 GiB, or 193
+    tried = [(probe.batch_size, probe.fits) for probe in ceiling.probes]
+    assert {(160, True), (160, False)} <= set(tried)
+    assert ceiling.limit == "memory"
+    assert 120 < ceiling.safe_batch_size <= ceiling.batch_size < 150
+    assert ceiling.first_failed is not None
+    assert ceiling.batch_size < ceiling.first_failed
+
+
+def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None:
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=2 * GIB)
+    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 1})
+    assert [probe.fits for probe in ceiling.probes] == [True, False]
+    assert (ceiling.batch_size, ceiling.safe_batch_size) == (1, 1)
+
+
+@pytest.mark.parametrize("cap", [160, 161, 162, 163, 164])
+def test_a_cap_a_little_above_what_was_run_is_run_itself(cap: int) -> None:
+    """160 is the line's second size, and the memory is a quarter full there: nothing but the cap is the limit."""
+    ceiling = probe_memory(line(9 * GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"dataset": cap})
+    assert (ceiling.batch_size, ceiling.limit) == (cap, "dataset")
+
+
+class FailsFrom(FakeBench):
+    """From one size on something breaks, whatever memory there is."""
+
+    first: int = 64
+    kind: FailureKind = "unsupported"
+
+    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
+        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
+        if batch_size < self.first:
+            return report
+        broken = TrialFailure(kind=self.kind, phase="first step", message="no such kernel", log_tail="its last words")
+        return FitReport(precision=recipe.precision, batch_size=batch_size, failure=broken)
+
+
+def fails_from(first: int, kind: FailureKind, budget: float = 139 * GIB) -> FakeBench:
+    bench = FailsFrom(Surface(bytes_per_sample={"fp32": 0.1 * GIB}, budget_bytes=int(budget)))
+    bench.first, bench.kind = first, kind
+    return bench
+
+
+@pytest.mark.parametrize("kind", ["unsupported", "crash", "hang"])
+def test_a_wall_that_is_not_of_memory_is_not_called_so(kind: FailureKind) -> None:
+    ceiling = probe_memory(fails_from(64, kind), RECIPE, {"dataset": 10**6})
+    assert 32 <= ceiling.batch_size < 64
+    assert ceiling.limit == "failure"
+    assert ceiling.num_ooms == 0
+    assert ceiling.first_failed is not None
+
+
+def test_memory_that_ends_before_another_wall_is_the_limit() -> None:
+    ceiling = probe_memory(fails_from(10**5, "unsupported", 100 * GIB), RECIPE, {"dataset": 10**6})
+    assert ceiling.limit == "memory"
+
+
+@pytest.mark.parametrize("kind", ["unsupported", "crash", "hang"])
+def test_where_no_size_trains_for_another_reason_nobody_is_told_to_free_memory(kind: FailureKind) -> None:
+    with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained in fp32: no such kernel") as raised:
+        probe_memory(fails_from(1, kind), RECIPE, {"dataset": 100})
+    assert not isinstance(raised.value, NothingFitsError)
+    assert raised.value.user_traceback == "its last words"

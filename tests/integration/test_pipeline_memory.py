@@ -1,0 +1,157 @@
+"""The memory stage within the whole story: what bounds the batch, and what changes between the probe and the study."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.records import Device, HostFacts, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
+
+HOST = fake_host()
+GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")
+ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0}, budget_bytes=12 * GIB)
+"""Ends at 135 samples of 87 MB."""
+
+
+class Watching:
+    """Another process that takes memory of the GPU when a stage begins."""
+
+    def __init__(self, taken_bytes: int, at: str) -> None:
+        self.stage, self._taken_bytes, self._at, self._taken = "", taken_bytes, at, False
+
+    def listen(self, progress: Progress) -> None:
+        self.stage = progress.stage
+        self._taken |= self.stage == self._at
+
+    def host_now(self) -> HostFacts:
+        (gpu,) = HOST.gpus
+        left = gpu.free_bytes - (self._taken_bytes if self._taken else 0)
+        return replace(HOST, gpus=(replace(gpu, free_bytes=left),))
+
+
+def bench_with(surface: Surface = ONE_PRECISION, **facts: Any) -> FakeBench:
+    return FakeBench(surface, facts=replace(fake_facts(surface), **facts))
+
+
+def tune(
+    bench: FakeBench, folder: Path, config: TuneConfig | None = None, other: Watching | None = None, **rig: Any
+) -> TuningResult:
+    listen: Callable[[Progress], None] | None = None if other is None else other.listen
+    host_now = None if other is None else other.host_now
+    return tune_fake(bench, folder, config, listen, device=GPU, host_now=host_now, **rig)
+
+
+def trained(result: TuningResult) -> set[int]:
+    return {trial.config.batch_size for trial in result.trials if trial.screened is None}
+
+
+def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_path: Path) -> None:
+    taken = 6 * GIB
+    result = tune(bench_with(), tmp_path, other=Watching(taken, "compute"))
+    (ceiling,) = result.ceilings
+    assert ceiling.bytes_per_sample is not None
+    left = ceiling.safe_batch_size - taken / ceiling.bytes_per_sample
+    assert trained(result)
+    assert max(trained(result)) <= left < max(result.batch_sizes)
+    screened = {trial.config.batch_size: trial.screened for trial in result.trials if trial.screened is not None}
+    assert all("other processes" in reason for size, reason in screened.items() if size > left)
+    assert sum("6.00 GiB less of the GPU's memory is free" in note for note in result.notes) == 1
+
+
+def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_path: Path) -> None:
+    result = tune(bench_with(), tmp_path, other=Watching(6 * GIB, "confirm"))
+    assert any("6.00 GiB less" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("taken", [0, 64 << 20])
+def test_a_little_that_comes_and_goes_is_not_worth_a_word(tmp_path: Path, taken: int) -> None:
+    result = tune(bench_with(), tmp_path, other=Watching(taken, "compute"))
+    assert not any("less of the GPU's memory" in note for note in result.notes)
+    assert not any("other processes" in (trial.screened or "") for trial in result.trials)
+
+
+def test_a_gpu_that_is_not_listed_any_more_is_no_loss(tmp_path: Path) -> None:
+    result = tune_fake(bench_with(), tmp_path, device=GPU, host_now=lambda: replace(HOST, gpus=()))
+    assert result.best is not None
+    assert not any("less of the GPU's memory" in note for note in result.notes)
+
+
+def test_the_users_own_batch_above_the_safe_ceiling_is_tried_where_it_was_seen_to_fit(tmp_path: Path) -> None:
+    config = TuneConfig(yours=YourSettings(batch_size=ONE_PRECISION.largest_batch("fp32") - 3))
+    result = tune(bench_with(), tmp_path, config)
+    (ceiling,) = result.ceilings
+    own = config.yours.batch_size
+    assert own is not None
+    assert ceiling.safe_batch_size < own <= ceiling.batch_size
+    assert own in trained(result)
+    assert result.best_at_your_batch is not None
+    assert result.best_at_your_batch.config.batch_size == own
+
+
+@pytest.mark.parametrize(("samples_taken", "is_tried"), [(2, True), (5, False)])
+def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
+    tmp_path: Path, samples_taken: int, is_tried: bool
+) -> None:
+    own = ONE_PRECISION.largest_batch("fp32") - 4
+    config = TuneConfig(yours=YourSettings(batch_size=own))
+    taken = int(samples_taken * ONE_PRECISION.bytes_per_sample["fp32"])
+    result = tune(bench_with(), tmp_path, config, Watching(taken, "compute"))
+    assert any("less of the GPU's memory" in note for note in result.notes)
+    assert result.ceilings[0].safe_batch_size < own
+    assert (own in trained(result)) is is_tried
+
+
+def test_a_batch_above_the_safe_ceiling_that_nobody_asked_for_is_not_searched(tmp_path: Path) -> None:
+    result = tune(bench_with(), tmp_path)
+    assert max(trained(result)) <= result.ceilings[0].safe_batch_size
+
+
+def test_ram_that_holds_less_than_the_device_is_the_limit(tmp_path: Path) -> None:
+    facts = fake_facts(ONE_PRECISION)
+    host = replace(HOST, ram_available_bytes=2 * 50 * facts.sample_bytes)  # half of it: 50 samples
+    result = tune(bench_with(), tmp_path, host=host)
+    assert [(c.batch_size, c.limit) for c in result.ceilings] == [(50, "host_memory")]
+    assert max(trained(result), default=0) <= 50
+
+
+def test_ram_for_less_than_the_smallest_batch_still_tries_that(tmp_path: Path) -> None:
+    host = replace(HOST, ram_available_bytes=1000)
+    result = tune(bench_with(min_batch_size=2), tmp_path, host=host)
+    assert [(c.batch_size, c.limit) for c in result.ceilings] == [(2, "host_memory")]
+
+
+def leaves_one_over(result: TuningResult) -> list[str]:
+    return [note for note in result.notes if "leave 1 over at a batch of" in note]
+
+
+def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp_path: Path) -> None:
+    """64 · 127 + 1 samples: one is over at the ceiling of 127, and at every power of two up to 64."""
+    bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
+    bench.fail = lambda config: planted if 128 % config.batch_size else None
+    planted = TrialFailure(kind="crash", phase="training", message="planted")
+    result = tune(bench, tmp_path, TuneConfig(max_batch_size=127))
+    assert result.best is not None
+    winner = result.best.config.batch_size
+    assert winner < 127 == result.ceilings[0].batch_size
+    over = leaves_one_over(result)
+    assert len(over) == 2
+    assert "at a batch of 127," in over[0]
+    assert f"at a batch of {winner}," in over[1]
+    assert all("fewer than 2" in note and "drop_last=True" in note for note in over)
+
+
+def test_a_winner_at_the_ceiling_is_warned_of_once(tmp_path: Path) -> None:
+    bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
+    result = tune(bench, tmp_path, TuneConfig(max_batch_size=64, yours=YourSettings(batch_size=64)))
+    assert result.best is not None
+    assert result.best.config.batch_size == 64
+    assert len(leaves_one_over(result)) == 1
+
+
+def test_a_model_that_trains_on_one_sample_is_not_warned_of(tmp_path: Path) -> None:
+    result = tune(bench_with(dataset_length=64 * 127 + 1), tmp_path, TuneConfig(max_batch_size=127))
+    assert not leaves_one_over(result)

@@ -1,0 +1,61 @@
+"""PyTorch's memory history as numbered requests; entries are those of `torch.cuda.memory._snapshot`."""
+
+from typing import Any
+
+import torch
+
+from loadtune.bench.allocations import AllocationRecorder, compact_events
+
+
+def alloc(addr: int, size: int) -> dict[str, Any]:
+    return {"action": "alloc", "addr": addr, "size": size, "stream": 0}
+
+
+def free(addr: int, action: str = "free_completed") -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": 1, "stream": 0}
+
+
+def test_requests_are_numbered_from_one_and_given_back_by_number() -> None:
+    history = [alloc(0x10, 512), alloc(0x20, 1024), free(0x10), free(0x20)]
+    assert compact_events(history, []) == ((512, 1024, -1, -2), ())
+
+
+def test_an_address_that_is_used_again_is_another_request() -> None:
+    history = [alloc(0x10, 512), free(0x10), alloc(0x10, 2048), free(0x10)]
+    assert compact_events(history, []) == ((512, -1, 2048, -2), ())
+
+
+def test_what_was_asked_for_before_the_recording_is_not_given_back() -> None:
+    history = [free(0x90), alloc(0x10, 512), free(0x90), free(0x10), free(0x10)]
+    assert compact_events(history, []) == ((512, -1), ())
+
+
+def test_a_block_is_given_back_when_that_is_completed_and_segments_are_no_requests() -> None:
+    history = [
+        {"action": "segment_alloc", "addr": 0x10, "size": 2 << 20, "stream": 0},
+        alloc(0x10, 512),
+        free(0x10, "free_requested"),
+        alloc(0x20, 600),
+        free(0x10),
+        {"action": "segment_free", "addr": 0x10, "size": 2 << 20, "stream": 0},
+        {"action": "snapshot", "addr": 0, "size": 0, "stream": 0},
+    ]
+    assert compact_events(history, []) == ((512, 600, -1), ())
+
+
+def test_marks_are_places_in_the_history_and_become_places_in_the_events() -> None:
+    history = [free(0x90), alloc(0x10, 512), free(0x10, "free_requested"), free(0x10), alloc(0x20, 600)]
+    events, starts = compact_events(history, [0, 1, 2, 4])
+    assert events == (512, -1, 600)
+    assert starts == (0, 0, 1, 2)
+
+
+def test_no_history_is_no_events() -> None:
+    assert compact_events([], []) == ((), ())
+
+
+def test_a_cpu_gives_no_trace() -> None:
+    recorder = AllocationRecorder(torch.device("cpu"), 8, on=True)
+    with recorder.recording():
+        recorder.mark()
+    assert recorder.trace is None

@@ -1,0 +1,151 @@
+"""One tried batch on the CPU: what verification adds, and what of it may fail."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from loadtune.bench.allocations import AllocationRecorder
+from loadtune.bench.fit import Verification, try_steps
+from loadtune.bench.memory import CpuMemory
+from loadtune.bench.training import ResidentModel, Trainer, resident_batch
+from loadtune.records import FitReport, Recipe, WorkloadSpec
+from loadtune.workload import Workload
+
+CPU = torch.device("cpu")
+BATCH = 6
+
+
+class Watched(nn.Module):
+    """Keeps the size and the mode of each forward pass; a subclass says what evaluation does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 3)
+        self.passes: list[tuple[int, str]] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.passes.append((len(inputs), "training" if self.training else "evaluation"))
+        if not self.training:
+            self.evaluating()
+        return self.head(self.norm(inputs))
+
+    def evaluating(self) -> None:
+        assert not torch.is_grad_enabled()
+
+
+class NoEvaluation(Watched):
+    def evaluating(self) -> None:
+        raise NotImplementedError("this model is for training only")
+
+
+class FullEvaluation(Watched):
+    def evaluating(self) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+class QuietLine:
+    """A line with nobody at its other end."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    @property
+    def phase(self) -> str:
+        return self.phases[-1]
+
+    def enter(self, phase: str) -> None:
+        self.phases.append(phase)
+
+    def pulse(self) -> None:
+        pass
+
+
+def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(model(inputs), targets)
+
+
+def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    output: torch.Tensor = model(inputs)
+    return output
+
+
+def run(
+    model: Watched, verification: Verification | None, num_steps: int = 3, line: QuietLine | None = None
+) -> FitReport:
+    dataset: Any = [(torch.zeros(4), 0)]
+    workload = Workload(
+        spec=WorkloadSpec(),
+        family="classification",
+        dataset=dataset,
+        model=model,
+        task=task,
+        forward=forward,
+        num_classes=3,
+    )
+    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
+    samples = torch.rand(3, 4), torch.arange(3)
+    quiet: Any = line or QuietLine()
+    recorder = AllocationRecorder(CPU, BATCH, on=False)
+    return try_steps(
+        trainer,
+        lambda: resident_batch(samples, BATCH, trainer),
+        num_steps,
+        CpuMemory(),
+        quiet,
+        recorder=recorder,
+        verification=verification,
+    )
+
+
+FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")
+
+
+def test_unverified_there_are_training_steps_alone() -> None:
+    model = Watched()
+    report = run(model, None)
+    assert model.passes == [FULL] * 3
+    assert report.fits
+    assert (report.batch_size, report.evaluation_peak_bytes, report.partial_batch_size) == (BATCH, None, None)
+    assert (report.allocations, report.num_steady_retries) == (None, None)
+
+
+def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
+    model, line = Watched(), QuietLine()
+    report = run(model, Verification(partial_batch_size=2), line=line)
+    assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
+    assert line.phases == ["first step", "steady steps", "evaluation", "partial batch", "steady steps"]
+    assert report.fits
+    assert (report.batch_size, report.partial_batch_size) == (BATCH, 2)
+    assert report.evaluation_peak_bytes
+    assert report.steady_peak_bytes
+    assert model.training
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_few_steps_are_verified_too(num_steps: int) -> None:
+    model = Watched()
+    report = run(model, Verification(), num_steps)
+    assert model.passes == [FULL, EVALUATION, FULL]
+    assert report.fits
+    assert report.partial_batch_size is None
+
+
+def test_a_model_without_an_evaluation_mode_fits_and_has_no_such_peak() -> None:
+    model = NoEvaluation()
+    report = run(model, Verification(partial_batch_size=2))
+    assert report.fits
+    assert report.evaluation_peak_bytes is None
+    assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
+    assert model.training
+
+
+def test_an_evaluation_that_runs_out_of_memory_is_a_failure() -> None:
+    model, line = FullEvaluation(), QuietLine()
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        run(model, Verification(), line=line)
+    assert line.phase == "evaluation"
+    assert model.training
