@@ -183,6 +183,13 @@ class OutOfMemoryAbove4(Linear):
         return super().forward(images)
 
 
+class OutOfMemoryInEvaluation(Linear):
+    def forward(self, images):
+        if not self.training:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return super().forward(images)
+
+
 class ClaimsOutOfMemoryAbove4(Linear):
     """Says of itself what only CUDA's allocator may say."""
 
