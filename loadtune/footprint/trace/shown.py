@@ -4,6 +4,7 @@ import linecache
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import msgspec
 
@@ -114,7 +115,7 @@ def _row(line: TracedLine, on_gpu: bool) -> Iterator[str]:
 
 
 def _tensor_lines(sign: str, tensors: Iterable[TracedTensor]) -> Iterator[str]:
-    groups = Counter(tensors)
+    groups = Counter(replace(tensor, op=None) for tensor in tensors)
     ordered = sorted(groups, key=lambda tensor: -tensor.storage_bytes * groups[tensor])
     for tensor in ordered[:_MOST_GROUPS]:
         times = f"{groups[tensor]} × " if groups[tensor] > 1 else ""
@@ -127,8 +128,8 @@ def _tensor_lines(sign: str, tensors: Iterable[TracedTensor]) -> Iterator[str]:
 
 
 def _origin(tensor: TracedTensor, sign: str) -> str:
-    if sign == "+":
-        return " (first seen here)" if tensor.first_seen else ""
+    if sign != "-":
+        return " (first seen here)" if tensor.first_seen and tensor.made_file else ""
     if tensor.made_file is None:
         return " (from before)"
     return f" ({os.path.basename(tensor.made_file)}:{tensor.made_line})"

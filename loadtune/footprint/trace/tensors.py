@@ -59,7 +59,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: dict[int, Birth] = {}
         for tensor in live_tensors():
             storage = _storage(tensor)
-            if storage is not None and storage._cdata not in self._known and storage.nbytes():
+            if storage is not None and storage._cdata not in self._known and _holds_bytes(storage):
                 found[storage._cdata] = _described(tensor, storage, None, first_seen=True)
             if isinstance(tensor, torch.nn.Parameter):
                 self._name(tensor, "Parameter")
@@ -86,7 +86,10 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if leaf is None:
                 del self._leaves[key]
             elif leaf.grad is not None and (birth := self.see(leaf.grad, first_seen=True)) is not None:
-                birth.kind = "gradient"
+                birth.kind, birth.shape = (
+                    "gradient",
+                    tuple(leaf.grad.shape),
+                )  # was (1, n) before a bias's sum was viewed
 
     def name_state(self, optimizer: torch.optim.Optimizer) -> None:
         for state in optimizer.state.values():
@@ -149,6 +152,10 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
+
+
+def _holds_bytes(storage: Any) -> bool:
+    return bool(storage.nbytes()) and storage.device.type != "meta"
 
 
 def _described(tensor: torch.Tensor, storage: Any, op: Any, *, first_seen: bool) -> Birth:

@@ -169,6 +169,7 @@ def test_training_puts_gradients_on_backward_and_state_on_the_step() -> None:
             optimizer.zero_grad()
     backward = [line for line in trace.lines if line.source == "loss.backward()"]
     assert {tensor.kind for tensor in backward[0].appeared} == {"gradient"}
+    assert {tensor.shape for tensor in backward[0].appeared} == {(16, 32), (16,)}
     assert sum(tensor.storage_bytes for tensor in backward[0].appeared) == 4 * (32 * 16 + 16)
     first = next(line for line in trace.lines if line.source == "optimizer.step()")
     state = [tensor for tensor in first.appeared if tensor.kind == "optimizer state"]
@@ -202,6 +203,16 @@ def test_memory_that_no_operation_made_is_first_seen_where_it_is_used() -> None:
         x = torch.empty(0, dtype=torch.uint8)
         x.set_(storage)
     assert [tensor.storage_bytes for tensor in found(trace, "x.set_").appeared] == [4 * KIB]
+
+
+def test_memory_that_no_operation_used_is_told_without_a_line() -> None:
+    with loadtune.trace_memory() as trace:
+        model = nn.Linear(8, 4)
+        with _python_dispatch._disable_current_modes():  # as C++ makes them
+            hidden = torch.zeros(4 * KIB, dtype=torch.uint8)
+    assert hidden.nbytes in {tensor.storage_bytes for tensor in trace.record.unattributed}
+    assert model.weight.nbytes not in {tensor.storage_bytes for tensor in trace.record.unattributed}
+    assert "no line was seen to make or use them" in trace.text()
 
 
 def test_only_one_file_counts_what_others_do_for_the_calling_line(tmp_path: Path) -> None:
