@@ -5,7 +5,7 @@
 ``ratio`` is the median of the rounds: a traced step's time over an untraced one's. What a trace costs once, to look
 for the tensors that are there at its start and at its end, is shown apart. Small steps have the worst ratio: the cost
 is by line and by operation, not by element. Seen on a CPU with OMP_NUM_THREADS=1, torch 2.15:
-5.2 at width 256 (3.1 ms a step, 4.6 to 6.1 in the rounds), 1.3 at 1024.
+5.2 at width 256 (3.1 ms a step, 4.2 to 6.1 in the rounds), 1.3 at 1024.
 """
 
 import argparse
