@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UsageError,
         WorkloadError,
     )
+    from loadtune.footprint.trace import trace_memory
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.store import load_result
     from loadtune.tune import tune_loader
@@ -46,6 +47,7 @@ __all__ = [
     "best_recipe",
     "find_batch_size",
     "load_result",
+    "trace_memory",
     "tune_loader",
 ]
 
@@ -54,6 +56,7 @@ _HOME = {
     "best_recipe": "loadtune.adopt",
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
+    "trace_memory": "loadtune.footprint.trace",
     "tune_loader": "loadtune.tune",
     **dict.fromkeys(
         ("MemoryCeiling", "TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"

@@ -31,6 +31,7 @@ from loadtune.records.timing import (
     samples_per_s,
     students_t,
 )
+from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.workload import (
     LiveObjects,
     OptimizerName,
@@ -54,11 +55,13 @@ __all__ = [
     "GpuFacts",
     "GpuProcess",
     "HostFacts",
+    "LineUse",
     "LiveObjects",
     "LoaderConfig",
     "Measurement",
     "MemoryCeiling",
     "MemoryFormat",
+    "MemoryTrace",
     "OptimizerName",
     "Precision",
     "Progress",
@@ -66,6 +69,9 @@ __all__ = [
     "Recipe",
     "RecipeChoice",
     "Telemetry",
+    "TensorKind",
+    "TracedLine",
+    "TracedTensor",
     "TrainingRun",
     "Trial",
     "TrialConfig",

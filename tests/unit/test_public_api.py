@@ -53,6 +53,7 @@ def test_the_public_surface_is_what_it_says() -> None:
         "YourSettings",
         "load_result",
         "best_loader_kwargs",
+        "trace_memory",
     } <= set(loadtune.__all__)
 
 

@@ -1,0 +1,1 @@
+"""Where does memory go?"""

@@ -1,0 +1,11 @@
+"""Where does memory go, source line by source line? `trace_memory` around a block, `run_traced` around a script.
+
+Comes in: code that runs in this thread. Goes out: a `MemoryTrace`, as a record, a table or JSON. ``lines`` follows the
+frames, ``tensors`` the storages, ``cuda`` reads the allocator; ``visits`` brings them together and knows none of them.
+"""
+
+from loadtune.footprint.trace.script import run_traced
+from loadtune.footprint.trace.shown import trace_json, trace_text
+from loadtune.footprint.trace.tracing import Tracing, trace_memory
+
+__all__ = ["Tracing", "run_traced", "trace_json", "trace_memory", "trace_text"]

@@ -1,0 +1,164 @@
+"""The bookkeeping between the tracer and the tensors: what happened while a line ran. Knows neither torch nor frames.
+
+In: lines that begin, pause for a call, and end; storages born and gone. Out: rows, in which visits that did the same
+are folded, so that a loop of a million lines stays as small as its first turns.
+"""
+
+from dataclasses import dataclass, field
+
+from loadtune.footprint.trace.cuda import CudaReading, Meter
+from loadtune.records.trace import TensorKind
+
+_BLOCK_BYTES = 512
+"""The CUDA allocator rounds every block up to this."""
+
+
+@dataclass(slots=True, eq=False)
+class Birth:
+    """A live or past storage. Its kind is found out later, and shown in every record that names it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    device: str
+    op: str | None = None
+    first_seen: bool = False
+    kind: TensorKind = "Tensor"
+    file: str | None = None
+    line: int | None = None
+    visit: int = -1
+    died_in: int | None = None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (self.shape, self.dtype, self.num_bytes, self.device, self.file, self.line)
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """A line while it runs: changes and peaks of its own parts, not those of functions it calls."""
+
+    number: int
+    file: str | None
+    line: int
+    function: str
+    is_line: bool = True
+    """False: a frame before its first line, of interest only if something happens there."""
+    births: list[Birth] = field(default_factory=list)
+    deaths: list[Birth] = field(default_factory=list)
+    num_ops: int = 0
+    in_backward: bool = False
+    change: int = 0
+    peak: int = 0
+    cuda_change: int = 0
+    cuda_peak: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """The first of the visits that did the same."""
+
+    visit: Visit
+    in_use: int
+    cuda_in_use: int | None
+    used: int | None
+    appeared: list[Birth]
+    went: list[Birth]
+    temporaries: list[Birth]
+    num_visits: int = 1
+    last_in_use: int = 0
+    last_cuda_in_use: int = 0
+
+    @property
+    def unattributed(self) -> int:
+        known = sum(map(_block, self.appeared)) - sum(map(_block, self.went))
+        return self.visit.cuda_change - known
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        visit = self.visit
+        tensors = (tuple(birth.signature for birth in births) for births in (self.appeared, self.went))
+        above = (visit.peak - self.in_use, visit.cuda_peak - (self.cuda_in_use or 0))
+        return (visit.file, visit.line, visit.change, visit.cuda_change, self.cuda_in_use is None, above, *tensors)
+
+
+def _block(birth: Birth) -> int:
+    return -(-birth.num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES if birth.is_cuda else 0
+
+
+class Ledger:
+    """What is in use, and the visit it is put down to."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self.in_use = 0
+        self.rows: dict[tuple[object, ...], Row] = {}
+        self.current = Visit(0, None, 0, "")
+        self._count = 0
+        self._cuda_base = 0
+        self._cuda: CudaReading | None = None
+
+    def begin(self, file: str | None, line: int, function: str, *, is_line: bool = True) -> Visit:
+        self._count += 1
+        visit = Visit(self._count, file, line, function, is_line)
+        self.resume(visit)
+        return visit
+
+    def resume(self, visit: Visit) -> None:
+        """From here on everything is this visit's."""
+        self.current = visit
+        visit.peak = max(visit.peak, self.in_use)
+        self.meter.restart_peak()
+        visit.cuda_peak = max(visit.cuda_peak, self._cuda_base)
+
+    def pause(self) -> None:
+        """Take down what the GPU did since `resume`; the CPU's is kept up to date."""
+        self._cuda = reading = self.meter.read()
+        if reading is not None:
+            self.current.cuda_change += reading.allocated_bytes - self._cuda_base
+            self.current.cuda_peak = max(self.current.cuda_peak, reading.peak_bytes)
+            self._cuda_base = reading.allocated_bytes
+
+    def start(self) -> None:
+        """What the GPU holds already is nobody's change."""
+        reading = self.meter.read()
+        self._cuda_base = 0 if reading is None else reading.allocated_bytes
+
+    def end(self, visit: Visit) -> None:
+        """The line is done; it has been paused before."""
+        if not (visit.is_line or visit.births or visit.deaths or visit.cuda_change):
+            return
+        cuda = None if self._cuda is None else self._cuda.allocated_bytes
+        row = Row(
+            visit=visit,
+            in_use=self.in_use,
+            cuda_in_use=cuda,
+            used=self.meter.used_bytes(),
+            appeared=[birth for birth in visit.births if birth.died_in != visit.number],
+            went=[birth for birth in visit.deaths if birth.visit != visit.number],
+            temporaries=[birth for birth in visit.births if birth.died_in == visit.number],
+        )
+        kept = self.rows.setdefault(row.key, row)
+        kept.num_visits += kept is not row
+        kept.last_in_use, kept.last_cuda_in_use = self.in_use, cuda or 0
+
+    def born(self, birth: Birth) -> None:
+        visit = self.current
+        birth.file, birth.line, birth.visit = visit.file, visit.line, visit.number
+        visit.births.append(birth)
+        self.grow(birth, birth.num_bytes)
+
+    def died(self, birth: Birth) -> None:
+        birth.died_in = self.current.number
+        self.current.deaths.append(birth)
+        self.grow(birth, -birth.num_bytes)
+
+    def grow(self, birth: Birth, num_bytes: int) -> None:
+        if birth.device == "cpu":
+            self.in_use += num_bytes
+            self.current.change += num_bytes
+            self.current.peak = max(self.current.peak, self.in_use)

@@ -1,0 +1,376 @@
+"""The tracer names the line that did it."""
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as optimizers
+from torch.utils import _python_dispatch
+
+import loadtune
+from loadtune.footprint.trace import Tracing, trace_json, trace_text
+from loadtune.footprint.trace.cuda import CudaReading
+from loadtune.footprint.trace.files import KeptFiles
+from loadtune.footprint.trace.visits import Birth, Ledger
+from loadtune.records import MemoryTrace, TracedLine
+
+KIB = 1024
+LEAK: list[torch.Tensor] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers() -> Iterator[None]:
+    LEAK.clear()
+    gc.collect()
+    yield
+    LEAK.clear()
+
+
+def kib(count: int) -> torch.Tensor:
+    return torch.zeros(count * KIB, dtype=torch.uint8)  # made in kib()
+
+
+def found(trace: Tracing, source: str) -> TracedLine:
+    """The one record of the line that begins like this."""
+    lines = [line for line in trace.lines if line.source.startswith(source)]
+    assert len(lines) == 1, [line.source for line in trace.lines]
+    return lines[0]
+
+
+def test_a_line_that_allocates_and_a_line_that_frees() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(4 * KIB, dtype=torch.uint8)
+        del x
+    made, freed = found(trace, "x = torch"), found(trace, "del x")
+    assert (made.cpu.change_bytes, freed.cpu.change_bytes) == (4 * KIB, -4 * KIB)
+    assert made.file == __file__
+    assert made.cuda is None
+    assert made.device_used_bytes is None
+    (tensor,) = made.appeared
+    assert (tensor.shape, tensor.dtype, tensor.storage_bytes) == ((4 * KIB,), "uint8", 4 * KIB)
+    assert (tensor.device, tensor.kind, tensor.op) == ("cpu", "Tensor", "aten.zeros")
+    assert freed.went == (tensor,)
+    assert (tensor.made_file, tensor.made_line) == (__file__, made.line)
+
+
+def test_in_use_counts_what_was_there_before_and_its_end() -> None:
+    old = torch.zeros(8 * KIB, dtype=torch.uint8)
+    with loadtune.trace_memory() as trace:
+        view = old[:10]
+        del old, view
+    assert trace.record.before_bytes >= 8 * KIB
+    assert found(trace, "view =").cpu.in_use_bytes == trace.record.before_bytes
+    gone = found(trace, "del old")
+    assert gone.cpu.change_bytes == -8 * KIB
+    assert gone.went[0].made_file is None
+
+
+def test_rebinding_frees_the_old_one_and_both_stand_in_the_peak() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(4 * KIB, dtype=torch.uint8)
+        x = x + 1
+    line = found(trace, "x = x + 1")
+    assert line.cpu.change_bytes == 0
+    assert line.cpu.peak_bytes - line.cpu.in_use_bytes == 4 * KIB
+    assert [tensor.made_line for tensor in line.went] == [line.line - 1]
+    assert len(line.appeared) == 1
+
+
+def leaking() -> None:
+    LEAK.append(torch.zeros(2 * KIB, dtype=torch.uint8))
+
+
+def test_a_leak_is_named_in_the_function_that_leaks_and_its_visits_are_one_record() -> None:
+    with loadtune.trace_memory() as trace:
+        for _ in range(10):
+            leaking()
+    line = found(trace, "LEAK.append")
+    assert (line.function, line.num_visits, line.cpu.change_bytes) == ("leaking", 10, 2 * KIB)
+    assert line.cpu.last_in_use_bytes - line.cpu.in_use_bytes == 9 * 2 * KIB
+    assert found(trace, "leaking()").cpu.change_bytes == 0
+    assert "10 times in all" in trace.text()
+
+
+def test_in_place_operations_and_views_change_nothing() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(4 * KIB)
+        x.add_(1)
+        y = x.view(2, -1).t()
+        x[0] = 3
+        del x
+        y.mul_(2)
+    for source in ("x.add_", "y = x.view", "x[0]", "del x", "y.mul_"):
+        line = found(trace, source)
+        assert (line.cpu.change_bytes, line.appeared, line.went) == (0, (), ()), source
+    assert found(trace, "x.add_").num_ops == 1
+
+
+def test_temporaries_of_one_line_stand_in_its_peak_alone() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(4 * KIB)
+        total = (x * 2 + 1).sum()
+    line = found(trace, "total =")
+    assert line.cpu.change_bytes == total.nbytes
+    assert line.num_temporaries == 2
+    assert line.temporary_bytes == 2 * x.nbytes
+    assert line.cpu.peak_bytes - found(trace, "x =").cpu.in_use_bytes == 2 * x.nbytes
+    assert trace.peak == line
+
+
+def test_a_storage_that_grows_is_followed() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(KIB, dtype=torch.uint8)
+        x.resize_(3 * KIB)
+        del x
+    assert [line.cpu.change_bytes for line in trace.lines] == [KIB, 2 * KIB, -3 * KIB]
+
+
+def test_a_called_function_has_its_own_lines_and_what_it_drops_goes_on_the_calling_line() -> None:
+    def work() -> None:
+        scratch = torch.zeros(4 * KIB, dtype=torch.uint8)
+        scratch.add_(1)
+
+    with loadtune.trace_memory() as trace:
+        work()
+    assert found(trace, "scratch = ").function == "work"
+    call = found(trace, "work()")
+    assert call.cpu.change_bytes == -4 * KIB
+    assert len(call.went) == 1
+
+
+def test_a_comprehension_belongs_to_its_line_and_a_generator_to_its_own() -> None:
+    def produce() -> Iterator[torch.Tensor]:
+        for size in (1, 2):
+            yield torch.zeros(size * KIB, dtype=torch.uint8)
+
+    with loadtune.trace_memory() as trace:
+        some = [torch.zeros(KIB, dtype=torch.uint8) for _ in range(3)]
+        others = list(produce())
+    assert found(trace, "some =").cpu.change_bytes == 3 * KIB
+    assert sum(line.cpu.change_bytes for line in trace.lines if line.function == "produce") == 3 * KIB
+    assert len(some) + len(others) == 5
+
+
+def test_training_puts_gradients_on_backward_and_state_on_the_step() -> None:
+    model = nn.Linear(32, 16)
+    optimizer = torch.optim.Adam(model.parameters())
+    with loadtune.trace_memory() as trace:
+        for _ in range(3):
+            loss = model(torch.ones(8, 32)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    backward = [line for line in trace.lines if line.source == "loss.backward()"]
+    assert {tensor.kind for tensor in backward[0].appeared} == {"gradient"}
+    assert {tensor.shape for tensor in backward[0].appeared} == {(16, 32), (16,)}
+    assert sum(tensor.storage_bytes for tensor in backward[0].appeared) == 4 * (32 * 16 + 16)
+    first = next(line for line in trace.lines if line.source == "optimizer.step()")
+    state = [tensor for tensor in first.appeared if tensor.kind == "optimizer state"]
+    assert sum(tensor.storage_bytes for tensor in state) == 2 * 4 * (32 * 16 + 16) + 2 * 4
+    assert sum(line.num_visits for line in trace.lines if line.source == "optimizer.step()") == 3
+    assert {t.kind for line in trace.lines for t in line.went if "zero_grad" in line.source} == {"gradient"}
+
+
+def test_gradients_that_accumulate_in_place_change_nothing_the_second_time() -> None:
+    weight = nn.Parameter(torch.ones(KIB))
+    with loadtune.trace_memory() as trace:
+        for _ in range(2):
+            (weight * 2).sum().backward()
+    first, second = (line for line in trace.lines if line.source.startswith("(weight"))
+    assert (first.cpu.change_bytes, second.cpu.change_bytes) == (weight.nbytes, 0)
+    assert [tensor.kind for tensor in first.appeared] == ["gradient"]
+
+
+def test_a_parameter_is_called_one() -> None:
+    with loadtune.trace_memory() as trace:
+        layer = nn.Linear(8, 4)
+        weight = nn.Parameter(torch.ones(3))
+    assert {tensor.kind for tensor in found(trace, "layer =").appeared} == {"Parameter"}
+    assert [tensor.kind for tensor in found(trace, "weight =").appeared] == ["Parameter"]
+    assert layer.weight.shape[0] + weight.shape[0] == 7
+
+
+def test_memory_that_no_operation_made_is_first_seen_where_it_is_used() -> None:
+    storage = torch.UntypedStorage(4 * KIB)
+    with loadtune.trace_memory() as trace:
+        x = torch.empty(0, dtype=torch.uint8)
+        x.set_(storage)
+    assert [tensor.storage_bytes for tensor in found(trace, "x.set_").appeared] == [4 * KIB]
+
+
+def test_memory_that_no_operation_used_is_told_without_a_line() -> None:
+    with loadtune.trace_memory() as trace:
+        model = nn.Linear(8, 4)
+        with _python_dispatch._disable_current_modes():  # as C++ makes them
+            hidden = torch.zeros(4 * KIB, dtype=torch.uint8)
+    assert hidden.nbytes in {tensor.storage_bytes for tensor in trace.record.unattributed}
+    assert model.weight.nbytes not in {tensor.storage_bytes for tensor in trace.record.unattributed}
+    assert "no line was seen to make or use them" in trace.text()
+
+
+def test_only_one_file_counts_what_others_do_for_the_calling_line(tmp_path: Path) -> None:
+    helper = tmp_path / "helper.py"
+    helper.write_text("import torch\ndef make():\n    x = torch.zeros(1024, dtype=torch.uint8)\n    return x\n")
+    namespace: dict[str, Callable[[], torch.Tensor]] = {}
+    exec(compile(helper.read_text(), str(helper), "exec"), namespace)
+    with loadtune.trace_memory(only=__file__) as trace:
+        kept = namespace["make"]()
+    assert {line.file for line in trace.lines} == {__file__}
+    assert found(trace, "kept =").cpu.change_bytes == kept.nbytes
+    with loadtune.trace_memory(only=[helper]) as trace:
+        kept = namespace["make"]()
+    assert found(trace, "x = torch").file == str(helper)
+    assert {line.file for line in trace.lines} <= {str(helper), None}
+
+
+def test_only_something_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(loadtune.UsageError, match="no such file or folder"):
+        loadtune.trace_memory(only=tmp_path / "nothing.py")
+
+
+def test_the_default_leaves_out_site_packages_and_the_standard_library() -> None:
+    kept = KeptFiles()
+    assert kept.keeps(__file__)
+    assert not kept.keeps(torch.__file__)
+    assert not kept.keeps(gc.__doc__ and msgspec.__file__)
+    assert not kept.keeps(sys.modules["argparse"].__file__ or "")
+    assert not kept.keeps(loadtune.__file__)
+    assert not kept.keeps("<frozen importlib._bootstrap>")
+
+
+def left_behind() -> tuple[object, ...]:
+    frame = sys._getframe(1)
+    hooks = len(optimizers._global_optimizer_post_hooks)
+    return sys.gettrace(), frame.f_trace, hooks, len(_python_dispatch._get_current_dispatch_mode_stack())
+
+
+def test_nothing_remains_afterwards() -> None:
+    before = left_behind()
+    x = torch.zeros(3)
+    with loadtune.trace_memory():
+        x = x + 1
+    assert left_behind() == before
+    import weakref
+
+    assert not weakref.getweakrefs(x.untyped_storage())
+
+
+def test_an_exception_goes_on_and_nothing_remains() -> None:
+    before = left_behind()
+
+    def failing() -> None:
+        x = torch.zeros(4 * KIB)
+        raise ValueError(x.shape)
+
+    trace = loadtune.trace_memory()
+    with pytest.raises(ValueError, match="4096"), trace:
+        failing()
+    assert left_behind() == before
+    assert found(trace, "x = torch").cpu.change_bytes == 16 * KIB
+    assert found(trace, "raise ValueError")
+
+
+def test_a_tracer_that_was_there_is_put_back() -> None:
+    seen: list[int] = []
+
+    def debugger(frame: FrameType, event: str, arg: Any) -> Any:
+        seen.append(frame.f_lineno)
+        return debugger
+
+    before = sys.gettrace()
+    sys.settrace(debugger)
+    try:
+        with loadtune.trace_memory() as trace:
+            torch.zeros(3)
+        assert sys.gettrace() is debugger
+    finally:
+        sys.settrace(before)
+    assert found(trace, "torch.zeros")
+
+
+def test_a_trace_inside_a_trace_is_refused_and_the_outer_one_goes_on() -> None:
+    with loadtune.trace_memory() as trace:
+        with pytest.raises(loadtune.UsageError, match="One trace at a time"), loadtune.trace_memory():
+            pass
+        x = torch.zeros(KIB)
+    assert found(trace, "x = torch").cpu.change_bytes == x.nbytes
+    with pytest.raises(loadtune.UsageError, match="second time"), trace:
+        pass
+    with loadtune.trace_memory():
+        pass
+
+
+def test_it_can_be_read_inside_the_block() -> None:
+    with loadtune.trace_memory() as trace:
+        x = torch.zeros(KIB)
+        lines = trace.lines
+    assert [line.cpu.change_bytes for line in lines] == [x.nbytes]
+
+
+def test_text_keeps_to_80_columns_and_json_comes_back() -> None:
+    with loadtune.trace_memory() as trace:
+        a_rather_long_name_of_a_variable_that_cannot_stand_in_the_table = torch.zeros(4 * KIB, dtype=torch.uint8)
+        copies = [a_rather_long_name_of_a_variable_that_cannot_stand_in_the_table.clone() for _ in range(20)]
+        copies.clear()
+    text = trace.text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "20 × Tensor [4096] uint8, 4.00 KiB, cpu" in text
+    assert text.splitlines()[-1].startswith("Peak ")
+    assert msgspec.json.decode(trace.json(), type=MemoryTrace) == trace.record
+    assert trace_text(trace.record) == text
+    assert trace_json(trace.record) == trace.json()
+
+
+class FakeMeter:
+    """A GPU whose counters the test sets."""
+
+    device: str | None = "cuda:0"
+
+    def __init__(self) -> None:
+        self.reading = CudaReading(1000, 1000)
+
+    def read(self) -> CudaReading | None:
+        return self.reading
+
+    def restart_peak(self) -> None:
+        self.reading = CudaReading(self.reading.allocated_bytes, self.reading.allocated_bytes)
+
+    def used_bytes(self) -> int | None:
+        return 5000
+
+
+def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> None:
+    meter = FakeMeter()
+    ledger = Ledger(meter)
+    ledger.start()
+    visit = ledger.begin("train.py", 3, "step")
+    ledger.born(Birth((100,), "float32", 400, "cuda:0"))
+    meter.reading = CudaReading(1000 + 512 + 2048, 9000)
+    ledger.pause()
+    ledger.end(visit)
+    following = ledger.begin("train.py", 4, "step")
+    ledger.pause()
+    ledger.end(following)
+    first, second = ledger.rows.values()
+    assert (first.visit.cuda_change, first.visit.cuda_peak, first.unattributed) == (2560, 9000, 2048)
+    assert (second.visit.cuda_change, second.visit.cuda_peak) == (0, 3560)
+    assert (first.visit.change, first.used) == (0, 5000)
+
+
+def test_a_gpu_has_a_column_for_nvml() -> None:
+    trace = Tracing(KeptFiles(), FakeMeter())
+    with trace:
+        x = torch.zeros(3)
+    text = trace.text()
+    assert x.shape == (3,)
+    assert "NVML" in text
+    assert "4.88 KiB" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert trace.record.device == "cuda:0"
