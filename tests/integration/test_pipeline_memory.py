@@ -13,8 +13,10 @@ from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 HOST = fake_host()
 GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")
-ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0}, budget_bytes=12 * GIB)
-"""Ends at 135 samples of 87 MB."""
+ONE_PRECISION = Surface(
+    compute_per_s={"fp32": 2300.0}, fixed_bytes=8 * GIB, bytes_per_sample={"fp32": 0.7e9}, budget_bytes=96 * GIB
+)
+"""Ends at 134 samples of 0.7 GB."""
 
 
 class Watching:
