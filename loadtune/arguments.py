@@ -4,11 +4,17 @@ Every message names the flag, what was found, what is allowed and what to do. Ap
 """
 
 import math
+import re
 from typing import cast, get_args
 
 from loadtune.errors import UsageError
 from loadtune.records import PRECISIONS, OptimizerName, Precision, TuneConfig, WorkloadSpec, YourSettings
 
+_UNITS = {
+    **dict.fromkeys(("", "B"), 1),
+    **{unit: 1024**power for power, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), 1)},
+    **{unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), 1)},
+}
 _LARGEST_SEED = 2**32 - 1  # NumPy's limit, which Optuna's samplers share
 
 
@@ -32,6 +38,18 @@ def optimizer_of(word: str) -> OptimizerName:
     if word not in get_args(OptimizerName):
         raise UsageError(f"--optimizer is {word!r}; it can be sgd (with momentum 0.9) or adamw. Name one of these.")
     return cast(OptimizerName, word)
+
+
+def memory_of(flag: str, word: str) -> int:
+    """``24GiB``, ``80 GB`` or bytes as a number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", word.strip())
+    factor = _UNITS.get(found[2].upper()) if found else None
+    if found is None or factor is None or not (count := int(float(found[1]) * factor)):
+        raise UsageError(
+            f"{flag} is {word!r}; it can be a number above 0 with a unit such as 24GiB, 80GB or 512MiB, or of bytes."
+            " Write it so."
+        )
+    return count
 
 
 def workload_of(
@@ -68,19 +86,19 @@ def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool |
 def check(config: TuneConfig) -> TuneConfig:
     """The same config, every number of it within its range."""
     _check_seconds(config.time_budget_s)
-    _check_at_least("--trials", config.num_trials, 1)
-    _check_at_least("--batch-size", config.yours.batch_size, 1)
-    _check_at_least("--num-workers", config.yours.num_workers, 0)
-    _check_at_least("--max-batch-size", config.max_batch_size, 1)
-    _check_at_least("--max-workers", config.max_workers, 0)
-    _check_at_least("--image-size", config.workload.image_size, 1)
-    _check_at_least("--num-classes", config.workload.num_classes, 1)
+    check_at_least("--trials", config.num_trials, 1)
+    check_at_least("--batch-size", config.yours.batch_size, 1)
+    check_at_least("--num-workers", config.yours.num_workers, 0)
+    check_at_least("--max-batch-size", config.max_batch_size, 1)
+    check_at_least("--max-workers", config.max_workers, 0)
+    check_at_least("--image-size", config.workload.image_size, 1)
+    check_at_least("--num-classes", config.workload.num_classes, 1)
     _check_seed(config.seed)
     _check_batches(config)
     return config
 
 
-def _check_at_least(flag: str, value: int | None, least: int) -> None:
+def check_at_least(flag: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise UsageError(
             f"{flag} is {value}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."

@@ -1,5 +1,5 @@
-"""The command line: words to a `TuneConfig`, a result to the terminal. With `ending` the only module that
-prints or exits.
+"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory` and `ending` the
+only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -8,18 +8,17 @@ reader of the output went away. Whatever is heavy is imported where it is used, 
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import Annotated, TextIO
 
 import typer
 
 from loadtune import __version__
 from loadtune.arguments import check, precisions_of, workload_of, yours_of
+from loadtune.cli_memory import memory
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from loadtune.terminal import show
 
 _DEFAULT = TuneConfig()
 _LOGS = {"bench.log", "study.db", "study.db-journal"}  # nobody reads them where there is no result beside them
@@ -132,6 +131,9 @@ def doctor(
             _print_banner(facts, None, sys.stdout)
 
 
+app.command()(memory)
+
+
 def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None:
     from loadtune.host import read_host
     from loadtune.report import store
@@ -169,7 +171,7 @@ def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, qu
 
     view = banner(facts, choose_device(facts, requested))
     if not quiet:
-        _print(banner_text(view), stream)
+        show(banner_text(view), stream)
 
 
 def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
@@ -187,20 +189,10 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
     from loadtune.report.view import summary
 
     if not (as_json and quiet):
-        _print(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
+        show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
         typer.echo(f"\nKept in {folder}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result).decode(), nl=False)
-
-
-def _print(content: "RenderableType", stream: TextIO) -> None:
-    from rich.console import Console
-
-    console = Console(file=stream, highlight=False)
-    with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
-        console.print(content)
-    stream.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
-    stream.flush()
 
 
 def _remove_if_empty(folder: Path, made: list[Path]) -> None:

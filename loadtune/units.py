@@ -15,6 +15,18 @@ def bytes_text(count: float | None, figures: int = 3) -> str:
     return f"{_figures(size, figures)} EiB"
 
 
+def count_text(count: int | None) -> str:
+    """How many, with three significant figures: ``512``, ``25.6 M``."""
+    if count is None:
+        return MISSING
+    number = float(count)
+    for unit in ("", " k", " M", " G"):
+        if number < 999.5:
+            return f"{number:.0f}" if not unit else f"{_figures(number)}{unit}"
+        number /= 1000
+    return f"{_figures(number)} T"
+
+
 def rate_text(samples_per_s: float | None) -> str:
     """Samples a second: ``3,412/s``; below 100 with one or two decimals."""
     if samples_per_s is None:

@@ -4,6 +4,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress, Reading
@@ -45,6 +46,7 @@ __all__ = [
     "PRECISIONS",
     "SCHEMA_VERSION",
     "AllocationTrace",
+    "BatchEstimate",
     "Bound",
     "CeilingLimit",
     "ComputePoint",
@@ -52,15 +54,18 @@ __all__ = [
     "FailureKind",
     "Finalist",
     "FitReport",
+    "FootprintReport",
     "GpuFacts",
     "GpuProcess",
     "HostFacts",
+    "LayerFootprint",
     "LineUse",
     "LiveObjects",
     "LoaderConfig",
     "Measurement",
     "MemoryCeiling",
     "MemoryFormat",
+    "MemoryLines",
     "MemoryTrace",
     "OptimizerName",
     "Precision",
@@ -68,6 +73,7 @@ __all__ = [
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "StepAccount",
     "Telemetry",
     "TensorKind",
     "TracedLine",

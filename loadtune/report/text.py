@@ -7,6 +7,7 @@ from rich.text import Text
 
 from loadtune.records import MemoryCeiling
 from loadtune.report.figures import Table
+from loadtune.report.footprint import FootprintView
 from loadtune.report.memory import (
     ALLOCATED,
     BUDGET_END,
@@ -40,6 +41,13 @@ def summary_text(view: Summary) -> RenderableType:
     parts += [] if view.curve is None else [_curve(view.curve)]
     parts += [_lines(section) for section in view.sections]
     parts += [_code(block) for block in view.code]
+    return Group(*(Group(Text(), part) for part in parts))
+
+
+def footprint_text(view: FootprintView) -> RenderableType:
+    """Tables, then what is said of them."""
+    parts: list[RenderableType] = [_table(table) for table in view.tables]
+    parts.append(Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in view.lines)))
     return Group(*(Group(Text(), part) for part in parts))
 
 

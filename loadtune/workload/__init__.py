@@ -9,7 +9,15 @@ from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.optimizers import make_optimizer
 from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
-from loadtune.workload.tasks import IGNORED_TARGET, Batch, Task, class_dimension, model_logits, num_classes_of_output
+from loadtune.workload.tasks import (
+    IGNORED_TARGET,
+    Batch,
+    Task,
+    class_dimension,
+    class_loss,
+    model_logits,
+    num_classes_of_output,
+)
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 __all__ = [
@@ -21,6 +29,7 @@ __all__ = [
     "Workload",
     "build_workload",
     "class_dimension",
+    "class_loss",
     "collate_samples",
     "fetch_samples",
     "last_line",

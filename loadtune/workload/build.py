@@ -1,5 +1,6 @@
 """A `WorkloadSpec`, and the caller's own objects where there are any → everything one training step needs."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +53,24 @@ class Workload:
         return self.family in ("classification", "video")
 
 
-def build_workload(spec: WorkloadSpec, objects: LiveObjects | None = None, device: torch.device = _CPU) -> Workload:
+def build_workload(
+    spec: WorkloadSpec,
+    objects: LiveObjects | None = None,
+    device: torch.device = _CPU,
+    making: AbstractContextManager[object] | None = None,
+) -> Workload:
     """Take the objects, resolve the names of the rest, build both. Raises WorkloadError, before anything was trained.
 
-    The workload stays on the CPU, but for tensors of a loss, which go to `device`.
+    The workload stays on the CPU, but for tensors of a loss, which go to `device`. The model, and
+    nothing else, is made within `making`: under fake tensors say, so that a model of any size takes no memory.
     """
     live = LiveParts() if objects is None else unpack_parts(objects, device)
     needs = model_needs(spec, is_live=live.model is not None)
     dataset = make_dataset(spec, needs, live)
     num_classes = spec.num_classes or num_classes_of(dataset) or needs.num_classes
     torch.manual_seed(spec.seed)
-    model = make_model(spec, needs, num_classes, live.model)
+    with making or nullcontext():
+        model = make_model(spec, needs, num_classes, live.model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(f"model {spec.model} has no parameter that can be trained.")
     return Workload(

@@ -1,5 +1,6 @@
 """A whole script under the tracer."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -87,3 +88,13 @@ def test_how_a_script_ends(tmp_path: Path, ending: str, told: tuple[str | None, 
 def test_no_such_script(tmp_path: Path) -> None:
     with pytest.raises(loadtune.UsageError, match="no such script"):
         run_traced(tmp_path / "nothing.py", [])
+
+
+def test_the_command_shows_the_scripts_lines_and_ends_as_the_script_does(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("import sys\nimport torch\n\nkept = torch.zeros(1024)\nsys.exit(int(sys.argv[1]))\n")
+    command = [sys.executable, "-m", "loadtune", "memory", "--trace", str(script), "--", "3"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 3
+    assert "kept = torch.zeros(1024)" in ended.stdout
+    assert "4.00 KiB" in ended.stdout

@@ -1,0 +1,108 @@
+"""Follows a forward pass through the model: which module is being run, what it returns, what is kept on its account.
+
+In: a module's hooks, and every tensor autograd saves. Out: `LayerFootprint`s in the order of calls.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from loadtune.footprint.live import LiveMemory, rounded
+from loadtune.records import LayerFootprint
+
+_LOSS = "(loss)"
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of one module."""
+
+    name: str
+    module: nn.Module | None
+    is_leaf: bool
+    num_parameters: int = 0
+    output_shape: tuple[int, ...] | None = None
+    output_bytes: int = 0
+    kept_bytes: int = 0
+
+
+class LayerWatch:
+    """Rows for one forward pass and its loss."""
+
+    def __init__(self, live: LiveMemory) -> None:
+        self._live = live
+        self._calls: list[_Call] = []
+        self._stack: list[_Call] = []
+        self._counted: set[nn.Module] = set()
+        self._after = _Call(_LOSS, None, is_leaf=False)
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Hooks on every module, and on what autograd saves."""
+        handles = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._enter(name)))
+            handles.append(module.register_forward_hook(self._leave))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda packed: packed):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def rows(self) -> tuple[LayerFootprint, ...]:
+        """Leaf modules, and whatever else keeps something of its own; the one that keeps most is marked."""
+        calls = [call for call in (*self._calls, self._after) if call.is_leaf or call.kept_bytes]
+        rows = [_row(call) for call in calls]
+        most = max(range(len(rows)), key=lambda at: rows[at].kept_bytes, default=None)
+        if most is not None and rows[most].kept_bytes:
+            rows[most] = replace(rows[most], is_largest=True)
+        return tuple(rows)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        call = self._stack[-1] if self._stack else self._after
+        call.kept_bytes += self._live.keep(tensor)
+        return tensor
+
+    def _enter(self, name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any) -> None:
+            call = _Call(name, module, is_leaf=next(module.children(), None) is None)
+            if module not in self._counted:
+                self._counted.add(module)
+                call.num_parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            self._calls.append(call)
+            self._stack.append(call)
+
+        return hook
+
+    def _leave(self, module: nn.Module, inputs: Any, returned: Any) -> None:
+        call = self._stack.pop()
+        given = {_storage(tensor) for tensor in _tensors(inputs)}
+        outputs = _tensors(returned)
+        call.output_shape = tuple(outputs[0].shape) if outputs else None
+        new = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in outputs}
+        call.output_bytes = sum(rounded(count) for key, count in new.items() if key not in given)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _row(call: _Call) -> LayerFootprint:
+    return LayerFootprint(
+        name=call.name or "(model)",
+        kind="" if call.module is None else type(call.module).__name__,
+        output_shape=call.output_shape,
+        num_parameters=call.num_parameters,
+        output_bytes=call.output_bytes,
+        kept_bytes=call.kept_bytes,
+    )

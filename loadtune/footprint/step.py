@@ -1,0 +1,120 @@
+"""Takes a plan's step through, on fake tensors: every operation is dispatched and allocates nothing.
+
+In: a `StepPlan` and a batch size. Out: the account's lines with their peak, and the layers of the forward pass.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from loadtune.footprint.checkpointing import checkpointed
+from loadtune.footprint.cuda_ways import CudaWays
+from loadtune.footprint.layers import LayerWatch
+from loadtune.footprint.live import BUFFERS, GRADIENTS, INPUT, PARAMETERS, STATE, LiveMemory
+from loadtune.footprint.plan import StepPlan
+from loadtune.records import LayerFootprint, MemoryLines, Precision
+
+_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What one pass showed."""
+
+    largest: MemoryLines
+    at_peak: MemoryLines
+    peak_bytes: int
+    layers: tuple[LayerFootprint, ...] = ()
+
+
+def take_step(plan: StepPlan, batch_size: int, *, checkpoint: bool = False) -> Taken:
+    """A training step after a first one, which made the optimizer's state."""
+    live = LiveMemory()
+    plan.model.train()
+    with _on_fake_device(plan, live), ExitStack() as until_end:
+        if checkpoint:
+            until_end.enter_context(checkpointed(plan.model, live.keep))
+        batch = _start(plan, live, batch_size)
+        optimizer = _optimizer(plan)
+        until_end.callback(plan.model.zero_grad, set_to_none=True)
+        until_end.enter_context(_gradients_marked(plan.model, live))
+        _step(plan, live, optimizer, batch)
+        _mark_state(optimizer, live)
+        optimizer.zero_grad(set_to_none=True)
+        live.start_anew()
+        layers = _step(plan, live, optimizer, batch)
+        return Taken(largest=live.largest, at_peak=live.at_peak, peak_bytes=live.peak_bytes, layers=layers)
+
+
+def take_forward(plan: StepPlan, batch_size: int) -> Taken:
+    """A forward pass in evaluation mode without gradients."""
+    live = LiveMemory()
+    plan.model.eval()
+    with _on_fake_device(plan, live), torch.no_grad(), _autocast(plan):
+        inputs, _ = _start(plan, live, batch_size)
+        plan.model(inputs)
+    return Taken(largest=live.largest, at_peak=live.at_peak, peak_bytes=live.peak_bytes)
+
+
+@contextmanager
+def _on_fake_device(plan: StepPlan, live: LiveMemory) -> Iterator[None]:
+    with plan.fake, live, CudaWays():
+        yield
+
+
+def _start(plan: StepPlan, live: LiveMemory, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    live.mark(plan.model.parameters(), PARAMETERS)
+    live.mark(plan.model.buffers(), BUFFERS)
+    batch = plan.inputs.batch(batch_size), plan.targets.batch(batch_size)
+    live.mark(batch, INPUT)
+    return batch
+
+
+def _step(
+    plan: StepPlan, live: LiveMemory, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[LayerFootprint, ...]:
+    watch = LayerWatch(live)
+    with watch.watching(plan.model), _autocast(plan):
+        loss = plan.task(plan.model, *batch)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return watch.rows()
+
+
+def _autocast(plan: StepPlan) -> torch.autocast:
+    dtype = _AUTOCAST_DTYPES[plan.precision]
+    return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
+
+
+def _optimizer(plan: StepPlan) -> torch.optim.Optimizer:
+    """As PyTorch takes it on CUDA where nothing else is asked for: all parameters in one call, not one by one."""
+    optimizer = plan.make_optimizer(plan.model)
+    for group in optimizer.param_groups:
+        if group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True
+    return optimizer
+
+
+@contextmanager
+def _gradients_marked(model: nn.Module, live: LiveMemory) -> Iterator[None]:
+    def mark(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            live.mark((parameter.grad,), GRADIENTS)
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    handles = [parameter.register_post_accumulate_grad_hook(mark) for parameter in trained]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark_state(optimizer: torch.optim.Optimizer, live: LiveMemory) -> None:
+    tensors = [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
+    live.forget(tensor for tensor in tensors if tensor.dim() == 0)  # Adam counts its steps on the CPU
+    live.mark((tensor for tensor in tensors if tensor.dim() > 0), STATE)

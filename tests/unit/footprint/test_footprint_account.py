@@ -1,0 +1,215 @@
+"""The account of a step, checked against what arithmetic says of small and of well-known models."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from loadtune.errors import WorkloadError
+from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_layers, estimate_step, largest_batch
+from loadtune.footprint.live import rounded
+from loadtune.footprint.plan import plan_of_factory
+from loadtune.records import Precision
+
+MIB = 2**20
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters())
+
+
+def conv_stack() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding=1),
+    )
+
+
+class Classifier(nn.Module):
+    """A body whose map is averaged to logits."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.body(inputs).mean((-2, -1))
+
+
+def vgg16_at_1024() -> nn.Module:
+    """VGG16 whose first linear layer takes the 32×32 map as it is."""
+    model = torchvision.models.vgg16(weights=None)
+    model.avgpool = nn.Identity()
+    model.classifier[0] = nn.Linear(512 * 32 * 32, 4096)
+    return model
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [(sgd, 0), (momentum, 1), (adam, 2)])
+def test_gradients_are_one_copy_of_the_parameters_and_state_none_one_or_two(
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer], copies: int
+) -> None:
+    account = estimate_step(plan_of_factory(lambda: nn.Linear(32, 16), (32,), optimizer=optimizer), 100)
+    parameters = 32 * 16 * 4 + rounded(16 * 4)
+    assert account.num_parameters == 32 * 16 + 16
+    assert account.largest.parameters_bytes == parameters
+    assert account.largest.gradients_bytes == parameters
+    assert account.largest.optimizer_state_bytes == copies * parameters
+    lines = account.largest
+    total = lines.parameters_bytes + lines.gradients_bytes + lines.optimizer_state_bytes
+    assert total == (2 + copies) * parameters
+
+
+def test_a_linear_layer_keeps_its_input_and_no_activation_but_the_losses() -> None:
+    account = estimate_step(plan_of_factory(lambda: nn.Linear(32, 16), (32,), optimizer=sgd), 100)
+    assert account.largest.input_bytes == rounded(100 * 32 * 4) + rounded(100 * 8)
+    # log-softmax's output, and the total weight of the negative log likelihood
+    assert account.largest.activations_bytes == rounded(100 * 16 * 4) + rounded(4)
+
+
+def test_lines_at_the_peak_add_up_to_it() -> None:
+    for optimizer in (sgd, momentum, adam):
+        account = estimate_step(plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32), optimizer=optimizer), 4)
+        assert account.at_peak.total_bytes + account.unexplained_bytes == account.peak_bytes
+        assert account.unexplained_bytes == 0
+        assert account.forward_only.total_bytes == account.forward_only_peak_bytes
+        assert account.forward_only.activations_bytes == account.forward_only.gradients_bytes == 0
+        assert account.forward_only_peak_bytes < account.peak_bytes
+
+
+def test_an_in_place_relu_is_counted_once() -> None:
+    plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
+    account = estimate_step(plan, 4)
+    assert account.num_parameters == 112_576
+    assert account.num_parameters * 4 == pytest.approx(0.450e6, rel=1e-3)
+    rows = {row.name: row for row in estimate_layers(plan, 4)}
+    one_map = 4 * 64 * 32 * 32 * 4
+    assert rows["body.0"].output_bytes == rows["body.2"].output_bytes == one_map
+    assert rows["body.1"].output_bytes == rows["body.3"].output_bytes == 0
+    # each map once, although convolution, ReLU and pooling all save it; pooling adds its indices
+    assert rows["body.1"].kept_bytes == rows["body.3"].kept_bytes == one_map
+    assert rows["body.2"].kept_bytes == 0
+    assert rows["body.4"].kept_bytes == one_map // 4 * 2
+    assert rows["body.5"].kept_bytes == one_map // 4
+
+
+def test_layers_add_up_to_the_activations_and_one_is_the_largest() -> None:
+    plan = plan_of_factory(lambda: torchvision.models.resnet18(weights=None), (3, 64, 64))
+    rows = estimate_layers(plan, 4)
+    assert sum(row.kept_bytes for row in rows) == estimate_step(plan, 4).largest.activations_bytes
+    assert [row.kept_bytes for row in rows if row.is_largest] == [max(row.kept_bytes for row in rows)]
+    assert [row.name for row in rows][:3] == ["conv1", "bn1", "relu"]
+    assert sum(row.num_parameters for row in rows) == 11_689_512
+
+
+@pytest.mark.parametrize(("name", "mib"), [("vgg16", 527.8), ("densenet201", 76.3)])
+def test_parameters_of_torchvisions_own(name: str, mib: int) -> None:
+    plan = plan_of_factory(lambda: torchvision.models.get_model(name, weights=None), (3, 224, 224))
+    assert sum(parameter.numel() for parameter in plan.model.parameters()) * 4 / MIB == pytest.approx(mib, abs=0.06)
+
+
+def test_vgg16_on_large_images_is_mostly_its_first_linear_layer() -> None:
+    plan = plan_of_factory(vgg16_at_1024, (3, 1024, 1024), optimizer=sgd)
+    account = estimate_step(plan, 1)
+    assert account.num_parameters * 4 / MIB == pytest.approx(8327.8, abs=0.1)
+    assert account.largest.gradients_bytes == account.largest.parameters_bytes
+    first = estimate_layers(plan, 1)[0]
+    assert (first.name, first.output_shape, first.output_bytes) == ("features.0", (1, 64, 1024, 1024), 256 * MIB)
+
+
+def test_densenet201_on_large_images_is_mostly_activations() -> None:
+    plan = plan_of_factory(lambda: torchvision.models.densenet201(weights=None), (3, 1024, 1024))
+    largest = estimate_step(plan, 1).largest
+    # 77 MiB as a file: with the running means and variances
+    assert (largest.parameters_bytes + largest.buffers_bytes) / MIB == pytest.approx(77, abs=0.9)
+    assert largest.activations_bytes > 20 * largest.parameters_bytes
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_about_halves_activations_and_nothing_else(precision: Precision) -> None:
+    def estimated(chosen: Precision) -> int:
+        plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 64, 64), precision=chosen)
+        largest = estimate_step(plan, 16).largest
+        assert largest.gradients_bytes == largest.parameters_bytes == largest.optimizer_state_bytes
+        return largest.activations_bytes
+
+    # pooling's indices stay as wide as they are, and copies of input and weights come on top
+    assert 0.5 < estimated(precision) / estimated("fp32") < 0.65
+
+
+def test_resnet50_takes_the_bytes_a_sample_that_an_h200_was_measured_to() -> None:
+    def bytes_per_sample(precision: Precision) -> float:
+        plan = plan_of_factory(lambda: torchvision.models.resnet50(weights=None), (3, 224, 224), precision=precision)
+        return largest_batch(plan, 24 * 2**30).bytes_per_sample
+
+    assert bytes_per_sample("fp32") == pytest.approx(86.7e6, rel=0.01)
+    assert bytes_per_sample("bf16") == pytest.approx(44.8e6, rel=0.01)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
+    memory = 4 * 2**30
+    found = largest_batch(plan, memory)
+    left = memory - CUDA_CONTEXT_BYTES
+    assert estimate_step(plan, found.batch_size).peak_bytes == pytest.approx(left, rel=0.01)
+    assert found.batch_size * found.bytes_per_sample + found.fixed_bytes <= left
+    assert (found.batch_size + 1) * found.bytes_per_sample + found.fixed_bytes > left
+    assert largest_batch(plan, CUDA_CONTEXT_BYTES).batch_size == 0
+
+
+def equal_blocks() -> nn.Module:
+    blocks = (nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.Tanh()))) for _ in range(8))
+    return nn.Sequential(*blocks)
+
+
+def test_checkpointing_equal_blocks_at_least_halves_what_is_kept() -> None:
+    plan = plan_of_factory(equal_blocks, (256,))
+    plain, checkpointed = (estimate_step(plan, 1024, checkpoint=wanted) for wanted in (False, True))
+    assert checkpointed.largest.activations_bytes <= plain.largest.activations_bytes / 2
+    assert checkpointed.peak_bytes < plain.peak_bytes
+    assert checkpointed.unexplained_bytes == 0
+    assert estimate_step(plan, 1024) == plain  # the model is as it was
+
+
+def test_checkpointing_a_model_without_blocks_says_so() -> None:
+    with pytest.raises(WorkloadError, match="finds no blocks in Linear"):
+        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (8,)), 2, checkpoint=True)
+
+
+class Counts(nn.Module):
+    """What it computes depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) * inputs.sum().item()
+
+
+def test_a_model_that_needs_values_is_refused_in_words() -> None:
+    with pytest.raises(WorkloadError, match="values of its tensors"):
+        estimate_step(plan_of_factory(Counts, (8,)), 2)
+
+
+def test_a_shape_that_the_model_does_not_take_is_said() -> None:
+    with pytest.raises(WorkloadError, match=r"does not take a batch of 2 inputs of shape \(9,\)"):
+        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (9,)), 2)
+
+
+def test_no_cuda_context_and_no_memory_of_the_models_size() -> None:
+    estimate_step(plan_of_factory(lambda: nn.Linear(2**18, 2**18), (2**18,)), 1)  # 256 GiB of weights
+    assert not torch.cuda.is_initialized()

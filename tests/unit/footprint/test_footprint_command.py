@@ -1,0 +1,85 @@
+"""``loadtune memory``: what it prints, that it fits a terminal, and how it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from loadtune.cli import app
+
+SMALL = ("--model", "resnet18", "--image-size", "64", "--batch-size", "4", "--estimate")
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, ["memory", *words], prog_name="loadtune")
+
+
+def test_tables_fit_80_columns_and_lines_are_named() -> None:
+    ended = invoke(*SMALL, "--per-layer", "--checkpoint", "--memory", "24GiB", "--precision", "bf16")
+    assert ended.exit_code == 0, ended.output
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    for words in (
+        "parameters",
+        "optimizer state",
+        "activations kept",
+        "not explained",
+        "peak",
+        "checkpointed",
+        "conv1",
+    ):
+        assert words in ended.stdout
+    assert "In 24.0 GiB: a batch of " in ended.stdout
+    assert "nothing was run" in ended.stdout
+
+
+def test_json_holds_the_whole_report() -> None:
+    ended = invoke(*SMALL, "--json", "--per-layer", "--memory", "2GiB")
+    report = json.loads(ended.stdout)
+    assert report["account"]["batch_size"] == 4
+    assert report["account"]["estimated"] is True
+    assert report["account"]["fragmentation_bytes"] is None
+    assert report["checkpointed"] is None
+    assert report["layers"][0]["name"] == "conv1"
+    assert report["largest_batch"]["batch_size"] > 0
+
+
+def test_without_a_gpu_it_says_why_it_estimates() -> None:
+    ended = invoke(*SMALL[:-1])
+    assert ended.exit_code == 0
+    assert "estimated from shapes" in ended.stderr
+    assert "estimated from shapes" not in invoke(*SMALL).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--batch-size 0", "--batch-size is 0;"),
+        ("--image-size 0", "--image-size is 0;"),
+        ("--precision fp8", "--precision is 'fp8';"),
+        ("--optimizer lion", "--optimizer is 'lion';"),
+        ("--memory 24Gb/s", "--memory is '24Gb/s';"),
+        ("--memory 0GiB", "--memory is '0GiB';"),
+        ("--memory lots", "--memory is 'lots';"),
+        ("--model resnet51", "Did you mean resnet"),
+        ("--model vgg11 --checkpoint --batch-size 2", "--checkpoint finds no blocks in VGG"),
+        ("--model resnet18 --batch-size 1 --image-size 32", "does not take a batch of 1"),
+        ("--model fasterrcnn_mobilenet_v3_large_fpn --batch-size 2", "cannot be estimated"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_code_2(words: str, told: str) -> None:
+    ended = invoke("--estimate", *words.split())
+    assert ended.exit_code == 2, ended.output
+    assert told in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_help_loads_no_torch() -> None:
+    code = (
+        "import sys; from loadtune.cli import app\n"
+        "try: app(['memory', '--help'])\n"
+        "except SystemExit: print('torch' in sys.modules, 'rich' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout.endswith("False False\n")
