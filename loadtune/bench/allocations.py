@@ -1,23 +1,16 @@
 """Recording what a step asks of CUDA's caching allocator, through PyTorch's own memory history."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from loadtune.host import read_alloc_conf
 from loadtune.records import AllocationTrace
 
 # Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
 _MAX_EVENTS = 400_000
-# The allocator's settings, as PyTorch spells them; what any of them changes is not modelled.
-_CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-def alloc_conf() -> str | None:
-    """The allocator's settings in force. None: none were given."""
-    return next((os.environ[name] for name in _CONF_VARIABLES if os.environ.get(name)), None)
 
 
 class AllocationRecorder:
@@ -27,7 +20,7 @@ class AllocationRecorder:
         self.trace: AllocationTrace | None = None
         self._device, self._batch_size = device, batch_size
         self._marks: list[int] = []
-        self._on = on and device.type == "cuda" and alloc_conf() is None
+        self._on = on and device.type == "cuda" and read_alloc_conf() is None
 
     def mark(self) -> None:
         """A training step begins."""

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loadtune.bench.allocations import AllocationRecorder
+from loadtune.bench.circumstances import increase
 from loadtune.bench.failures import classify_error
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
-from loadtune.records import FitReport, TrialFailure
+from loadtune.records import MEMORY_KINDS, FitReport, TrialFailure
 from loadtune.workload import Batch
-
-_MEMORY_KINDS = ("oom", "host_oom", "shm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ class _Steps:
         self.trainer.step(batch)
         self.trainer.synchronize()
         self.step_s = time.monotonic() - started
-        self.last_retries = _since(retries, self.memory.num_retries())
+        self.last_retries = increase(retries, self.memory.num_retries())
         self.line.pulse()
 
     def report(self, budget: int) -> FitReport:
@@ -107,7 +106,7 @@ class _Steps:
             steady_peak_bytes=self.steady_peak,
             reserved_peak_bytes=self.reserved_peak,
             outside_bytes=self.memory.outside_bytes(),
-            num_alloc_retries=_since(self.retries_before, self.memory.num_retries()),
+            num_alloc_retries=increase(self.retries_before, self.memory.num_retries()),
             budget_bytes=budget,
             step_s=self.step_s,
         )
@@ -138,7 +137,7 @@ def _evaluate(steps: _Steps) -> int | None:
         steps.trainer.evaluate(steps.batch)
         steps.trainer.synchronize()
     except Exception as error:
-        if classify_error(error) in _MEMORY_KINDS:
+        if classify_error(error) in MEMORY_KINDS:
             raise
         traceback.print_exc()  # into the log
         return None
@@ -149,10 +148,6 @@ def _evaluate(steps: _Steps) -> int | None:
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((value for value in (one, other) if value is not None), default=None)
-
-
-def _since(before: int | None, now: int | None) -> int | None:
-    return None if before is None or now is None else now - before
 
 
 def _over_budget(peak: int, budget: int, phase: str) -> TrialFailure | None:

@@ -3,10 +3,11 @@
 Importing it costs nothing: psutil, pynvml and the readers of the machine are loaded by the first question.
 """
 
+from loadtune.host.alloc_conf import read_alloc_conf
 from loadtune.host.clock import MonotonicClock
 from loadtune.host.devices import choose_device, freest_gpu
 from loadtune.host.facts import read_host
 from loadtune.host.gpu import read_gpus
 from loadtune.host.telemetry import Sampler
 
-__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_gpus", "read_host"]
+__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_alloc_conf", "read_gpus", "read_host"]

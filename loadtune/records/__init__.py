@@ -19,6 +19,7 @@ from loadtune.records.result import (
     Winner,
 )
 from loadtune.records.timing import (
+    MEMORY_KINDS,
     ComputePoint,
     FailureKind,
     Measurement,
@@ -43,6 +44,7 @@ from loadtune.records.workload import (
 )
 
 __all__ = [
+    "MEMORY_KINDS",
     "PRECISIONS",
     "SCHEMA_VERSION",
     "AllocationTrace",

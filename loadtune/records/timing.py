@@ -15,6 +15,10 @@ from loadtune.records.configs import Recipe
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
 
 
+MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
+"""The device's memory, the RAM or /dev/shm ran out."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialFailure:
     """How a request to the bench ended, when not with a figure. Data, never the end of the run."""
@@ -33,7 +37,7 @@ class TrialFailure:
     @property
     def is_of_memory(self) -> bool:
         """Whether the device's memory, the RAM or /dev/shm ran out."""
-        return self.kind in ("oom", "host_oom", "shm")
+        return self.kind in MEMORY_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

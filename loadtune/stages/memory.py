@@ -1,10 +1,10 @@
 """The memory stage: a ceiling per precision with what it was measured against, and whether that still holds later."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 
+from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import probe_memory
 from loadtune.records import (
@@ -23,9 +23,6 @@ from loadtune.seams import Bench
 from loadtune.stages.probing import loader_top, point_of
 from loadtune.stages.run import Run
 from loadtune.units import bytes_text, seconds_text
-
-ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""Environment variables with the allocator's settings; PyTorch is renaming the first to the second."""
 
 LOST, LOST_BYTES = 0.01, 1 << 30
 """Share of the budget, or bytes, that have to be gone before anything is said: a bench that was replaced takes its
@@ -70,14 +67,13 @@ def find_ceiling(
         num_steps=num_steps,
         step_limit_s=step_limit_s,
     )
-    conf = next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
     gpu = _gpu(host_before, device)
     return replace(
         ceiling,
         capacity_bytes=facts.memory_capacity_bytes,
         others_bytes=None if gpu is None else gpu.others_bytes,
         others=() if gpu is None else others_text(gpu),
-        alloc_conf=conf if device.kind == "cuda" else None,
+        alloc_conf=read_alloc_conf() if device.kind == "cuda" else None,
     )
 
 
