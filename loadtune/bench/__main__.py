@@ -3,9 +3,10 @@
 import faulthandler
 import signal
 import sys
+import traceback
 from multiprocessing.connection import Connection
 
-from loadtune.bench.lifeline import watch_lifeline
+from loadtune.bench.lifeline import leave, watch_lifeline
 
 
 def main() -> None:
@@ -13,9 +14,18 @@ def main() -> None:
     socket, lifeline = (int(argument) for argument in sys.argv[1:3])
     watch_lifeline(lifeline)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
-    from loadtune.bench.server import serve  # imports torch
+    status = 1
+    try:
+        from loadtune.bench.server import serve  # imports torch
 
-    serve(Connection(socket))
+        serve(Connection(socket))
+        status = 0
+    except BaseException:
+        traceback.print_exc()  # into the log
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        leave(status)
 
 
 if __name__ == "__main__":

@@ -30,14 +30,15 @@ def group_members(group: int, proc: Path = PROC) -> set[int]:
 
 def kill_group(group: int, *, spare: int | None = None) -> None:
     """Kill a group's members, wait until they are gone, take away what they left. `spare` is left alive."""
-    members = group_members(group) - {spare}
-    for pid in members:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    killed: set[int] = set()
     deadline = time.monotonic() + _DEATH_S
-    while any(_is_alive(pid) for pid in members) and time.monotonic() < deadline:
+    while (members := group_members(group) - {spare}) and time.monotonic() < deadline:  # one may just be born
+        for pid in members - killed:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= members
         time.sleep(0.005)
-    remove_segments(members)
+    remove_segments(killed)
 
 
 def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
