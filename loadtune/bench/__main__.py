@@ -1,9 +1,9 @@
 """``python -m loadtune.bench SOCKET LIFELINE``: two inherited descriptors. Started by `BenchClient`, not by people."""
 
+import atexit
 import faulthandler
 import signal
 import sys
-import traceback
 from multiprocessing.connection import Connection
 
 from loadtune.bench.lifeline import leave, watch_lifeline
@@ -14,18 +14,11 @@ def main() -> None:
     socket, lifeline = (int(argument) for argument in sys.argv[1:3])
     watch_lifeline(lifeline)
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
-    status = 1
-    try:
-        from loadtune.bench.server import serve  # imports torch
+    atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is
+    from loadtune.bench.server import serve  # imports torch
 
-        serve(Connection(socket))
-        status = 0
-    except BaseException:
-        traceback.print_exc()  # into the log
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        leave(status)
+    serve(Connection(socket))
+    leave(0)
 
 
 if __name__ == "__main__":

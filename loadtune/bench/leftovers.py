@@ -20,16 +20,26 @@ _DEATH_S = 2.0
 
 _DEAD = ("Z", "X")
 
+_ending: set[int] = set()
 
-def group_members(group: int, proc: Path = PROC) -> set[int]:
-    """Ids of the living processes of a group."""
+
+def group_members(group: int, proc: Path = PROC, *, dead: bool = False) -> set[int]:
+    """Ids of the living processes of a group, and with `dead` of those that nobody has reaped yet."""
     return {
-        pid for pid in _all_pids(proc) if (found := _stat(pid, proc)) and found[1] == group and found[0] not in _DEAD
+        pid
+        for pid in _all_pids(proc)
+        if (found := _stat(pid, proc)) and found[1] == group and (dead or found[0] not in _DEAD)
     }
+
+
+def answer_for(pids: Iterable[int]) -> None:
+    """These are being ended: a `kill_group` that comes before the end of it takes away what they left."""
+    _ending.update(pids)
 
 
 def kill_group(group: int, *, spare: int | None = None) -> None:
     """Kill a group's members, wait until they are gone, take away what they left. `spare` is left alive."""
+    ended = group_members(group, dead=True) | _ending
     killed: set[int] = set()
     deadline = time.monotonic() + _DEATH_S
     while (members := group_members(group) - {spare}) and time.monotonic() < deadline:  # one may just be born
@@ -38,7 +48,7 @@ def kill_group(group: int, *, spare: int | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
         killed |= members
         time.sleep(0.005)
-    remove_segments(killed)
+    remove_segments(ended | killed)
 
 
 def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
@@ -48,6 +58,7 @@ def remove_segments(pids: Iterable[int], folder: Path = SHM) -> None:
             continue
         for segment in folder.glob(f"torch_{pid}_*"):
             segment.unlink(missing_ok=True)
+        _ending.discard(pid)
 
 
 def _is_alive(pid: int, proc: Path = PROC) -> bool:

@@ -1,7 +1,9 @@
 """The bench must not outlive its controller. A pipe tells; a training loop reads no pipes, a thread does."""
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 from typing import NoReturn
 
@@ -21,10 +23,14 @@ def leave(status: int) -> NoReturn:
     A controller that dies is noticed twice, by the lifeline and by the loop that speaks to it or whose workers were
     just killed: whoever comes second waits, or it would end the process before the other has taken away what they left.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the DataLoader's handler raises for each worker killed
-    with _ending:
-        kill_group(os.getpgrp(), spare=os.getpid())
-        os._exit(status)
+    while True:
+        with contextlib.suppress(BaseException):  # the DataLoader's handler raises for each worker killed, anywhere
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with _ending:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                kill_group(os.getpgrp(), spare=os.getpid())
+                os._exit(status)
 
 
 def _watch(descriptor: int) -> None:

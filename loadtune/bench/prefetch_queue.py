@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.data._utils as loader_internals
 
-from loadtune.bench.leftovers import remove_segments
+from loadtune.bench.leftovers import answer_for, remove_segments
 
 # Patience with workers that are in the middle of a batch nobody wants, all of them together. PyTorch gives each 5 s,
 # one after the other; 50 ms each made 1 s of every trial with 16 workers.
@@ -43,14 +43,14 @@ def end_workers(iterator: Any) -> None:
     if shut_down is None:
         return
     workers = getattr(iterator, "_workers", ())
+    pids = [worker.pid for worker in workers if worker.pid is not None]
+    answer_for(pids)
     with _impatient(_PATIENCE_S / max(1, len(workers))):
         shut_down()
     deadline = time.monotonic() + _TERMINATE_S
     for worker in workers:  # told to terminate one right after the other, waited for together
         worker.join(max(0.0, deadline - time.monotonic()))
-    remove_segments(
-        worker.pid for worker in workers if worker.pid is not None
-    )  # of the batch each was in the middle of
+    remove_segments(pids)  # of the batch each was in the middle of
     with contextlib.suppress(AttributeError, queue.Empty):
         iterator._task_info.clear()
         while isinstance(iterator._data_queue, queue.Queue):

@@ -5,34 +5,44 @@ from pathlib import Path
 
 import pytest
 
-LEAVES_AS_ITS_WORKER_DIES = """
-import os, sys, time
+LEAVES_AS_ITS_WORKERS_DIE = """
+import os, signal, sys, time
 from loadtune.bench.lifeline import leave, watch_lifeline
+
+def told(*_):
+    raise RuntimeError("a worker was killed")  # as the DataLoader's handler does
+
 watch_lifeline(int(sys.argv[1]))
-worker = os.fork()
-if worker == 0:
-    open(f"/dev/shm/torch_{os.getpid()}_planted", "w").close()
-    print(os.getpid(), flush=True)
+for _ in range(3):
+    if os.fork() == 0:
+        open(f"/dev/shm/torch_{os.getpid()}_planted", "w").close()
+        os.write(1, b"%d\\n" % os.getpid())  # in one piece
+        time.sleep(60)
+signal.signal(signal.SIGCHLD, told)
+os.write(1, b"ready\\n")
+try:
     time.sleep(60)
-os.waitpid(worker, 0)
-leave(3)
+except RuntimeError:
+    leave(3)
 """
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
 @pytest.mark.timeout(60)
-def test_a_process_whose_worker_the_lifeline_ends_leaves_no_segment():
+def test_a_process_whose_workers_the_lifeline_ends_leaves_no_segment():
     read, lifeline = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-c", LEAVES_AS_ITS_WORKER_DIES, str(read)],
+        [sys.executable, "-c", LEAVES_AS_ITS_WORKERS_DIE, str(read)],
         stdout=subprocess.PIPE,
         text=True,
         pass_fds=(read,),
         start_new_session=True,
     ) as process:
-        planted = Path(f"/dev/shm/torch_{int(process.stdout.readline())}_planted")
-        assert planted.exists()
+        said = {process.stdout.readline().strip() for _ in range(4)}
+        planted = [Path(f"/dev/shm/torch_{pid}_planted") for pid in said - {"ready"}]
+        assert len(planted) == 3
+        assert all(path.exists() for path in planted)
         os.close(lifeline)
         os.close(read)
         process.wait()
-    assert not planted.exists()
+    assert not any(path.exists() for path in planted)

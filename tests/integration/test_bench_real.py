@@ -102,7 +102,7 @@ def short_epochs(tmp_path_factory):
 def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent):
     watch = Windows(enough=3)
     short_epochs.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
-    assert sum(window.num_steps for window in watch) > 3
+    assert 1 + sum(window.num_steps for window in watch) > 3  # the first step is in no window
     assert all(window.num_samples == 8 * window.num_steps for window in watch)
 
 

@@ -19,6 +19,7 @@ def test_living_members_of_the_group_and_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "14").mkdir()  # gone between the two looks
     (tmp_path / "meminfo").touch()
     assert group_members(10, tmp_path) == {10, 11}
+    assert group_members(10, tmp_path, dead=True) == {10, 11, 12}
 
 
 def test_without_proc_nobody_is_found(tmp_path: Path) -> None:
