@@ -1,0 +1,42 @@
+"""A bench without a process: the real server on a thread of the test's own, over a real pipe, pickles and all.
+
+A process takes seconds to import torch. Whatever is about answers, not about processes, is asked of this one.
+"""
+
+import multiprocessing
+import os
+import threading
+
+from loadtune.bench.server import serve
+
+
+class BenchInThread:
+    """What `BenchClient` needs of a `BenchProcess`. Nobody may kill it, and it has no log."""
+
+    pid = os.getpid()
+
+    def __init__(self, device, log_path):
+        self.connection, theirs = multiprocessing.Pipe()
+        self._thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
+        self._thread.start()
+
+    def send(self, message):
+        self.connection.send(message)
+
+    def receive(self, timeout_s):
+        return self.connection.recv() if self.connection.poll(timeout_s) else None
+
+    def has_exited(self):
+        return not self._thread.is_alive()
+
+    def close(self, goodbye=None):
+        self.connection.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "the server does not notice that its controller is gone"
+        return 0
+
+    def log_size(self):
+        return 0
+
+    def log_tail(self, num_lines=0):
+        return ""
