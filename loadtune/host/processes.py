@@ -1,4 +1,4 @@
-"""What a process and everything it started use: CPU time as cores, resident memory.
+"""What a process and everything it started use, each by its part: CPU time as cores, resident memory.
 
 In: a process id that may change or be None. Out: one `TreeUse` a call. Processes come and go between two looks; one
 that is new counts from the moment it is first seen, one that ended until it was last seen. Differences are taken
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loadtune.host.process_roles import Role, roles
+
 CHILDREN_EVERY_S = 0.5
 """Finding the children reads every process of the machine: 2 ms at 90 processes, where reading one known process takes
 0.03 ms. Workers live for seconds at the least, so half a second loses little of them."""
@@ -19,58 +21,75 @@ CHILDREN_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeUse:
-    """None: nobody there, or not for long enough to take a difference."""
+class ProcessUse:
+    """One process."""
 
-    cores: float | None = None
-    rss_bytes: int | None = None
+    role: Role
+    cores: float | None
+    """None: seen for the first time."""
+    rss_bytes: int
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One process of the tree, and what it had used at the last look."""
+
+    process: Any
+    """psutil's: equal when id and start time are."""
+    role: Role
+    spent_s: float | None = None
 
 
 class ProcessTree:
-    """Reads one tree again and again; keeps what each process had used at the last look."""
+    """Reads one tree again and again."""
 
     def __init__(self, pid: Callable[[], int | None], now: Callable[[], float] = time.monotonic) -> None:
         self._pid = pid
         self._now = now
         self._root: Any = None
-        self._known: dict[Any, float | None] = {}
-        """psutil's processes (equal when id and start time are) → CPU seconds at the last look; None: new."""
+        self._followed: list[_Followed] = []
         self._looked_s = 0.0
         self._search_due_s = 0.0
 
-    def read(self) -> TreeUse:
-        """CPU used since the last call, and memory held now."""
+    @property
+    def processes(self) -> list[Any]:
+        """psutil's, as of the last look."""
+        return [followed.process for followed in self._followed]
+
+    def read(self) -> tuple[ProcessUse, ...]:
+        """CPU used since the last call, and memory held now: the root first, workers in order of their start."""
         self._follow()
         now_s = self._now()
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
-        spent, rss = [], []
-        for process, before_s in list(self._known.items()):
-            use = _use(process)
+        found, alive = [], []
+        for followed in self._followed:
+            use = _use(followed.process)
             if use is None:
-                del self._known[process]
                 continue
-            self._known[process] = use[0]
-            rss.append(use[1])
-            if before_s is not None:
-                spent.append(max(0.0, use[0] - before_s))
-        cores = sum(spent) / elapsed_s if spent and elapsed_s > 0 else None
-        return TreeUse(cores=cores, rss_bytes=sum(rss) if rss else None)
+            spent_s, rss_bytes = use
+            known = followed.spent_s is not None and elapsed_s > 0
+            cores = max(0.0, spent_s - (followed.spent_s or 0.0)) / elapsed_s if known else None
+            followed.spent_s = spent_s
+            alive.append(followed)
+            found.append(ProcessUse(role=followed.role, cores=cores, rss_bytes=rss_bytes))
+        self._followed = alive
+        return tuple(found)
 
     def _follow(self) -> None:
         """Go over to another bench at once; look for new workers when that is due."""
         pid = self._pid()
         if pid is None:
-            self._root, self._known = None, {}
+            self._root, self._followed = None, []
         elif self._root is None or self._root.pid != pid:
-            self._root, self._known = _process(pid), {}
+            self._root, self._followed = _process(pid), []
             self._search()
         elif self._now() >= self._search_due_s:
             self._search()
 
     def _search(self) -> None:
         began_s = self._now()
-        tree = _tree(self._root)
-        self._known = {process: self._known.get(process) for process in tree}
+        spent = {followed.process: followed.spent_s for followed in self._followed}
+        self._followed = [_Followed(process, role, spent.get(process)) for process, role in roles(_tree(self._root))]
         took_s = self._now() - began_s
         self._search_due_s = began_s + max(CHILDREN_EVERY_S, took_s / CHILDREN_SHARE)
 
