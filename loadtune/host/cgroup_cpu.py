@@ -63,12 +63,16 @@ def _v1_usage(folder: Path, system: Path) -> Path:
 
 
 def accounting_folder(system: Path = Path("/")) -> Path | None:
-    """The group whose quota binds; without a quota our own, or the nearest above it that keeps an account."""
+    """The group whose quota binds; without a quota our own, or the nearest above it that keeps an account.
+
+    One that counts throttling comes first: where both versions are mounted, v2's root does not.
+    """
     quota = read_cpu_quota(system)
     if quota is not None:
         return quota.folder
     folders = (*read_group_folders(UNIFIED, system), *read_group_folders("cpu", system))
-    return next((folder for folder in folders if read_text(folder / "cpu.stat")), None)
+    accounts = [(folder, parse_cpu_stat(text)) for folder in folders if (text := read_text(folder / "cpu.stat"))]
+    return min(accounts, key=lambda account: account[1].num_throttles is None, default=(None, None))[0]
 
 
 class GroupCpu(Probe):

@@ -1,4 +1,4 @@
-"""The sampler: looks at the machine ten times a second from outside the training, and tells what a span was like.
+"""The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
 
 In: the device, whose process tree the bench is, how many cores there are. Out: `Reading` and `Telemetry`, as
 `seams.Sensor` asks. One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from loadtune.host.pace import Pace
 from loadtune.host.probes import Scheduled, machine_probes
 from loadtune.host.sensing import Look, Missing, Probe, Stretch
 from loadtune.host.timeline import telemetry
@@ -22,12 +23,8 @@ from loadtune.records import Device, Reading, Telemetry
 STOP_TIMEOUT_S = 5.0
 """A reading takes milliseconds; a driver that hangs must not keep the whole run from ending."""
 
-MAX_SHARE = 0.1
-"""Share of the time that readings may take. Usual ones take 2%; where a driver answers in 50 ms or there are thousands
-of processes, they become rarer instead of keeping a core, or the driver's lock, from the training."""
-
-MAX_PAUSE_S = 2.0
-"""Longest pause that a slow reading earns: one hiccup of seconds must not leave the next trial unseen."""
+INTERVAL_S = 0.08
+"""Ten readings a second have to be reached, also where each is a little late: 12 are aimed at."""
 
 _TRIED_S = 0.25
 """Between the two looks that tell what can be had: performance counters want 0.1 s between them."""
@@ -41,7 +38,7 @@ class Sampler:
         device: Device,
         pid: Callable[[], int | None],
         num_usable_cores: int,
-        interval_s: float = 0.1,
+        interval_s: float = INTERVAL_S,
         *,
         probes: Sequence[Scheduled] | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -102,6 +99,12 @@ class Sampler:
             num_readings = bisect_right(self._read_s, end_s) - bisect_left(self._read_s, start_s)
             return telemetry(self._tracks, self._missing, num_readings, start_s, end_s)
 
+    @property
+    def read_s(self) -> tuple[float, ...]:
+        """When the readings were taken that are still known."""
+        with self._lock:
+            return tuple(self._read_s)
+
     def sample(self, *, everything: bool = False) -> None:
         """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
         with self._looking:
@@ -134,16 +137,12 @@ class Sampler:
                 self._tracks.add(figure, stretch)
 
     def _run(self, stop: threading.Event) -> None:
+        pace = Pace(self._interval_s)
         while True:
             began_s = time.monotonic()
             self.sample()
-            if stop.wait(pause_s(time.monotonic() - began_s, self._interval_s)):
+            if stop.wait(pace.pause_s(time.monotonic() - began_s)):
                 return
-
-
-def pause_s(took_s: float, interval_s: float) -> float:
-    """Until the next reading, after one that took so long: on time where it was quick, rarer where it was slow."""
-    return max(interval_s - took_s, min(MAX_PAUSE_S, took_s * (1 / MAX_SHARE - 1)))
 
 
 def read_telemetry(device: Device, num_usable_cores: int) -> Telemetry:
