@@ -40,7 +40,7 @@ def machine_probes(
 ) -> tuple[Scheduled, ...]:
     """Without a GPU its figures have no probes, and NVML is never opened."""
     tree = ProcessTree(pid)
-    found = (
+    bench_and_cpu = (
         Scheduled(CpuUse(cpu_meter(num_usable_cores))),
         Scheduled(BenchUse(tree)),
         Scheduled(PinThread(pid), OFTEN),
@@ -49,10 +49,13 @@ def machine_probes(
         Scheduled(CoreUse(read_affinity()), SELDOM),
         Scheduled(RamUse(), SELDOM),
     )
-    return found if device.uuid is None else (*_gpu_probes(NvmlDevice(device.uuid, nvml), tree), *found)
+    if device.uuid is None:
+        return bench_and_cpu
+    return (*bench_and_cpu, *_gpu_probes(NvmlDevice(device.uuid, nvml), tree))
 
 
 def _gpu_probes(gpu: NvmlDevice, tree: ProcessTree) -> tuple[Scheduled, ...]:
+    """After the tree was looked at: who is not known to be ours counts as somebody else."""
     return (
         Scheduled(GpuUtilization(gpu)),
         Scheduled(GpuState(gpu)),

@@ -87,11 +87,11 @@ class ProcessTree:
             self._search()
 
     def _search(self) -> None:
-        began_s = self._now()
+        began_s = time.thread_time()
         spent = {followed.process: followed.spent_s for followed in self._followed}
         self._followed = [_Followed(process, role, spent.get(process)) for process, role in roles(_tree(self._root))]
-        took_s = self._now() - began_s
-        self._search_due_s = began_s + max(CHILDREN_EVERY_S, took_s / CHILDREN_SHARE)
+        took_s = time.thread_time() - began_s
+        self._search_due_s = self._now() + max(CHILDREN_EVERY_S, took_s / CHILDREN_SHARE)
 
 
 def _process(pid: int) -> Any:

@@ -9,7 +9,7 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from loadtune.host import integrals
-from loadtune.host.tracks import Tracks
+from loadtune.host.tracks import Tracks, shares
 from loadtune.records import Telemetry, Timeline, WorkerUse
 
 MAX_SLICES = 240
@@ -115,7 +115,8 @@ def _timeline(tracks: Tracks, num_readings: int, start_s: float, end_s: float) -
     edges = [start_s + position * slice_s for position in range(count)] + [end_s]
 
     def series(figure: str) -> tuple[float | None, ...]:
-        values = tuple(integrals.mean(tracks.within(figure, begin_s, until_s)) for begin_s, until_s in pairwise(edges))
+        stretches = tracks.stretches(figure, start_s, end_s)
+        values = tuple(integrals.mean(shares(stretches, begin_s, until_s)) for begin_s, until_s in pairwise(edges))
         return values if any(value is not None for value in values) else ()
 
     memory = tuple(None if value is None else round(value) for value in series("gpu_memory_used_bytes"))

@@ -4,13 +4,18 @@ In: stretches in order of time. Out: how they share a span. Each figure has a tr
 different paces and some know more than the moment they were read at. Old stretches make room.
 """
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from loadtune.host.sensing import Stretch
 
-KEPT_S = 1200.0
-"""Longer than any span that is asked for, which is one trial. About 15 MB at ten readings a second."""
+KEPT_S = 600.0
+"""Longer than any span that is asked for, which is one trial. About 25 MB, the driver's own samples included."""
+
+_end_s = attrgetter("end_s")
 
 
 class Share(NamedTuple):
@@ -37,15 +42,30 @@ class Tracks:
         while track[0].end_s < stretch.end_s - KEPT_S:
             track.popleft()
 
-    def within(self, figure: str, start_s: float, end_s: float) -> list[Share]:
-        """In order of time. A stretch that only touches the span has no part in it."""
-        shares: list[Share] = []
+    def stretches(self, figure: str, start_s: float, end_s: float) -> list[Stretch]:
+        """Those that have a part in the span, in order of time."""
+        found: list[Stretch] = []
         for stretch in reversed(self._tracks.get(figure, ())):
             if stretch.end_s < start_s:
                 break
-            seconds = min(end_s, stretch.end_s) - max(start_s, stretch.start_s)
-            read_within = stretch.end_s <= end_s
-            if seconds > 0 or (seconds == 0 and read_within):
-                whole_s = stretch.end_s - stretch.start_s
-                shares.append(Share(stretch.value, seconds, whole_s, read_within))
-        return shares[::-1]
+            if stretch.start_s <= end_s:
+                found.append(stretch)
+        return found[::-1]
+
+    def within(self, figure: str, start_s: float, end_s: float) -> list[Share]:
+        """Their parts in the span."""
+        return shares(self.stretches(figure, start_s, end_s), start_s, end_s)
+
+
+def shares(stretches: Sequence[Stretch], start_s: float, end_s: float) -> list[Share]:
+    """In order of time, as the stretches are. One that only touches the span has no part in it."""
+    found: list[Share] = []
+    for position in range(bisect_left(stretches, start_s, key=_end_s), len(stretches)):
+        stretch = stretches[position]
+        seconds = min(end_s, stretch.end_s) - max(start_s, stretch.start_s)
+        if seconds < 0:
+            break
+        read_within = stretch.end_s <= end_s
+        if seconds > 0 or read_within:
+            found.append(Share(stretch.value, seconds, stretch.end_s - stretch.start_s, read_within))
+    return found

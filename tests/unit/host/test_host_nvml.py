@@ -8,6 +8,7 @@ import pynvml
 import pytest
 from nvml_fakes import MIG, NOT_FOUND, UUIDS, BrokenNvml, FakeNvml, FakeNvmlError
 
+from loadtune.host import choose_device, read_host, read_telemetry
 from loadtune.host.gpm import Gpm
 from loadtune.host.gpu_processes import GpuOthers, others_sm_fraction, sees_the_drivers_ids
 from loadtune.host.gpu_samples import LONGEST_S, DutySample, GpuUtilization, parse_samples
@@ -17,9 +18,10 @@ from loadtune.host.probes import machine_probes
 from loadtune.host.sensing import Missing
 from loadtune.host.telemetry import Sampler
 from loadtune.host.throttle import throttle_words
-from loadtune.records import Device
+from loadtune.records import Device, Telemetry
 
 DUTY = "gpu_utilization_fraction"
+OF_THE_DUTY_CYCLE = {"gpu_utilization_p5_fraction", "gpu_utilization_p95_fraction", "gpu_idle_fraction"}
 US = 1_000_000
 
 
@@ -346,3 +348,18 @@ def test_shares_are_means_of_each_process_and_garbage_is_left_out():
     samples = [sample_of(1, 10), sample_of(1, 30), sample_of(2, 50), sample_of(0, 90), sample_of(3, 4_000_000)]
     assert others_sm_fraction(samples, {2}) == pytest.approx(0.2)
     assert others_sm_fraction([sample_of(pid, 60) for pid in (5, 6)], set()) == 1.0
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_gives_every_figure_or_its_reason():
+    """Idle as well as busy: what is printed is what this driver and this chip can tell."""
+    host = read_host()
+    device = choose_device(host, "cuda")
+    seen = read_telemetry(device, host.num_usable_cores)
+    of_the_gpu = [name for name in Telemetry.__dataclass_fields__ if name.startswith("gpu_")]
+    known = {name: getattr(seen, name) for name in of_the_gpu if getattr(seen, name) is not None}
+    print(known, seen.missing)
+    assert set(of_the_gpu) == set(known) | (set(seen.missing) & set(of_the_gpu)) | OF_THE_DUTY_CYCLE - set(known)
+    assert all(0 <= value <= 1 for name, value in known.items() if name.endswith("_fraction"))
+    assert known["gpu_memory_used_bytes"] > 0
+    assert seen.gpu_energy_j is None or seen.gpu_energy_j > 0
