@@ -102,7 +102,7 @@ def table_row(row: Row) -> str:
 
 
 def note(given: argparse.Namespace, host: HostFacts, device: Device, rows: list[Row]) -> str:
-    without = missing_lines(rows[-1].telemetry) or ("nothing that is looked for",)
+    without = missing_lines(rows[-1].telemetry) or ("of what was looked for, nothing",)
     gpu = () if device.kind == "cuda" else ("a GPU: neither NVML nor its performance counters are in this",)
     lines = [
         f"# Sampling on {device.name}, {datetime.now(UTC):%Y-%m-%d}",

@@ -3,13 +3,17 @@
 In: the tree of its processes. Out: two probes over it; the second looks rarely, and at processes the first has found.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from loadtune.host.process_roles import Role
 from loadtune.host.processes import ProcessTree, ProcessUse
-from loadtune.host.sensing import Look, Probe
+from loadtune.host.sensing import Look, Missing, Probe
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
+
+
+_NAMELESS = "only Linux shows the names that tell workers from other processes"
 
 
 class BenchUse(Probe):
@@ -44,7 +48,7 @@ class BenchUse(Probe):
             "bench_rss_bytes": _rss(found),
             "main_cpu_cores": _cores(main),
             "main_rss_bytes": _rss(main),
-            "workers_cpu_cores": _cores(workers),
+            "workers_cpu_cores": _cores(workers) if sys.platform == "linux" else Missing(_NAMELESS),
             EACH_WORKERS_CORES: tuple(use.cores for use in workers) or None,
             EACH_WORKERS_RSS: tuple(use.rss_bytes for use in workers) or None,
             "other_cpu_cores": _cores(others),

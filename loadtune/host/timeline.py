@@ -13,7 +13,7 @@ from loadtune.host.tracks import Tracks, shares
 from loadtune.records import Telemetry, Timeline, WorkerUse
 
 MAX_SLICES = 240
-"""Points of a timeline: three for each column of a terminal, and under 10 kB a measurement."""
+"""Points of a timeline: three for each column of a terminal, and under 30 kB a measurement in an indented file."""
 
 EACH_WORKERS_CORES, EACH_WORKERS_RSS = "each_workers_cpu_cores", "each_workers_rss_bytes"
 
