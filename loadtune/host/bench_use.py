@@ -12,7 +12,6 @@ from loadtune.host.processes import ProcessTree, ProcessUse
 from loadtune.host.sensing import Look, Missing, Probe
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
-
 _NAMELESS = "only Linux shows the names that tell workers from other processes"
 
 

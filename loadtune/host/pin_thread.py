@@ -4,20 +4,14 @@ In: ``/proc/<bench>/task`` (Linux). Out: its CPU time as cores. PyTorch names it
 one loader, so it is looked for where none is known; a thread's number may go to another one, so its name is read too.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from loadtune.host.cgroup import read_text
+from loadtune.host.proc_stat import read_proc_stat
 from loadtune.host.sensing import Look, Probe
 
 NAME = "pt_data_pin"
-
-
-class ThreadUse(NamedTuple):
-    name: str
-    ticks: int
 
 
 class PinThread(Probe):
@@ -29,26 +23,26 @@ class PinThread(Probe):
         self._pid = pid
         self._system = system
         self._file: Path | None = None
-        self._last: tuple[float, int] | None = None
-        """When it was looked at, and the ticks it had used."""
+        self._last: tuple[float, float] | None = None
+        """When it was looked at, and the CPU seconds it had used."""
 
     def look(self, now_s: float) -> Look:
         if not (self._system / "proc/self").exists():
             return self.all_missing("needs Linux")
-        last, ticks = self._last, self._ticks()
-        self._last = None if ticks is None else (now_s, ticks)
-        if last is None or ticks is None or now_s <= last[0]:
+        cpu_s, last = self._cpu_s(), self._last
+        self._last = None if cpu_s is None else (now_s, cpu_s)
+        if last is None or cpu_s is None or now_s <= last[0]:
             return {"pin_thread_cores": None}
-        return {"pin_thread_cores": (ticks - last[1]) / os.sysconf("SC_CLK_TCK") / (now_s - last[0])}
+        return {"pin_thread_cores": (cpu_s - last[1]) / (now_s - last[0])}
 
-    def _ticks(self) -> int | None:
-        use = None if self._file is None else _read(self._file)
-        if use is not None and use.name == NAME:
-            return use.ticks
+    def _cpu_s(self) -> float | None:
+        stat = None if self._file is None else read_proc_stat(str(self._file))
+        if stat is not None and stat.name == NAME:
+            return stat.cpu_s
         self._last = None  # whoever it was has ended
         self._file = self._find()
-        use = None if self._file is None else _read(self._file)
-        return None if use is None else use.ticks
+        stat = None if self._file is None else read_proc_stat(str(self._file))
+        return None if stat is None else stat.cpu_s
 
     def _find(self) -> Path | None:
         pid = self._pid()
@@ -57,20 +51,3 @@ class PinThread(Probe):
             return next((t / "stat" for t in threads if (read_text(t / "comm") or "").strip() == NAME), None)
         except OSError:  # the bench ended meanwhile
             return None
-
-
-def _read(file: Path) -> ThreadUse | None:
-    text = read_text(file)
-    return None if text is None else parse_thread_stat(text)
-
-
-def parse_thread_stat(text: str) -> ThreadUse | None:
-    """``/proc/<pid>/task/<tid>/stat`` → name, and CPU time in the kernel's ticks. None: not understood.
-
-    As in proc(5): the name stands in parentheses and may hold some itself; utime and stime are fields 14 and 15.
-    """
-    head, bracket, tail = text.rpartition(")")
-    fields = tail.split()
-    if not bracket or len(fields) < 13 or not (fields[11] + fields[12]).isdigit():
-        return None
-    return ThreadUse(head.partition("(")[2], int(fields[11]) + int(fields[12]))

@@ -5,11 +5,13 @@ that is new counts from the moment it is first seen, one that ended until it was
 process by process: the difference of two sums would run backwards when a worker ends.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from loadtune.host.proc_stat import read_proc_stat
 from loadtune.host.process_roles import Role, roles
 
 CHILDREN_EVERY_S = 0.5
@@ -18,6 +20,10 @@ CHILDREN_EVERY_S = 0.5
 
 CHILDREN_SHARE = 0.02
 """On a machine with thousands of processes the search is made rarer, to take at most this share of one core."""
+
+
+Use = tuple[float, int]
+"""CPU seconds so far and resident bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +49,16 @@ class _Followed:
 class ProcessTree:
     """Reads one tree again and again."""
 
-    def __init__(self, pid: Callable[[], int | None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pid: Callable[[], int | None],
+        now: Callable[[], float] = time.monotonic,
+        use: Callable[[Any], Use | None] | None = None,
+    ) -> None:
+        """``use`` reads one process; by default as fast as the platform allows."""
         self._pid = pid
         self._now = now
+        self._use = use or (kernels_use if os.path.exists("/proc/self/stat") else psutils_use)
         self._root: Any = None
         self._followed: list[_Followed] = []
         self._looked_s = 0.0
@@ -63,7 +76,7 @@ class ProcessTree:
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         found, alive = [], []
         for followed in self._followed:
-            use = _use(followed.process)
+            use = self._use(followed.process)
             if use is None:
                 continue
             spent_s, rss_bytes = use
@@ -113,8 +126,14 @@ def _tree(root: Any) -> list[Any]:
         return []
 
 
-def _use(process: Any) -> tuple[float, int] | None:
-    """CPU seconds so far and resident bytes. None: it ended, or is not ours to read."""
+def kernels_use(process: Any) -> Use | None:
+    """Of one of psutil's processes, from ``/proc``. None: it ended."""
+    stat = read_proc_stat(f"/proc/{process.pid}/stat")
+    return None if stat is None else (stat.cpu_s, stat.rss_bytes)
+
+
+def psutils_use(process: Any) -> Use | None:
+    """The same, on any platform. None: it ended, or is not ours to read."""
     import psutil
 
     try:

@@ -8,9 +8,10 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.bench_use import BenchUse, DiskReads
-from loadtune.host.pin_thread import PinThread, ThreadUse, parse_thread_stat
+from loadtune.host.pin_thread import PinThread
+from loadtune.host.proc_stat import ProcStat, parse_proc_stat, read_proc_stat
 from loadtune.host.process_roles import WORKER_NAME
-from loadtune.host.processes import ProcessTree
+from loadtune.host.processes import ProcessTree, kernels_use, psutils_use
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 
@@ -60,7 +61,7 @@ def world(monkeypatch):
 
     made = SimpleNamespace(now_s=0.0, pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
     monkeypatch.setattr(processes_module, "_process", made.table.get)
-    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s)
+    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s, use=psutils_use)
     made.bench = BenchUse(made.tree)
     return made
 
@@ -184,20 +185,42 @@ def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
     assert "platform" in disk.look(2.0)["disk_read_bytes_per_s"].reason
 
 
-STAT = "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 26 0 0 0 {user} {system} 0 0 20 0 68 0 5183 1 2 3\n"
+STAT = (
+    "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 9 0 0 0 {user} {system} 0 0 20 0 68 0 51 900000 {pages} 18446744\n"
+)
+TICKS_PER_S, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+def stat_text(name="pt_data_pin", user=0, system=0, pages=7):
+    return STAT.format(user=user, system=system, pages=pages).replace("pt_data_pin", name)
 
 
 @pytest.mark.parametrize(
-    ("text", "use"),
+    ("text", "stat"),
     [
-        (STAT.format(user=250, system=30), ThreadUse("pt_data_pin", 280)),
-        ("7 (odd) name (x) R 1 2 3 0 -1 0 0 0 0 0 4 5 0 0\n", ThreadUse("odd) name (x", 9)),
+        (stat_text(user=2 * TICKS_PER_S, system=TICKS_PER_S), ProcStat("pt_data_pin", 3.0, 7 * PAGE)),
+        (stat_text(name="odd) name (x"), ProcStat("odd) name (x", 0.0, 7 * PAGE)),
         ("7 (short) R 1 2 3\n", None),
+        (stat_text(user="x"), None),
         ("", None),
     ],
 )
-def test_a_threads_own_account_is_read(text, use):
-    assert parse_thread_stat(text) == use
+def test_the_kernels_line_on_a_process_is_read(text, stat):
+    assert parse_proc_stat(text) == stat
+
+
+def test_the_kernel_and_psutil_say_the_same_of_a_process():
+    """Of this one, which works a little between the two."""
+    process = psutil.Process()
+    (before_s, _), (kernels_s, kernels_rss), (after_s, psutils_rss) = (
+        use(process) for use in (psutils_use, kernels_use, psutils_use)
+    )
+    assert before_s <= kernels_s <= after_s
+    assert kernels_rss == pytest.approx(psutils_rss, rel=0.1)
+
+
+def test_a_process_that_ended_has_no_line():
+    assert read_proc_stat("/proc/0/stat") is None
 
 
 def thread(system, tid, name, stat):
@@ -210,15 +233,14 @@ def thread(system, tid, name, stat):
 
 def test_the_thread_that_pins_is_found_followed_and_lost(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
-    thread(tmp_path, 1, "python", STAT.replace("pt_data_pin", "python"))
+    thread(tmp_path, 1, "python", stat_text(name="python"))
     probe = PinThread(lambda: 1, tmp_path)
     assert probe.look(0.0) == {"pin_thread_cores": None}  # no loader pins yet
-    second = os.sysconf("SC_CLK_TCK")
-    pin = thread(tmp_path, 813, "pt_data_pin", STAT.format(user=0, system=0))
+    pin = thread(tmp_path, 813, "pt_data_pin", stat_text())
     assert probe.look(1.0) == {"pin_thread_cores": None}
-    (pin / "stat").write_text(STAT.format(user=second, system=second // 2))
+    (pin / "stat").write_text(stat_text(user=TICKS_PER_S, system=TICKS_PER_S // 2))
     assert probe.look(3.0)["pin_thread_cores"] == pytest.approx(0.75, rel=0.02)
-    thread(tmp_path, 813, "other", STAT.replace("pt_data_pin", "other").format(user=9, system=9))  # its number, reused
+    thread(tmp_path, 813, "other", stat_text(name="other", user=9))  # its number, reused
     assert probe.look(4.0) == {"pin_thread_cores": None}
 
 
