@@ -1,8 +1,8 @@
 """How long to wait between two readings, so that looking takes a small share of the time. Pure.
 
-In: how long the last reading took. Out: the pause after it. The share is of wall time, because NVML holds a lock of the
-driver's while it answers slowly; and on average, because on a machine as busy as a training's every tenth reading is
-slow only for being interrupted.
+In: how long the last reading took, and how much of that it cost others. Out: the pause after it. To be interrupted costs
+nobody anything: on a machine as busy as a training's, readings take several times as long as they work, and must not
+become rare for it. The share is held on average, so that one slow reading does not stop the next.
 """
 
 MAX_SHARE = 0.1
@@ -23,9 +23,9 @@ class Pace:
         self._interval_s = interval_s
         self._usual_s = 0.0
 
-    def pause_s(self, took_s: float) -> float:
-        """On time where readings are quick, later where they are slow. One hiccup counts for a moment only."""
-        counted_s = min(took_s, MAX_PAUSE_S * MAX_SHARE)
+    def pause_s(self, took_s: float, cost_s: float) -> float:
+        """On time where readings are cheap, later where they are not. One hiccup counts for a moment only."""
+        counted_s = min(cost_s, MAX_PAUSE_S * MAX_SHARE)
         self._usual_s += MEMORY * (counted_s - self._usual_s)
         earned_s = min(MAX_PAUSE_S, self._usual_s * (1 / MAX_SHARE - 1))
         return max(self._interval_s - took_s, earned_s)

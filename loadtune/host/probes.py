@@ -33,6 +33,8 @@ class Scheduled:
 
     probe: Probe
     every: int = 1
+    holds_a_lock: bool = False
+    """While it is waited for, others wait too: then a look costs its whole time, else the CPU time it takes."""
 
 
 def machine_probes(
@@ -56,10 +58,13 @@ def machine_probes(
 
 def _gpu_probes(gpu: NvmlDevice, tree: ProcessTree) -> tuple[Scheduled, ...]:
     """After the tree was looked at: who is not known to be ours counts as somebody else."""
-    return (
-        Scheduled(GpuUtilization(gpu)),
-        Scheduled(GpuState(gpu)),
-        Scheduled(Gpm(gpu), OFTEN),
-        Scheduled(GpuClocks(gpu), OFTEN),
-        Scheduled(GpuOthers(gpu, lambda: {process.pid for process in tree.processes}), SELDOM),
+    others = GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
+    paces: tuple[tuple[Probe, int], ...] = (
+        (GpuUtilization(gpu), 1),
+        (GpuState(gpu), 1),
+        (Gpm(gpu), OFTEN),
+        (GpuClocks(gpu), OFTEN),
+        (others, SELDOM),
     )
+    # NVML holds a lock of the driver's while it answers.
+    return tuple(Scheduled(probe, every, holds_a_lock=True) for probe, every in paces)

@@ -105,17 +105,26 @@ class Sampler:
         with self._lock:
             return tuple(self._read_s)
 
-    def sample(self, *, everything: bool = False) -> None:
-        """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
+    def sample(self, *, everything: bool = False) -> float:
+        """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due.
+
+        Returns what it cost others, in seconds: its CPU time, and how long it held a lock.
+        """
         with self._looking:
-            for scheduled in self._probes:
-                if everything or self._num_readings % scheduled.every == 0:
-                    self._look(scheduled.probe)
+            due = [probe for probe in self._probes if everything or self._num_readings % probe.every == 0]
+            cost_s = sum(self._look_timed(scheduled) for scheduled in due)
             with self._lock:
                 self._num_readings += 1
                 self._read_s.append(self._now())
                 while self._read_s[0] < self._read_s[-1] - KEPT_S:
                     self._read_s.popleft()
+        return cost_s
+
+    def _look_timed(self, scheduled: Scheduled) -> float:
+        clock = time.monotonic if scheduled.holds_a_lock else time.thread_time
+        began_s = clock()
+        self._look(scheduled.probe)
+        return clock() - began_s
 
     def _look(self, probe: Probe) -> None:
         now_s = self._now()
@@ -140,8 +149,8 @@ class Sampler:
         pace = Pace(self._interval_s)
         while True:
             began_s = time.monotonic()
-            self.sample()
-            if stop.wait(pace.pause_s(time.monotonic() - began_s)):
+            cost_s = self.sample()
+            if stop.wait(pace.pause_s(time.monotonic() - began_s, cost_s)):
                 return
 
 
