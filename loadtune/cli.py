@@ -120,15 +120,22 @@ def doctor(
     with told_plainly(debug):
         from loadtune import host as machine
         from loadtune.report.store import as_json
+        from loadtune.report.text import banner_text
+        from loadtune.report.utilization import telemetry_rows
+        from loadtune.report.view import Banner, banner
 
         facts = machine.read_host()
         if freest_gpu:
             typer.echo(machine.freest_gpu(facts).uuid)
-        elif json:
-            report = {"host": facts, "device": machine.choose_device(facts, None)}
+            return
+        device = machine.choose_device(facts, None)
+        telemetry = machine.read_telemetry(device, facts.num_usable_cores)
+        if json:
+            report = {"host": facts, "device": device, "telemetry": telemetry}
             typer.echo(as_json(report).decode(), nl=False)
         else:
-            _print_banner(facts, None, sys.stdout)
+            rows = (*banner(facts, device).rows, *telemetry_rows(telemetry, device.kind))
+            show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
 app.command()(memory)

@@ -65,6 +65,16 @@ def seconds_text(seconds: float | None) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
+def cores_text(cores: float | None) -> str:
+    """Cores' worth of CPU time: ``3.2 cores``."""
+    return MISSING if cores is None else f"{cores:.1f} cores"
+
+
+def watts_text(watts: float | None) -> str:
+    """``512 W``."""
+    return MISSING if watts is None else f"{watts:.0f} W"
+
+
 def ratio_text(ratio: float | None) -> str:
     """A speed-up: ``2.31×``."""
     return MISSING if ratio is None else f"{ratio:.2f}×"

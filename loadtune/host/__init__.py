@@ -8,6 +8,15 @@ from loadtune.host.clock import MonotonicClock
 from loadtune.host.devices import choose_device, freest_gpu
 from loadtune.host.facts import read_host
 from loadtune.host.gpu import read_gpus
-from loadtune.host.telemetry import Sampler
+from loadtune.host.telemetry import Sampler, read_telemetry
 
-__all__ = ["MonotonicClock", "Sampler", "choose_device", "freest_gpu", "read_alloc_conf", "read_gpus", "read_host"]
+__all__ = [
+    "MonotonicClock",
+    "Sampler",
+    "choose_device",
+    "freest_gpu",
+    "read_alloc_conf",
+    "read_gpus",
+    "read_host",
+    "read_telemetry",
+]

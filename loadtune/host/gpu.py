@@ -1,16 +1,15 @@
-"""The one door to NVML: which GPUs are there, and what each does right now.
+"""Which GPUs are there, how full each is, and who holds its memory.
 
-In: the NVIDIA driver, through pynvml. Out: `GpuFacts` and single readings by UUID. Nothing here raises for a driver
-that is missing, old or broken: a reading that cannot be had is None. NVML is opened by the first question, under a
-lock, and stays open; it makes no CUDA context, so the controller may ask without taking any of the GPU's memory.
+In: NVML's answers. Out: `GpuFacts` and single readings by UUID; what cannot be had is None.
 """
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
+from loadtune.host.gpu_processes import read_process_memory
 from loadtune.host.memory import read_ram
+from loadtune.host.nvml import NVML, Nvml
 from loadtune.host.visible import visible_uuids
 from loadtune.records import GpuFacts, GpuProcess
 
@@ -19,72 +18,8 @@ Figure = TypeVar("Figure", int, float)
 _MEMORY_V2 = 0x02000028
 """NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
 
-_PROCESS_LISTS = (
-    "nvmlDeviceGetComputeRunningProcesses",
-    "nvmlDeviceGetGraphicsRunningProcesses",
-    "nvmlDeviceGetMPSComputeRunningProcesses",
-)
-"""A process may stand in several, with the same figure in each."""
 
-
-class Nvml:
-    """An open NVML, with the devices asked for by name. Use the functions below; tests open one of their own."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._library: Any = None
-        self._handles: dict[str, Any] = {}
-
-    def ask(self, function: str, *args: Any) -> Any:
-        """What NVML's ``function`` answers; None: no driver, no such function in it, or it refused."""
-        library = self._opened()
-        if library is None:
-            return None
-        try:
-            return getattr(library, function)(*args)
-        except Exception:  # NVMLError for most; ctypes and decoding errors from a library older than the binding
-            return None
-
-    def device(self, uuid: str) -> Any:
-        """The handle of a GPU or MIG instance, kept once found; None: there is none of that name."""
-        with self._lock:
-            handle = self._handles.get(uuid) or self.ask("nvmlDeviceGetHandleByUUID", uuid)
-            if handle is not None:
-                self._handles[uuid] = handle
-            return handle
-
-    def refuses(self, function: str, *args: Any) -> bool:
-        """Whether the answer is "this device has no such thing", and not a passing failure."""
-        library = self._opened()
-        if library is None:
-            return False
-        try:
-            getattr(library, function)(*args)
-        except library.NVMLError as error:
-            return bool(error.value == library.NVML_ERROR_NOT_SUPPORTED)
-        return False
-
-    def _opened(self) -> Any:
-        with self._lock:
-            if self._library is None:
-                self._library = _open_library()
-            return self._library
-
-
-def _open_library() -> Any:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # no driver, no permission, or a driver that does not match its kernel module
-        return None
-    return pynvml
-
-
-_nvml = Nvml()
-
-
-def read_gpus(nvml: Nvml = _nvml) -> tuple[GpuFacts, ...]:
+def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     """The GPUs this process may use, in CUDA's order; empty where there are none, or no driver answers."""
     count = nvml.ask("nvmlDeviceGetCount") or 0
     handles = (nvml.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count))
@@ -95,24 +30,19 @@ def read_gpus(nvml: Nvml = _nvml) -> tuple[GpuFacts, ...]:
     return tuple(gpu for gpu in facts if gpu is not None)
 
 
-def read_driver(nvml: Nvml = _nvml) -> str | None:
+def read_driver(nvml: Nvml = NVML) -> str | None:
     """Version of the NVIDIA driver. None: none answers."""
     return _text(nvml.ask("nvmlSystemGetDriverVersion"))
 
 
-def read_utilization_fraction(uuid: str, nvml: Nvml = _nvml) -> float | None:
+def read_utilization_fraction(uuid: str, nvml: Nvml = NVML) -> float | None:
     """Share of the last 1/6 to 1 s in which any kernel ran. None under MIG."""
     return _figure(nvml, "nvmlDeviceGetUtilizationRates", uuid, lambda rates: float(rates.gpu) / 100)
 
 
-def read_memory_used_bytes(uuid: str, nvml: Nvml = _nvml) -> int | None:
+def read_memory_used_bytes(uuid: str, nvml: Nvml = NVML) -> int | None:
     """Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`."""
     return _figure(nvml, "nvmlDeviceGetMemoryInfo", uuid, lambda memory: int(memory.total - memory.free))
-
-
-def read_power_w(uuid: str, nvml: Nvml = _nvml) -> float | None:
-    """Of the whole board; NVML counts in milliwatts."""
-    return _figure(nvml, "nvmlDeviceGetPowerUsage", uuid, lambda milliwatts: float(milliwatts) / 1000)
 
 
 def _figure(nvml: Nvml, function: str, uuid: str, taken: Callable[[Any], Figure]) -> Figure | None:
@@ -164,10 +94,7 @@ def _read_memory(handle: Any, nvml: Nvml) -> _Memory | None:
 
 def _read_processes(handle: Any, nvml: Nvml) -> tuple[GpuProcess, ...]:
     """Names are NVML's: in a container the process ids are the host's, and /proc would name somebody else."""
-    used: dict[int, int | None] = {}
-    for function in _PROCESS_LISTS:
-        for process in nvml.ask(function, handle) or ():
-            used[int(process.pid)] = _larger(used.get(process.pid), process.usedGpuMemory)
+    used = read_process_memory(handle, nvml).value or {}
     found = [GpuProcess(pid=pid, name=_program(pid, nvml), used_bytes=held) for pid, held in used.items()]
     return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
 
@@ -176,10 +103,6 @@ def _program(pid: int, nvml: Nvml) -> str | None:
     """``/usr/bin/python3`` → python3; browsers put their options behind it."""
     command = (_text(nvml.ask("nvmlSystemGetProcessName", pid)) or "").partition(" -")[0]
     return command.replace("\\", "/").rpartition("/")[2].strip() or None
-
-
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((int(held) for held in (one, other) if held is not None), default=None)
 
 
 def _text(answer: Any) -> str | None:

@@ -1,14 +1,18 @@
-"""What a process and everything it started use: CPU time as cores, resident memory.
+"""What a process and everything it started use, each by its part: CPU time as cores, resident memory.
 
 In: a process id that may change or be None. Out: one `TreeUse` a call. Processes come and go between two looks; one
 that is new counts from the moment it is first seen, one that ended until it was last seen. Differences are taken
 process by process: the difference of two sums would run backwards when a worker ends.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from loadtune.host.proc_stat import read_proc_stat
+from loadtune.host.process_roles import Role, roles
 
 CHILDREN_EVERY_S = 0.5
 """Finding the children reads every process of the machine: 2 ms at 90 processes, where reading one known process takes
@@ -18,61 +22,89 @@ CHILDREN_SHARE = 0.02
 """On a machine with thousands of processes the search is made rarer, to take at most this share of one core."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeUse:
-    """None: nobody there, or not for long enough to take a difference."""
+Use = tuple[float, int]
+"""CPU seconds so far and resident bytes."""
 
-    cores: float | None = None
-    rss_bytes: int | None = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUse:
+    """One process."""
+
+    role: Role
+    cores: float | None
+    """None: seen for the first time."""
+    rss_bytes: int
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One process of the tree, and what it had used at the last look."""
+
+    process: Any
+    """psutil's: equal when id and start time are."""
+    role: Role
+    spent_s: float | None = None
 
 
 class ProcessTree:
-    """Reads one tree again and again; keeps what each process had used at the last look."""
+    """Reads one tree again and again."""
 
-    def __init__(self, pid: Callable[[], int | None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        pid: Callable[[], int | None],
+        now: Callable[[], float] = time.monotonic,
+        use: Callable[[Any], Use | None] | None = None,
+    ) -> None:
+        """``use`` reads one process; by default as fast as the platform allows."""
         self._pid = pid
         self._now = now
+        self._use = use or (kernels_use if os.path.exists("/proc/self/stat") else psutils_use)
         self._root: Any = None
-        self._known: dict[Any, float | None] = {}
-        """psutil's processes (equal when id and start time are) → CPU seconds at the last look; None: new."""
+        self._followed: list[_Followed] = []
         self._looked_s = 0.0
         self._search_due_s = 0.0
 
-    def read(self) -> TreeUse:
-        """CPU used since the last call, and memory held now."""
+    @property
+    def processes(self) -> list[Any]:
+        """psutil's, as of the last look."""
+        return [followed.process for followed in self._followed]
+
+    def read(self) -> tuple[ProcessUse, ...]:
+        """CPU used since the last call, and memory held now: the root first, workers in order of their start."""
         self._follow()
         now_s = self._now()
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
-        spent, rss = [], []
-        for process, before_s in list(self._known.items()):
-            use = _use(process)
+        found, alive = [], []
+        for followed in self._followed:
+            use = self._use(followed.process)
             if use is None:
-                del self._known[process]
                 continue
-            self._known[process] = use[0]
-            rss.append(use[1])
-            if before_s is not None:
-                spent.append(max(0.0, use[0] - before_s))
-        cores = sum(spent) / elapsed_s if spent and elapsed_s > 0 else None
-        return TreeUse(cores=cores, rss_bytes=sum(rss) if rss else None)
+            spent_s, rss_bytes = use
+            known = followed.spent_s is not None and elapsed_s > 0
+            cores = max(0.0, spent_s - (followed.spent_s or 0.0)) / elapsed_s if known else None
+            followed.spent_s = spent_s
+            alive.append(followed)
+            found.append(ProcessUse(role=followed.role, cores=cores, rss_bytes=rss_bytes))
+        self._followed = alive
+        return tuple(found)
 
     def _follow(self) -> None:
         """Go over to another bench at once; look for new workers when that is due."""
         pid = self._pid()
         if pid is None:
-            self._root, self._known = None, {}
+            self._root, self._followed = None, []
         elif self._root is None or self._root.pid != pid:
-            self._root, self._known = _process(pid), {}
+            self._root, self._followed = _process(pid), []
             self._search()
         elif self._now() >= self._search_due_s:
             self._search()
 
     def _search(self) -> None:
-        began_s = self._now()
-        tree = _tree(self._root)
-        self._known = {process: self._known.get(process) for process in tree}
-        took_s = self._now() - began_s
-        self._search_due_s = began_s + max(CHILDREN_EVERY_S, took_s / CHILDREN_SHARE)
+        began_s = time.thread_time()
+        spent = {followed.process: followed.spent_s for followed in self._followed}
+        self._followed = [_Followed(process, role, spent.get(process)) for process, role in roles(_tree(self._root))]
+        took_s = time.thread_time() - began_s
+        self._search_due_s = self._now() + max(CHILDREN_EVERY_S, took_s / CHILDREN_SHARE)
 
 
 def _process(pid: int) -> Any:
@@ -94,8 +126,14 @@ def _tree(root: Any) -> list[Any]:
         return []
 
 
-def _use(process: Any) -> tuple[float, int] | None:
-    """CPU seconds so far and resident bytes. None: it ended, or is not ours to read."""
+def kernels_use(process: Any) -> Use | None:
+    """Of one of psutil's processes, from ``/proc``. None: it ended."""
+    stat = read_proc_stat(f"/proc/{process.pid}/stat")
+    return None if stat is None else (stat.cpu_s, stat.rss_bytes)
+
+
+def psutils_use(process: Any) -> Use | None:
+    """The same, on any platform. None: it ended, or is not ours to read."""
     import psutil
 
     try:

@@ -1,60 +1,33 @@
-"""The sampler: looks at the machine ten times a second from outside the training, and tells what a span was like.
+"""The sampler: looks at the machine twelve times a second from outside the training, and tells what a span was like.
 
 In: the device, whose process tree the bench is, how many cores there are. Out: `Reading` and `Telemetry`, as
-`seams.Sensor` asks. One daemon thread takes the readings; whatever fails in one leaves a None in it and no more.
+`seams.Sensor` asks. One daemon thread takes the readings; whatever fails in one leaves a reason behind and no more.
 """
 
+import os
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self
 
-from loadtune.host import gpu
-from loadtune.host.cpu_time import cpu_meter
-from loadtune.host.processes import ProcessTree, TreeUse
+from loadtune.host.pace import Pace
+from loadtune.host.probes import Scheduled, machine_probes
+from loadtune.host.sensing import Look, Missing, Probe, Stretch
 from loadtune.host.timeline import telemetry
+from loadtune.host.tracks import KEPT_S, Tracks
 from loadtune.records import Device, Reading, Telemetry
-
-Figure = TypeVar("Figure")
-
-NUM_KEPT = 20_000
-"""Readings kept: half an hour at ten a second, about 4 MB. No span that is asked for lasts longer than one trial."""
 
 STOP_TIMEOUT_S = 5.0
 """A reading takes milliseconds; a driver that hangs must not keep the whole run from ending."""
 
-MAX_SHARE = 0.1
-"""Share of the time that readings may take. Usual ones take 2%; where a driver answers in 50 ms or there are thousands
-of processes, they become rarer instead of keeping a core, or the driver's lock, from the training."""
+INTERVAL_S = 0.08
+"""Ten readings a second have to be reached, also where each is a little late: 12 are aimed at."""
 
-MAX_PAUSE_S = 2.0
-"""Longest pause that a slow reading earns: one hiccup of seconds must not leave the next trial unseen."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probes:
-    """What is read each time. Each may raise or answer None; tests bring their own."""
-
-    gpu_utilization_fraction: Callable[[], float | None]
-    gpu_memory_used_bytes: Callable[[], int | None]
-    gpu_power_w: Callable[[], float | None]
-    cpu_utilization_fraction: Callable[[], float | None]
-    bench: Callable[[], TreeUse | None]
-
-
-def machine_probes(device: Device, pid: Callable[[], int | None], num_usable_cores: int) -> Probes:
-    """The real ones. Without a GPU its figures are None and NVML is never opened."""
-    uuid = device.uuid
-    return Probes(
-        gpu_utilization_fraction=lambda: None if uuid is None else gpu.read_utilization_fraction(uuid),
-        gpu_memory_used_bytes=lambda: None if uuid is None else gpu.read_memory_used_bytes(uuid),
-        gpu_power_w=lambda: None if uuid is None else gpu.read_power_w(uuid),
-        cpu_utilization_fraction=cpu_meter(num_usable_cores).read,
-        bench=ProcessTree(pid).read,
-    )
+_TRIED_S = 0.25
+"""Between the two looks that tell what can be had: performance counters want 0.1 s between them."""
 
 
 class Sampler:
@@ -65,20 +38,25 @@ class Sampler:
         device: Device,
         pid: Callable[[], int | None],
         num_usable_cores: int,
-        interval_s: float = 0.1,
+        interval_s: float = INTERVAL_S,
         *,
-        probes: Probes | None = None,
+        probes: Sequence[Scheduled] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pid`` is asked at each reading: the bench may be replaced, or be None, at any time.
-
-        10 readings a second put several into a short window; with 16 workers they took 1.7% of one core, NVML aside.
-        """
-        self._probes = probes or machine_probes(device, pid, num_usable_cores)
+        """``pid`` is asked at each reading: the bench may be replaced, or be None, at any time."""
+        self._probes = machine_probes(device, pid, num_usable_cores) if probes is None else tuple(probes)
         self._interval_s = interval_s
         self._now = now
-        self._readings: deque[Reading] = deque(maxlen=NUM_KEPT)
+        self._tracks = Tracks()
+        self._newest: dict[str, Any] = {}
+        self._missing: dict[str, str] = {}
+        self._read_s: deque[float] = deque()
+        self._looked_s: dict[Probe, float] = {}
+        self._num_readings = 0
         self._lock = threading.Lock()
+        """Of what was seen."""
+        self._looking = threading.Lock()
+        """Of the probes: a thread that hung in a driver when it was closed must not look beside the next one."""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -96,51 +74,103 @@ class Sampler:
         if self._thread is not None:
             self._thread.join(STOP_TIMEOUT_S)
             self._thread = None
+        self.close()
+
+    def close(self) -> None:
+        """Give back what the probes hold of the driver; to look again takes it anew."""
+        if self._looking.acquire(blocking=False):  # else a look hangs, and nothing can be taken from under it
+            try:
+                for scheduled in self._probes:
+                    scheduled.probe.close()
+            finally:
+                self._looking.release()
 
     def latest(self) -> Reading | None:
         """The newest reading; None before the first."""
         with self._lock:
-            return self._readings[-1] if self._readings else None
+            if not self._read_s:
+                return None
+            figures = (figure for figure in Reading.__dataclass_fields__ if figure != "at_s")
+            return Reading(at_s=self._read_s[-1], **{figure: self._newest.get(figure) for figure in figures})
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
         with self._lock:
-            readings = tuple(self._readings)
-        return telemetry(readings, start_s, end_s)
+            num_readings = bisect_right(self._read_s, end_s) - bisect_left(self._read_s, start_s)
+            return telemetry(self._tracks, self._missing, num_readings, start_s, end_s)
 
-    def sample(self) -> Reading:
-        """Take one reading now and keep it; the thread does nothing else."""
-        probes = self._probes
-        tree = _answer(probes.bench) or TreeUse()
-        reading = Reading(
-            gpu_utilization_fraction=_answer(probes.gpu_utilization_fraction),
-            gpu_memory_used_bytes=_answer(probes.gpu_memory_used_bytes),
-            gpu_power_w=_answer(probes.gpu_power_w),
-            cpu_utilization_fraction=_answer(probes.cpu_utilization_fraction),
-            bench_cpu_cores=tree.cores,
-            bench_rss_bytes=tree.rss_bytes,
-            at_s=self._now(),
-        )
+    @property
+    def read_s(self) -> tuple[float, ...]:
+        """When the readings were taken that are still known."""
         with self._lock:
-            self._readings.append(reading)
-        return reading
+            return tuple(self._read_s)
+
+    def sample(self, *, everything: bool = False) -> float:
+        """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due.
+
+        Returns what it cost others, in seconds: its CPU time, and how long it held a lock.
+        """
+        with self._looking:
+            due = [probe for probe in self._probes if everything or self._num_readings % probe.every == 0]
+            cost_s = sum(self._look_timed(scheduled) for scheduled in due)
+            with self._lock:
+                self._num_readings += 1
+                self._read_s.append(self._now())
+                while self._read_s[0] < self._read_s[-1] - KEPT_S:
+                    self._read_s.popleft()
+        return cost_s
+
+    def _look_timed(self, scheduled: Scheduled) -> float:
+        clock = time.monotonic if scheduled.holds_a_lock else time.thread_time
+        began_s = clock()
+        self._look(scheduled.probe)
+        return clock() - began_s
+
+    def _look(self, probe: Probe) -> None:
+        now_s = self._now()
+        since_s, self._looked_s[probe] = self._looked_s.get(probe, now_s), now_s
+        seen = _look(probe, now_s)
+        with self._lock:
+            for figure, value in seen.items():
+                self._keep(figure, value, since_s, now_s)
+
+    def _keep(self, figure: str, value: Any, since_s: float, now_s: float) -> None:
+        """A figure that cannot be read any more is not what it was last."""
+        if isinstance(value, Missing):
+            self._missing[figure], self._newest[figure] = value.reason, None
+            return
+        stretches = value if isinstance(value, list) else [Stretch(since_s, now_s, value)]
+        for stretch in stretches:
+            self._newest[figure] = stretch.value
+            if stretch.value is not None:
+                self._tracks.add(figure, stretch)
 
     def _run(self, stop: threading.Event) -> None:
+        pace = Pace(self._interval_s)
         while True:
             began_s = time.monotonic()
-            self.sample()
-            if stop.wait(pause_s(time.monotonic() - began_s, self._interval_s)):
+            cost_s = self.sample()
+            if stop.wait(pace.pause_s(time.monotonic() - began_s, cost_s)):
                 return
 
 
-def pause_s(took_s: float, interval_s: float) -> float:
-    """Until the next reading, after one that took so long: on time where it was quick, rarer where it was slow."""
-    return max(interval_s - took_s, min(MAX_PAUSE_S, took_s * (1 / MAX_SHARE - 1)))
-
-
-def _answer(probe: Callable[[], Figure | None]) -> Figure | None:
-    """A sensor that fails is a figure not known; the sampler outlives whatever a driver or /proc comes up with."""
+def read_telemetry(device: Device, num_usable_cores: int) -> Telemetry:
+    """What can be had on this machine, seen by looking twice: a quarter of a second of this very process."""
+    sampler, start_s = Sampler(device, os.getpid, num_usable_cores), time.monotonic()
     try:
-        return probe()
-    except Exception:
-        return None
+        sampler.sample(everything=True)
+        time.sleep(_TRIED_S)
+        sampler.sample(everything=True)
+    finally:
+        sampler.close()
+    seen = sampler.between(start_s, time.monotonic())
+    assert seen is not None
+    return seen
+
+
+def _look(probe: Probe, now_s: float) -> Look:
+    """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
+    try:
+        return probe.look(now_s)
+    except Exception as error:
+        return probe.all_missing(str(error) or type(error).__name__)

@@ -1,67 +1,128 @@
-"""Readings → what happened in a span. Pure, so that it is tested with numbers and no clock.
+"""Tracks → what happened in a span, as the record that is kept. Pure.
 
-In: readings in the order of their times, and a span. Out: `Telemetry`. A reading stands for the time since the one
-before it: CPU figures are differences over just that time, and the driver's utilization and power are means over the
-past. So means weigh each reading with the time it stands for, which keeps them right when a busy machine delays the
-sampler, and that happens exactly when there is something to see.
+Which figure is a mean, a peak or a total is said here and nowhere else. A figure's name is its field's in `Telemetry`,
+but for those that a field is made of.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Mapping
+from itertools import pairwise, zip_longest
+from typing import Any
 
-from loadtune.records import Reading, Telemetry
+from loadtune.host import integrals
+from loadtune.host.tracks import Tracks, shares
+from loadtune.records import Telemetry, Timeline, WorkerUse
 
-_at_s = attrgetter("at_s")
+MAX_SLICES = 240
+"""Points of a timeline: three for each column of a terminal, and under 30 kB a measurement in an indented file."""
+
+EACH_WORKERS_CORES, EACH_WORKERS_RSS = "each_workers_cpu_cores", "each_workers_rss_bytes"
+
+_DUTY = "gpu_utilization_fraction"
+
+_MEANS = (
+    _DUTY,
+    "gpu_power_w",
+    "gpu_sm_activity_fraction",
+    "gpu_sm_occupancy_fraction",
+    "gpu_tensor_activity_fraction",
+    "gpu_dram_bandwidth_fraction",
+    "gpu_pcie_read_bytes_per_s",
+    "gpu_pcie_write_bytes_per_s",
+    "gpu_sm_clock_hz",
+    "gpu_memory_clock_hz",
+    "gpu_others_sm_fraction",
+    "cpu_utilization_fraction",
+    "cgroup_cpu_cores",
+    "bench_cpu_cores",
+    "main_cpu_cores",
+    "pin_thread_cores",
+    "workers_cpu_cores",
+    "other_cpu_cores",
+    "disk_read_bytes_per_s",
+)
+_PEAKS = (
+    "gpu_memory_used_bytes",
+    "gpu_others_memory_bytes",
+    "bench_rss_bytes",
+    "main_rss_bytes",
+    "other_rss_bytes",
+    "ram_used_bytes",
+    "shm_used_bytes",
+)
+
+_SERIES = ("gpu_utilization_fraction", "cpu_utilization_fraction", "main_cpu_cores", "workers_cpu_cores")
+_DIGITS = 4
+"""Of a timeline's value: no sensor knows more, and the stored result is a third as long."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Weighted:
-    """A reading, and the seconds of the span it stands for."""
+def telemetry(
+    tracks: Tracks, missing: Mapping[str, str], num_readings: int, start_s: float, end_s: float
+) -> Telemetry | None:
+    """What happened between two moments, of which ``num_readings`` saw something; None: none did.
 
-    reading: Reading
-    seconds: float
-
-
-def telemetry(readings: Sequence[Reading], start_s: float, end_s: float) -> Telemetry | None:
-    """Time-weighted means and peaks between two moments; None: no reading falls into them."""
-    first, last = bisect_left(readings, start_s, key=_at_s), bisect_right(readings, end_s, key=_at_s)
-    within = readings[first:last]
-    if not within:
+    ``missing`` is why figures could not be had at any time; only those without a value in this span are kept.
+    """
+    if num_readings == 0:
         return None
-    weighted = _weighted(readings, first, last, start_s, end_s)
+    seconds = end_s - start_s
+    found = _figures(tracks, start_s, end_s)
+    unknown = {figure: why for figure, why in missing.items() if figure in _FIELDS and found.get(figure) is None}
     return Telemetry(
-        seconds=end_s - start_s,
-        num_readings=len(within),
-        gpu_utilization_fraction=_mean(weighted, lambda r: r.gpu_utilization_fraction),
-        gpu_memory_used_bytes=_peak(within, lambda r: r.gpu_memory_used_bytes),
-        gpu_power_w=_mean(weighted, lambda r: r.gpu_power_w),
-        cpu_utilization_fraction=_mean(weighted, lambda r: r.cpu_utilization_fraction),
-        bench_cpu_cores=_mean(weighted, lambda r: r.bench_cpu_cores),
-        bench_rss_bytes=_peak(within, lambda r: r.bench_rss_bytes),
+        seconds=seconds,
+        num_readings=num_readings,
+        workers=_workers(tracks, start_s, end_s),
+        timeline=_timeline(tracks, num_readings, start_s, end_s),
+        missing=unknown,
+        **found,
     )
 
 
-def _weighted(readings: Sequence[Reading], first: int, last: int, start_s: float, end_s: float) -> list[_Weighted]:
-    """The readings in the span, and the one after it, which stands for the span's last moments as well."""
-    shares = []
-    for position in range(first, min(last + 1, len(readings))):
-        reading = readings[position]
-        # The first reading of all has none before it and stands for no time.
-        since_s = readings[position - 1].at_s if position else reading.at_s
-        shares.append(_Weighted(reading, max(0.0, min(end_s, reading.at_s) - max(start_s, since_s))))
-    return shares
+_FIELDS = frozenset(Telemetry.__dataclass_fields__)
 
 
-def _mean(weighted: Sequence[_Weighted], figure: Callable[[Reading], float | None]) -> float | None:
-    """Over the time for which the figure is known. None: it never is."""
-    known = [(value, share.seconds) for share in weighted if (value := figure(share.reading)) is not None]
-    seconds = sum(share for _, share in known)
-    if seconds > 0:
-        return sum(value * share for value, share in known) / seconds
-    return known[0][0] if known else None  # a single reading at the very start: it is all there is
+def _figures(tracks: Tracks, start_s: float, end_s: float) -> dict[str, Any]:
+    def of(figure: str, integral: Callable[..., Any], *args: float) -> Any:
+        return integral(tracks.within(figure, start_s, end_s), *args)
+
+    throttles = of("num_cpu_throttles", integrals.total, end_s - start_s)
+    return {
+        **{figure: of(figure, integrals.mean) for figure in _MEANS},
+        **{figure: of(figure, integrals.peak) for figure in _PEAKS},
+        "ram_available_bytes": of("ram_available_bytes", integrals.least),
+        "gpu_energy_j": of("gpu_energy_j", integrals.total, end_s - start_s),
+        "cpu_throttled_s": of("cpu_throttled_s", integrals.total, end_s - start_s),
+        "num_cpu_throttles": None if throttles is None else round(throttles),
+        "gpu_utilization_p5_fraction": of(_DUTY, integrals.percentile, 0.05),
+        "gpu_utilization_p95_fraction": of(_DUTY, integrals.percentile, 0.95),
+        "gpu_idle_fraction": of(_DUTY, integrals.zero_fraction),
+        "gpu_throttle_fractions": of("gpu_throttle_fractions", integrals.word_fractions),
+        "core_utilization_fractions": of("core_utilization_fractions", integrals.means) or None,
+    }
 
 
-def _peak(within: Sequence[Reading], figure: Callable[[Reading], int | None]) -> int | None:
-    return max((value for reading in within if (value := figure(reading)) is not None), default=None)
+def _workers(tracks: Tracks, start_s: float, end_s: float) -> tuple[WorkerUse, ...]:
+    cores = integrals.means(tracks.within(EACH_WORKERS_CORES, start_s, end_s))
+    rss = integrals.peaks(tracks.within(EACH_WORKERS_RSS, start_s, end_s))
+    return tuple(WorkerUse(cpu_cores=used, rss_bytes=held) for used, held in zip_longest(cores, rss))
+
+
+def _timeline(tracks: Tracks, num_readings: int, start_s: float, end_s: float) -> Timeline | None:
+    """A slice for each reading, or as many as are kept. None: a span without length."""
+    if end_s <= start_s:
+        return None
+    count = min(MAX_SLICES, num_readings)
+    slice_s = (end_s - start_s) / count
+    edges = [start_s + position * slice_s for position in range(count)] + [end_s]
+
+    def series(figure: str) -> tuple[float | None, ...]:
+        stretches = tracks.stretches(figure, start_s, end_s)
+        values = tuple(integrals.mean(shares(stretches, begin_s, until_s)) for begin_s, until_s in pairwise(edges))
+        return values if any(value is not None for value in values) else ()
+
+    memory = tuple(None if value is None else round(value) for value in series("gpu_memory_used_bytes"))
+    others = {figure: tuple(_short(value) for value in series(figure)) for figure in _SERIES}
+    return Timeline(slice_s=slice_s, gpu_memory_used_bytes=memory, **others)
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")

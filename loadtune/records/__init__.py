@@ -7,7 +7,7 @@ from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Pre
 from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
-from loadtune.records.progress import Progress, Reading
+from loadtune.records.progress import Progress
 from loadtune.records.result import (
     SCHEMA_VERSION,
     Bound,
@@ -18,13 +18,13 @@ from loadtune.records.result import (
     Verdict,
     Winner,
 )
+from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
     ComputePoint,
     FailureKind,
     Measurement,
     RecipeChoice,
-    Telemetry,
     TrainingRun,
     TrialFailure,
     Window,
@@ -78,6 +78,7 @@ __all__ = [
     "StepAccount",
     "Telemetry",
     "TensorKind",
+    "Timeline",
     "TracedLine",
     "TracedTensor",
     "TrainingRun",
@@ -90,6 +91,7 @@ __all__ = [
     "Verdict",
     "Window",
     "Winner",
+    "WorkerUse",
     "WorkloadFacts",
     "WorkloadSpec",
     "YourSettings",

@@ -3,20 +3,7 @@
 from dataclasses import dataclass
 
 from loadtune.records.configs import TrialConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What the machine does right now. None: could not be read."""
-
-    at_s: float
-    """On the machine's monotonic clock."""
-    gpu_utilization_fraction: float | None = None
-    gpu_memory_used_bytes: int | None = None
-    gpu_power_w: float | None = None
-    cpu_utilization_fraction: float | None = None
-    bench_cpu_cores: float | None = None
-    bench_rss_bytes: int | None = None
+from loadtune.records.telemetry import Reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

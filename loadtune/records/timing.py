@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records.configs import Recipe
+from loadtune.records.telemetry import Telemetry
 
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
 
@@ -101,25 +102,6 @@ def half_width_fraction(windows: Sequence[Window]) -> float | None:
     mean = statistics.fmean(rates)
     t = students_t(len(rates) - 1)
     return t * statistics.stdev(rates) / math.sqrt(len(rates)) / mean if mean else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Telemetry:
-    """What the machine did during a span, sampled from outside the training process. None: could not be read."""
-
-    seconds: float
-    num_readings: int
-    gpu_utilization_fraction: float | None = None
-    """Duty cycle: share of time in which any kernel ran. 1.0 does not mean the chip is full; 0.5: it idles half."""
-    gpu_memory_used_bytes: int | None = None
-    """Peak over the span, other processes' share included."""
-    gpu_power_w: float | None = None
-    cpu_utilization_fraction: float | None = None
-    """Whole machine, of the usable cores: 1.0 is all of them busy."""
-    bench_cpu_cores: float | None = None
-    """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
-    bench_rss_bytes: int | None = None
-    """Peak resident memory of the bench and its workers; pages they share are counted once per process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only figures of the confirmation are shown.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
+from loadtune.report.utilization import mean_known, utilization_rows
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
 
@@ -42,7 +43,7 @@ def figures(result: TuningResult) -> Table | None:
     columns = _columns(result)
     if not columns:
         return None
-    rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(result.device.kind)]
+    rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(columns, result.device.kind)]
     return Table(title="Confirmed", columns=("", *(column.title for column in columns)), rows=tuple(rows))
 
 
@@ -93,9 +94,8 @@ def _compute_fraction(result: TuningResult, finalist: Finalist | None) -> float 
 _Cell = Callable[[_Column], str]
 
 
-def _rows(device_kind: str) -> list[tuple[str, _Cell]]:
+def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
     on_gpu = device_kind != "cpu"
-    gpu_rows: list[tuple[str, _Cell]] = [("GPU busy (duty cycle)", _gpu_busy)] if on_gpu else []
     return [
         ("batch_size", lambda c: f"{c.config.batch_size}{c.assumed_mark('batch_size')}"),
         ("num_workers", lambda c: f"{c.config.loader.num_workers}{c.assumed_mark('num_workers')}"),
@@ -108,10 +108,9 @@ def _rows(device_kind: str) -> list[tuple[str, _Cell]]:
         ("speed-up", _speedup),
         ("of compute-only rate", lambda c: percent_text(c.compute_fraction)),
         ("data wait", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
-        *gpu_rows,
-        ("CPU busy", lambda c: percent_text(_mean(t.cpu_utilization_fraction for t in _telemetry(c)))),
+        *_utilization(columns, device_kind),
         ("peak GPU memory" if on_gpu else "peak RAM", _peak_gpu_memory if on_gpu else _peak_ram),
-        ("first batch", lambda c: seconds_text(_mean(run.first_batch_s for run in _runs(c)))),
+        ("first batch", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
     ]
 
 
@@ -139,8 +138,12 @@ def _speedup(column: _Column) -> str:
     return f"{ratio_text(winner.speedup) if winner.different else 'no difference'}\n{interval}"
 
 
-def _gpu_busy(column: _Column) -> str:
-    return percent_text(_mean(t.gpu_utilization_fraction for t in _telemetry(column)))
+def _utilization(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
+    def over_runs(cell: Callable[[list[Telemetry]], str]) -> _Cell:
+        return lambda column: cell(_telemetry(column))
+
+    rows = utilization_rows([_telemetry(column) for column in columns], device_kind)
+    return [(name, over_runs(cell)) for name, cell in rows]
 
 
 def _peak_gpu_memory(column: _Column) -> str:
@@ -157,11 +160,6 @@ def _runs(column: _Column) -> tuple[Measurement, ...]:
 
 def _telemetry(column: _Column) -> list[Telemetry]:
     return [run.telemetry for run in _runs(column) if run.telemetry is not None]
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

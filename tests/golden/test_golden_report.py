@@ -4,6 +4,7 @@ After a change that is meant: ``LOADTUNE_REGENERATE=1 pytest tests/golden``, and
 """
 
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from loadtune.records import (
     Recipe,
     RecipeChoice,
     Telemetry,
+    Timeline,
     Trial,
     TrialConfig,
     TrialFailure,
@@ -33,6 +35,7 @@ from loadtune.records import (
     Verdict,
     Window,
     Winner,
+    WorkerUse,
     WorkloadFacts,
     YourSettings,
 )
@@ -63,8 +66,40 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
             seconds=2.0,
             num_readings=20,
             gpu_utilization_fraction=0.97 - wait_fraction,
+            gpu_utilization_p5_fraction=0.97 - 4 * wait_fraction,
+            gpu_utilization_p95_fraction=1.0,
+            gpu_idle_fraction=wait_fraction / 2,
+            gpu_memory_used_bytes=14_000_000_000,
+            gpu_power_w=512.4,
+            gpu_energy_j=1025.0,
+            gpu_sm_activity_fraction=0.61,
+            gpu_sm_occupancy_fraction=0.4,
+            gpu_tensor_activity_fraction=0.33,
+            gpu_dram_bandwidth_fraction=0.45,
+            gpu_pcie_read_bytes_per_s=2.3e9,
+            gpu_pcie_write_bytes_per_s=1.1e6,
+            gpu_sm_clock_hz=1.98e9,
+            gpu_memory_clock_hz=3.201e9,
+            gpu_throttle_fractions={"power cap": 0.25},
+            gpu_others_memory_bytes=10_145_000_000,
             cpu_utilization_fraction=0.88,
+            core_utilization_fractions=(1.0, 0.76),
+            cgroup_cpu_cores=14.1,
+            num_cpu_throttles=0,
+            cpu_throttled_s=0.0,
+            bench_cpu_cores=13.2,
             bench_rss_bytes=9_000_000_000,
+            main_cpu_cores=1.3,
+            main_rss_bytes=5_000_000_000,
+            pin_thread_cores=0.9,
+            workers_cpu_cores=11.9,
+            workers=(WorkerUse(cpu_cores=6.0, rss_bytes=2_000_000_000), WorkerUse(cpu_cores=5.9)),
+            ram_available_bytes=110_000_000_000,
+            ram_used_bytes=27_000_000_000,
+            shm_used_bytes=700_000_000,
+            disk_read_bytes_per_s=0.0,
+            timeline=Timeline(slice_s=1.0, gpu_utilization_fraction=(0.95, None), gpu_memory_used_bytes=(7, 8)),
+            missing={"gpu_others_sm_fraction": "no permission"},
         ),
     )
 
@@ -245,6 +280,24 @@ def test_the_fixed_result_reads_as_it_did(name: str) -> None:
 
 def test_the_kept_json_still_reads_as_that_result() -> None:
     assert load_result(HERE / "result.json") == fixed_result()
+
+
+def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> None:
+    """What 0.1.0 kept of the machine, and no more: the rest is not known, and the report says what it said."""
+    first = {"seconds", "num_readings", "gpu_utilization_fraction", "gpu_memory_used_bytes", "gpu_power_w"}
+    first |= {"cpu_utilization_fraction", "bench_cpu_cores", "bench_rss_bytes"}
+    older = json.loads((HERE / "result.json").read_text(encoding="utf-8"))
+    for measured in (*older["trials"], *older["finalists"]):
+        for run in (measured.get("measurement"), *measured.get("runs", ())):
+            if run:
+                run["telemetry"] = {name: value for name, value in run["telemetry"].items() if name in first}
+    (tmp_path / "result.json").write_text(json.dumps(older), encoding="utf-8")
+    read = load_result(tmp_path / "result.json")
+    telemetry = read.finalists[0].runs[0].telemetry
+    assert telemetry is not None
+    assert telemetry.gpu_utilization_fraction == pytest.approx(0.93)
+    assert (telemetry.timeline, telemetry.missing, telemetry.workers) == (None, {}, ())
+    assert "percentile" not in rendered(summary_text(summary(read)))
 
 
 @pytest.mark.parametrize("name", ["summary.txt", "banner.txt"])

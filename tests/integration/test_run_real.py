@@ -66,6 +66,17 @@ def test_the_result_says_what_was_confirmed(run_folder):
     assert not any(trial.failure for trial in result.trials)
 
 
+def test_every_run_is_told_with_the_workers_it_had(run_folder):
+    """Found from outside, by the names that PyTorch gives its processes. Short spans may begin before a worker is."""
+    result = loadtune.load_result(run_folder)
+    runs = [(finalist.config, run.telemetry) for finalist in result.finalists for run in finalist.runs]
+    assert all(telemetry.main_cpu_cores > 0 and telemetry.timeline for _, telemetry in runs)
+    told = [len(telemetry.workers) for _, telemetry in runs]
+    assert all(seen <= config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True))
+    with_workers = [seen == config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True) if seen]
+    assert not any(config.loader.num_workers for config, _ in runs) or any(with_workers)
+
+
 @pytest.mark.parametrize("at_your_batch", [False, True])
 def test_a_dataloader_takes_the_answer(run_folder, at_your_batch):
     kwargs = loadtune.best_loader_kwargs(run_folder.parent, at_your_batch=at_your_batch)

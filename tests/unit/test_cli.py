@@ -207,6 +207,7 @@ def test_doctor_shows_the_machine(machine: HostFacts) -> None:
     assert ended.exit_code == 0
     assert "← chosen" in ended.stdout
     assert "held by python (pid 812), 9.45 GiB" in ended.stdout
+    assert "without GPU duty cycle" in ended.stdout  # of a GPU that is not in this machine
 
 
 def test_doctor_speaks_json(machine: HostFacts) -> None:
@@ -216,6 +217,10 @@ def test_doctor_speaks_json(machine: HostFacts) -> None:
     (gpu,) = report["host"]["gpus"]
     assert gpu["processes"] == [{"pid": 812, "name": "python", "used_bytes": 10_145_000_000}]
     assert gpu["driver_bytes"] == 645_000_000
+    telemetry = report["telemetry"]
+    assert telemetry["cpu_utilization_fraction"] is not None
+    assert telemetry["gpu_utilization_fraction"] is None
+    assert telemetry["missing"]["gpu_utilization_fraction"]
 
 
 def test_the_freest_gpu_is_printed_alone(machine: HostFacts) -> None:
@@ -240,7 +245,6 @@ import loadtune.host as host
 from loadtune.report.store import load_result
 facts = load_result(sys.argv.pop()).host
 host.read_host = lambda: facts
-host.choose_device = lambda facts, requested: None
 from loadtune.cli import main
 main()
 """

@@ -1,5 +1,8 @@
 """Cores, their names, memory within limits, and the CPU clock that fits the machine."""
 
+from types import SimpleNamespace
+
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +17,7 @@ from loadtune.host.cpu import (
     read_num_usable_cores,
     usable_cores,
 )
-from loadtune.host.cpu_time import CpuMeter, core_counter, cpu_meter, group_counter, parse_cpu_stat, parse_cpuacct_usage
+from loadtune.host.cpu_time import CoreUse, CpuMeter, core_counter, cpu_meter
 from loadtune.host.memory import bounded_ram, read_ram, read_shm
 
 
@@ -107,13 +110,6 @@ def test_utilization_stays_between_0_and_1(points, num_cores):
     assert all(value is None or 0 <= value <= 1 for value in (meter.read() for _ in points))
 
 
-def test_cpu_accounts_are_read_in_seconds():
-    assert parse_cpu_stat("usage_usec 2500000\nuser_usec 1\n") == 2.5
-    assert parse_cpuacct_usage("3000000000\n") == 3.0
-    assert parse_cpu_stat("") is None
-    assert parse_cpuacct_usage("") is None
-
-
 def test_under_a_v2_quota_the_groups_own_account_is_used(tmp_path):
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
@@ -129,26 +125,6 @@ def test_under_a_v2_quota_the_groups_own_account_is_used(tmp_path):
     assert meter.read() == pytest.approx(0.5)  # 0.75 s of the 1.5 s that the quota grants
 
 
-def test_v1_accounts_are_found_where_cpuacct_is_mounted_apart(tmp_path):
-    quota_folder, account = (tmp_path / "sys/fs/cgroup" / kind / "box" for kind in ("cpu", "cpuacct"))
-    for folder in (quota_folder, account, tmp_path / "proc/self"):
-        folder.mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("2:cpuacct:/box\n1:cpu:/box\n")
-    (tmp_path / "proc/self/mountinfo").write_text(
-        "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
-        "33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n"
-    )
-    (quota_folder / "cpu.cfs_quota_us").write_text("100000\n")
-    (account / "cpuacct.usage").write_text("4000000000\n")
-    counter = group_counter(CpuQuota(cores=1.0, folder=quota_folder), tmp_path)
-    assert counter is not None
-    assert counter() == 4.0
-
-
-def test_a_quota_without_an_account_is_no_counter(tmp_path):
-    assert group_counter(CpuQuota(cores=1.0, folder=tmp_path), tmp_path) is None
-
-
 def test_the_cores_counter_only_grows():
     cores = read_affinity()
     for chosen in (cores, cores[:1]):
@@ -157,3 +133,19 @@ def test_the_cores_counter_only_grows():
         assert first is not None
         assert second is not None
         assert 0 <= first <= second
+
+
+def test_each_core_is_a_share_of_its_own(monkeypatch):
+    """Busy is all but idle and iowait; cores that are not ours, or went offline, are left out."""
+
+    def looked(*busy_s):
+        cores = [SimpleNamespace(user=busy, idle=1000.0, iowait=7.0) for busy in busy_s]
+        monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
+
+    cores = CoreUse((0, 2, 9))
+    looked(10.0, 0.0, 5.0)
+    assert cores.look(100.0) == {}
+    looked(11.0, 2.0, 5.5)
+    assert cores.look(102.0) == {"core_utilization_fractions": (0.5, 0.25)}
+    looked(11.0)  # one went offline
+    assert cores.look(103.0) == {}

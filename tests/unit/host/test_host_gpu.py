@@ -1,113 +1,18 @@
 """NVML behind its one door: a fake library, a broken one, none at all; which GPUs are visible; choosing one."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 
 from loadtune.host import gpu
+from loadtune.host.nvml import Nvml
 from loadtune.host.visible import visible_uuids
 from loadtune.records import GpuProcess
 
-UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
-MIG = "MIG-5d0c"
 NVML_MEMORY_V2 = 0x02000028
-
-
-class FakeNvmlError(Exception):
-    def __init__(self, value):
-        super().__init__(value)
-        self.value = value
-
-
-class FakeNvml:
-    """Three GPUs whose handles are their UUIDs. ``refusing`` names functions that are not supported here."""
-
-    NVMLError = FakeNvmlError
-    NVML_ERROR_NOT_SUPPORTED = 3
-
-    def __init__(self, refusing=(), error=3):
-        self.refusing, self.error = refusing, error
-        self.num_inits = 0
-
-    def __getattribute__(self, name):
-        answer = object.__getattribute__(self, name)
-        if name.startswith("nvml") and name in self.refusing:
-            raise FakeNvmlError(self.error)
-        return answer
-
-    def nvmlInit(self):
-        self.num_inits += 1
-
-    def nvmlSystemGetDriverVersion(self):
-        return b"580.95"
-
-    def nvmlDeviceGetCount(self):
-        return len(UUIDS)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return UUIDS[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        if uuid not in (*UUIDS, MIG):
-            raise FakeNvmlError(6)
-        return uuid
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle):
-        return UUIDS[2]
-
-    def nvmlDeviceGetUUID(self, handle):
-        return handle
-
-    def nvmlDeviceGetIndex(self, handle):
-        return UUIDS.index(handle)
-
-    def nvmlDeviceGetName(self, handle):
-        return "NVIDIA H200"
-
-    def nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        if version is None:
-            return SimpleNamespace(total=1000, free=700, used=300)
-        if version in self.refusing:
-            raise FakeNvmlError(self.error)
-        return SimpleNamespace(version=version, total=1000, reserved=40, free=700, used=260)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        small = SimpleNamespace(pid=813, usedGpuMemory=60)
-        return [small, SimpleNamespace(pid=812, usedGpuMemory=200)] if handle == UUIDS[0] else []
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
-        return [SimpleNamespace(pid=812, usedGpuMemory=200), SimpleNamespace(pid=9, usedGpuMemory=None)]
-
-    def nvmlSystemGetProcessName(self, pid):
-        names = {812: "/opt/conda/bin/python3", 813: b"/opt/Brow\xffser/chrome --type=gpu"}
-        if pid not in names:
-            raise FakeNvmlError(6)
-        return names[pid]
-
-    def nvmlDeviceGetUtilizationRates(self, handle):
-        if handle == MIG:
-            raise FakeNvmlError(3)
-        return SimpleNamespace(gpu=25, memory=5)
-
-    def nvmlDeviceGetPowerUsage(self, handle):
-        return 350_000
-
-
-class BrokenNvml:
-    """Opens, then fails on every call, and not even with its own error."""
-
-    def nvmlInit(self):
-        return None
-
-    def __getattr__(self, name):
-        def fail(*args):
-            raise OSError(f"{name}: the library is from another driver")
-
-        fail_type = type("NVMLError", (Exception,), {})
-        return fail_type if name == "NVMLError" else fail
 
 
 @pytest.fixture
@@ -117,7 +22,7 @@ def opened(monkeypatch):
 
     def put(library):
         monkeypatch.setitem(sys.modules, "pynvml", library)
-        return gpu.Nvml()
+        return Nvml()
 
     return put
 
@@ -180,7 +85,6 @@ def test_readings_by_uuid(opened):
     assert gpu.read_driver(nvml) == "580.95"
     assert gpu.read_utilization_fraction(UUIDS[1], nvml) == 0.25
     assert gpu.read_memory_used_bytes(UUIDS[1], nvml) == 300  # what the driver holds is not free either
-    assert gpu.read_power_w(UUIDS[1], nvml) == 350.0
 
 
 def test_nvml_is_opened_once(opened):
@@ -188,7 +92,7 @@ def test_nvml_is_opened_once(opened):
     nvml = opened(library)
     assert library.num_inits == 0
     gpu.read_gpus(nvml)
-    gpu.read_power_w(UUIDS[0], nvml)
+    gpu.read_memory_used_bytes(UUIDS[0], nvml)
     assert library.num_inits == 1
 
 
@@ -199,14 +103,12 @@ def test_a_missing_or_broken_driver_answers_none(opened, library):
     assert gpu.read_driver(nvml) is None
     assert gpu.read_utilization_fraction(UUIDS[0], nvml) is None
     assert gpu.read_memory_used_bytes(UUIDS[0], nvml) is None
-    assert gpu.read_power_w(UUIDS[0], nvml) is None
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
-def test_one_missing_figure_costs_only_itself(opened, function):
-    nvml = opened(FakeNvml(refusing=(function,)))
-    figures = [gpu.read_utilization_fraction(UUIDS[0], nvml), gpu.read_power_w(UUIDS[0], nvml)]
-    assert figures.count(None) == 1
+def test_one_missing_figure_costs_only_itself(opened):
+    nvml = opened(FakeNvml(refusing=("nvmlDeviceGetUtilizationRates",)))
+    assert gpu.read_utilization_fraction(UUIDS[0], nvml) is None
+    assert gpu.read_memory_used_bytes(UUIDS[0], nvml) == 300
     assert len(gpu.read_gpus(nvml)) == 3
 
 
@@ -265,7 +167,6 @@ def test_a_real_gpu_answers():
         used = gpu.read_memory_used_bytes(found.uuid)
         assert used is not None
         assert 0 <= used <= found.total_bytes
-        assert (gpu.read_power_w(found.uuid) or 1.0) > 0
         assert used == found.total_bytes - found.free_bytes
         assert 0 <= (found.driver_bytes or 0) <= used
         assert 0 <= (found.utilization_fraction or 0.0) <= 1

@@ -1,0 +1,116 @@
+"""What the machine did, in words for a table and for ``loadtune doctor``.
+
+In: `Telemetry`, of one span or of several runs of one configuration. Out: strings. A module of its own because which
+figures exist differs from machine to machine, and what cannot be had is left out rather than shown as a dash.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from loadtune.records import Telemetry
+from loadtune.units import MISSING, cores_text, percent_text, watts_text
+
+Runs = Sequence[Telemetry]
+Row = tuple[str, Callable[[Runs], str]]
+
+_NAMES = {
+    "gpu_utilization_fraction": "GPU duty cycle",
+    "gpu_memory_used_bytes": "GPU memory",
+    "gpu_power_w": "GPU power",
+    "gpu_energy_j": "GPU energy",
+    "gpu_sm_activity_fraction": "SM activity",
+    "gpu_sm_occupancy_fraction": "SM occupancy",
+    "gpu_tensor_activity_fraction": "tensor-core activity",
+    "gpu_dram_bandwidth_fraction": "DRAM bandwidth",
+    "gpu_pcie_read_bytes_per_s": "PCIe reads",
+    "gpu_pcie_write_bytes_per_s": "PCIe writes",
+    "gpu_sm_clock_hz": "SM clock",
+    "gpu_memory_clock_hz": "memory clock",
+    "gpu_throttle_fractions": "throttle reasons",
+    "gpu_others_memory_bytes": "others' GPU memory",
+    "gpu_others_sm_fraction": "others' SM share",
+    "cpu_utilization_fraction": "CPU utilization",
+    "core_utilization_fractions": "CPU by core",
+    "cgroup_cpu_cores": "the group's CPU",
+    "num_cpu_throttles": "CPU throttling",
+    "bench_cpu_cores": "bench CPU",
+    "bench_rss_bytes": "bench memory",
+    "pin_thread_cores": "pin thread",
+    "ram_available_bytes": "RAM available",
+    "ram_used_bytes": "RAM used",
+    "shm_used_bytes": "/dev/shm used",
+    "disk_read_bytes_per_s": "disk reads",
+}
+"""What is looked for, one name for figures that come and go together."""
+
+
+def utilization_rows(every: Sequence[Runs], device_kind: str) -> list[Row]:
+    """The rows of a table whose columns are ``every``; those that not every machine has, where a column can fill them.
+
+    Cells are short: three configurations stand side by side in 80 columns.
+    """
+    known = [telemetry for runs in every for telemetry in runs]
+
+    def where_known(figure: str, name: str, cell: Callable[[Runs], str]) -> list[Row]:
+        return [(name, cell)] if any(getattr(telemetry, figure) is not None for telemetry in known) else []
+
+    on_gpu = [
+        ("GPU busy (duty cycle)", _duty),
+        *where_known("gpu_utilization_p95_fraction", "  5th–95th percentile", _swing),
+        *where_known("gpu_sm_activity_fraction", "SM / tensor activity", _activity),
+        *where_known("gpu_power_w", "GPU power", _power),
+    ]
+    return [
+        *(on_gpu if device_kind != "cpu" else []),
+        ("CPU busy", lambda runs: percent_text(mean_known(t.cpu_utilization_fraction for t in runs))),
+        *where_known("workers_cpu_cores", "  of it by workers", _workers),
+    ]
+
+
+def _duty(runs: Runs) -> str:
+    idle = mean_known(t.gpu_idle_fraction for t in runs)
+    mean = percent_text(mean_known(t.gpu_utilization_fraction for t in runs))
+    return mean if idle is None else f"{mean} (idle {percent_text(idle)})"
+
+
+def _swing(runs: Runs) -> str:
+    low = mean_known(t.gpu_utilization_p5_fraction for t in runs)
+    high = mean_known(t.gpu_utilization_p95_fraction for t in runs)
+    return MISSING if low is None or high is None else f"{percent_text(low)} to {percent_text(high)}"
+
+
+def _activity(runs: Runs) -> str:
+    activity = mean_known(t.gpu_sm_activity_fraction for t in runs)
+    tensor = mean_known(t.gpu_tensor_activity_fraction for t in runs)
+    return MISSING if activity is None else f"{percent_text(activity)} / {percent_text(tensor)}"
+
+
+def _power(runs: Runs) -> str:
+    return watts_text(mean_known(t.gpu_power_w for t in runs))
+
+
+def _workers(runs: Runs) -> str:
+    return cores_text(mean_known(t.workers_cpu_cores for t in runs))
+
+
+def mean_known(values: Iterable[float | None]) -> float | None:
+    """Over what is known; None: nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def missing_lines(telemetry: Telemetry) -> tuple[str, ...]:
+    """What cannot be had, by reason: ``SM activity, SM occupancy: not supported by this GPU``."""
+    by_reason: dict[str, list[str]] = {}
+    for figure, name in _NAMES.items():
+        if figure in telemetry.missing:
+            by_reason.setdefault(telemetry.missing[figure], []).append(name)
+    return tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, str], ...]:
+    """How much can be had, and one row for each reason why something cannot."""
+    num_seen = sum(getattr(telemetry, figure) is not None for figure in _NAMES)
+    num_missing = sum(figure in telemetry.missing for figure in _NAMES)
+    share = f"{num_seen} of {num_seen + num_missing} figures" if num_missing else f"all {num_seen} figures"
+    share += " of CPU and memory; there is no GPU" if device_kind == "cpu" else " of GPU, CPU and memory"
+    return (("telemetry", share), *(("", f"without {line}") for line in missing_lines(telemetry)))

@@ -1,0 +1,103 @@
+"""What NVML says of a running GPU and in which words it refuses: memory, power, energy, clocks; a real one."""
+
+import pynvml
+import pytest
+from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
+
+from loadtune.host import choose_device, read_host, read_telemetry
+from loadtune.host.gpm import Gpm
+from loadtune.host.gpu_samples import GpuUtilization
+from loadtune.host.gpu_state import GpuClocks, GpuState
+from loadtune.host.probes import machine_probes
+from loadtune.host.telemetry import Sampler
+from loadtune.host.throttle import throttle_words
+from loadtune.records import Device, Telemetry
+
+OF_THE_DUTY_CYCLE = {"gpu_utilization_p5_fraction", "gpu_utilization_p95_fraction", "gpu_idle_fraction"}
+
+
+@pytest.mark.parametrize(
+    ("library", "uuid", "words"),
+    [
+        (None, UUIDS[0], "no NVIDIA driver answers"),
+        (FakeNvml(), "GPU-not-there", "the GPU does not answer"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",)), UUIDS[0], "not supported by this GPU"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",)), MIG, "not supported under MIG"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",), nvmlDeviceGetMigMode=[1, 1]), UUIDS[0], "under MIG"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",), error=4), UUIDS[0], "no permission"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",), error=13), UUIDS[0], "the driver is too old"),
+        (FakeNvml(refusing=("nvmlDeviceGetPowerUsage",), error=999), UUIDS[0], "999"),
+        (BrokenNvml(), UUIDS[0], "the library is from another driver"),
+    ],
+)
+def test_a_refusal_has_its_reason_in_words(gpu, library, uuid, words):
+    answer = gpu(library, uuid).ask("nvmlDeviceGetPowerUsage")
+    assert answer.value is None
+    assert words in answer.reason
+
+
+def test_a_binding_that_does_not_know_the_function_is_the_reason(gpu):
+    assert "nvidia-ml-py is too old" in gpu(FakeNvml()).ask("nvmlDeviceGetSomethingNew").reason
+
+
+def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu):
+    """The whole sampler over it: nothing raises, everything else is read."""
+    device = Device(kind="cuda", uuid=UUIDS[0], name="H200")
+    sampler = Sampler(device, lambda: None, 2, probes=machine_probes(device, lambda: None, 2, gpu(BrokenNvml()).nvml))
+    for _ in range(2):
+        sampler.sample(everything=True)
+    sampler.close()
+    seen = sampler.between(0.0, sampler.latest().at_s)
+    assert seen.ram_available_bytes > 0
+    of_the_gpu = {figure for probe in (GpuUtilization, GpuState, GpuClocks, Gpm) for figure in probe.figures}
+    assert of_the_gpu <= set(seen.missing)
+    assert all(getattr(seen, figure) is None and seen.missing[figure] for figure in of_the_gpu)
+
+
+def test_energy_is_the_difference_of_the_drivers_counter(gpu):
+    counter = iter([5_000, 12_500, 12_500, 100, 350])  # mJ; then the driver was loaded anew
+    probe = GpuState(gpu(FakeNvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter))))
+    assert probe.look(0.0) == {"gpu_memory_used_bytes": 300, "gpu_power_w": 350.0, "gpu_energy_j": None}
+    assert [probe.look(t)["gpu_energy_j"] for t in (1.0, 2.0, 3.0, 4.0)] == [7.5, 0.0, None, 0.25]
+
+
+def test_clocks_and_what_holds_them_down(gpu):
+    clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
+    library = FakeNvml(
+        nvmlDeviceGetClockInfo=lambda handle, kind: clocks[kind],
+        nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksEventReasonSwPowerCap,
+    )
+    seen = GpuClocks(gpu(library)).look(0.0)
+    assert (seen["gpu_sm_clock_hz"], seen["gpu_memory_clock_hz"]) == (1.98e9, 3.201e9)
+    assert seen["gpu_throttle_fractions"] == ("power cap",)
+
+
+def test_an_older_driver_is_asked_by_the_older_name(gpu):
+    library = FakeNvml(
+        refusing=("nvmlDeviceGetCurrentClocksEventReasons",), error=13, nvmlDeviceGetCurrentClocksThrottleReasons=0x40
+    )
+    assert GpuClocks(gpu(library)).look(0.0)["gpu_throttle_fractions"] == ("hot (hardware)",)
+
+
+def test_every_bit_of_the_binding_has_a_word_of_its_own():
+    bits = pynvml.nvmlClocksThrottleReasonAll
+    words = throttle_words(bits)
+    assert len(words) == len(set(words)) == bits.bit_count()
+    assert not any(word.startswith("reason") for word in words)
+    assert throttle_words(0) == ()
+    assert throttle_words(0x10000 | 0x4) == ("power cap", "reason 0x10000")
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_gives_every_figure_or_its_reason():
+    """Idle as well as busy: what is printed is what this driver and this chip can tell."""
+    host = read_host()
+    device = choose_device(host, "cuda")
+    seen = read_telemetry(device, host.num_usable_cores)
+    of_the_gpu = [name for name in Telemetry.__dataclass_fields__ if name.startswith("gpu_")]
+    known = {name: getattr(seen, name) for name in of_the_gpu if getattr(seen, name) is not None}
+    print(known, seen.missing)
+    assert set(of_the_gpu) == set(known) | (set(seen.missing) & set(of_the_gpu)) | OF_THE_DUTY_CYCLE - set(known)
+    assert all(0 <= value <= 1 for name, value in known.items() if name.endswith("_fraction"))
+    assert known["gpu_memory_used_bytes"] > 0
+    assert seen.gpu_energy_j is None or seen.gpu_energy_j > 0

@@ -1,0 +1,252 @@
+"""A process tree that comes and goes, who is who in it, what it reads from disk, and the one thread that pins."""
+
+import os
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from loadtune.host import processes as processes_module
+from loadtune.host.bench_use import BenchUse, DiskReads
+from loadtune.host.pin_thread import PinThread
+from loadtune.host.proc_stat import ProcStat, parse_proc_stat, read_proc_stat
+from loadtune.host.process_roles import WORKER_NAME
+from loadtune.host.processes import ProcessTree, kernels_use, psutils_use
+from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
+
+
+class FakeProcess:
+    """As much of psutil's process as the tree needs; ``gone`` makes every call fail."""
+
+    def __init__(self, pid, cpu_s=0.0, rss=100, name="python", started_s=0.0, read=0):
+        self.pid, self.cpu_s, self.rss, self.read = pid, cpu_s, rss, read
+        self.process_name, self.started_s = name, started_s
+        self.below, self.gone = [], False
+
+    def alive(self):
+        if self.gone:
+            raise psutil.NoSuchProcess(self.pid)
+
+    def children(self, recursive):
+        self.alive()
+        return list(self.below)
+
+    def name(self):
+        self.alive()
+        return self.process_name
+
+    def create_time(self):
+        return self.started_s
+
+    def cpu_times(self):
+        self.alive()
+        return SimpleNamespace(user=self.cpu_s, system=0.0)
+
+    def memory_info(self):
+        self.alive()
+        return SimpleNamespace(rss=self.rss)
+
+    def io_counters(self):
+        self.alive()
+        return SimpleNamespace(read_bytes=self.read)
+
+
+def worker(pid, **more):
+    return FakeProcess(pid, name=WORKER_NAME, **more)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """A clock and a process table, both in the test's hands; the bench is process 1."""
+
+    made = SimpleNamespace(now_s=0.0, pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
+    monkeypatch.setattr(processes_module, "_process", made.table.get)
+    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s, use=psutils_use)
+    made.bench = BenchUse(made.tree)
+    return made
+
+
+def test_cpu_time_of_bench_and_workers_is_cores(world):
+    main, first = world.table[1], worker(11, cpu_s=50.0)
+    main.below = [first]
+    seen = world.bench.look(0.0)
+    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 200)
+    world.now_s, main.cpu_s, first.cpu_s = 0.1, 0.1, 50.05
+    seen = world.bench.look(0.1)
+    assert seen["bench_cpu_cores"] == pytest.approx(1.5)
+    assert (seen["main_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((1.0, 0.5))
+
+
+def test_workers_stand_in_order_of_their_start_and_others_apart(world):
+    """Process ids start anew when they run out; two workers may be forked within one tick of the clock."""
+    helper = FakeProcess(40, rss=7, name="pt_elastic")
+    late, early, twin = worker(3, started_s=9.0, rss=30), worker(99, started_s=8.0, rss=10), worker(98, started_s=8.0)
+    world.table[1].below = [late, helper, early, twin]
+    seen = world.bench.look(0.0)
+    assert seen[EACH_WORKERS_RSS] == (100, 10, 30)
+    assert (seen["main_rss_bytes"], seen["other_rss_bytes"]) == (100, 7)
+
+
+def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
+    child = FakeProcess(11)
+    world.table[1].below = [child]
+    assert world.bench.look(0.0)[EACH_WORKERS_RSS] is None
+    child.process_name, world.now_s = WORKER_NAME, 0.6
+    seen = world.bench.look(0.6)
+    assert (seen[EACH_WORKERS_RSS], seen[EACH_WORKERS_CORES]) == ((100,), (0.0,))
+    assert seen["other_rss_bytes"] is None
+
+
+def test_a_worker_that_ends_takes_nothing_back(world):
+    main, first = world.table[1], worker(11, cpu_s=50.0)
+    main.below = [first]
+    world.bench.look(0.0)
+    world.now_s, main.cpu_s, first.gone = 0.1, 0.1, True
+    seen = world.bench.look(0.1)
+    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(1.0), 100)
+    assert seen[EACH_WORKERS_CORES] is None
+
+
+def test_a_new_worker_counts_from_when_it_is_seen(world):
+    world.bench.look(0.0)
+    first = worker(11, cpu_s=7.0)
+    world.table[1].below = [first]
+    world.now_s = 0.4
+    assert world.bench.look(0.4)["bench_rss_bytes"] == 100  # not looked for again yet
+    world.now_s = 0.6
+    seen = world.bench.look(0.6)
+    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"], seen[EACH_WORKERS_CORES]) == (0.0, 200, (None,))
+    world.now_s, first.cpu_s = 0.7, 7.1
+    assert world.bench.look(0.7)["bench_cpu_cores"] == pytest.approx(1.0)
+
+
+def test_a_replaced_bench_is_followed_at_once(world):
+    world.bench.look(0.0)
+    world.now_s, world.pid, world.table[2].cpu_s = 0.1, 2, 30.0
+    seen = world.bench.look(0.1)
+    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 100)
+    world.now_s, world.table[2].cpu_s = 0.2, 30.1
+    assert world.bench.look(0.2)["bench_cpu_cores"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("pid", [None, 99])
+def test_no_bench_is_no_figure(world, pid):
+    world.pid = pid
+    assert set(world.bench.look(0.0).values()) == {None}
+    world.pid, world.now_s = 1, 1.0
+    assert world.bench.look(1.0)["bench_rss_bytes"] == 100
+
+
+def test_a_bench_that_dies_under_the_sampler_is_no_figure(world):
+    world.bench.look(0.0)
+    world.table[1].gone = True
+    for world.now_s in (0.1, 1.0, 2.0):
+        assert set(world.bench.look(world.now_s).values()) == {None}
+
+
+def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
+    """The kernel adds what an ended process has read to its parent's account, a moment later."""
+    main, first = world.table[1], worker(11, read=1000)
+    main.below = [first]
+    disk = DiskReads(world.tree)
+
+    def look(now_s):
+        world.now_s = now_s
+        world.bench.look(now_s)
+        return disk.look(now_s)["disk_read_bytes_per_s"]
+
+    assert look(0.0) is None
+    first.read = 1500
+    assert look(1.0) == 500.0
+    first.gone = True
+    assert look(2.0) == 0.0
+    main.read = 1700  # its own 200 and the worker's 1500
+    assert look(3.0) == 200.0
+
+
+def test_a_replaced_benchs_reads_begin_anew(world):
+    disk = DiskReads(world.tree)
+    world.table[1].read = 5000
+    for now_s, pid in ((0.0, 1), (1.0, 2)):
+        world.now_s, world.pid = now_s, pid
+        world.bench.look(now_s)
+        assert disk.look(now_s) == {"disk_read_bytes_per_s": None}
+    world.now_s, world.table[2].read = 2.0, 300
+    assert disk.look(2.0) == {"disk_read_bytes_per_s": 300.0}
+
+
+def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
+    disk = DiskReads(world.tree)
+    assert disk.look(0.0) == {"disk_read_bytes_per_s": None}  # nobody there: nothing is missing
+    world.bench.look(0.0)
+    monkeypatch.setattr(FakeProcess, "io_counters", lambda self: (_ for _ in ()).throw(psutil.AccessDenied(1)))
+    assert "does not tell" in disk.look(1.0)["disk_read_bytes_per_s"].reason
+    monkeypatch.delattr(FakeProcess, "io_counters")
+    assert "platform" in disk.look(2.0)["disk_read_bytes_per_s"].reason
+
+
+STAT = (
+    "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 9 0 0 0 {user} {system} 0 0 20 0 68 0 51 900000 {pages} 18446744\n"
+)
+TICKS_PER_S, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+
+def stat_text(name="pt_data_pin", user=0, system=0, pages=7):
+    return STAT.format(user=user, system=system, pages=pages).replace("pt_data_pin", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "stat"),
+    [
+        (stat_text(user=2 * TICKS_PER_S, system=TICKS_PER_S), ProcStat("pt_data_pin", 3.0, 7 * PAGE)),
+        (stat_text(name="odd) name (x"), ProcStat("odd) name (x", 0.0, 7 * PAGE)),
+        ("7 (short) R 1 2 3\n", None),
+        (stat_text(user="x"), None),
+        ("", None),
+    ],
+)
+def test_the_kernels_line_on_a_process_is_read(text, stat):
+    assert parse_proc_stat(text) == stat
+
+
+def test_the_kernel_and_psutil_say_the_same_of_a_process():
+    """Of this one, which works a little between the two."""
+    process = psutil.Process()
+    (before_s, _), (kernels_s, kernels_rss), (after_s, psutils_rss) = (
+        use(process) for use in (psutils_use, kernels_use, psutils_use)
+    )
+    rounding_s = 1e-9
+    assert before_s - rounding_s <= kernels_s <= after_s + rounding_s
+    assert kernels_rss == pytest.approx(psutils_rss, rel=0.1)
+
+
+def test_a_process_that_ended_has_no_line():
+    assert read_proc_stat("/proc/0/stat") is None
+
+
+def thread(system, tid, name, stat):
+    folder = system / f"proc/1/task/{tid}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "comm").write_text(f"{name}\n")
+    (folder / "stat").write_text(stat)
+    return folder
+
+
+def test_the_thread_that_pins_is_found_followed_and_lost(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    thread(tmp_path, 1, "python", stat_text(name="python"))
+    probe = PinThread(lambda: 1, tmp_path)
+    assert probe.look(0.0) == {"pin_thread_cores": None}  # no loader pins yet
+    pin = thread(tmp_path, 813, "pt_data_pin", stat_text())
+    assert probe.look(1.0) == {"pin_thread_cores": None}
+    (pin / "stat").write_text(stat_text(user=TICKS_PER_S, system=TICKS_PER_S // 2))
+    assert probe.look(3.0)["pin_thread_cores"] == pytest.approx(0.75, rel=0.02)
+    thread(tmp_path, 813, "other", stat_text(name="other", user=9))  # its number, reused
+    assert probe.look(4.0) == {"pin_thread_cores": None}
+
+
+def test_without_proc_the_reason_is_said(tmp_path):
+    assert PinThread(lambda: 1, tmp_path).look(0.0)["pin_thread_cores"].reason == "needs Linux"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    for pid in (None, 99):
+        assert PinThread(lambda pid=pid: pid, tmp_path).look(0.0) == {"pin_thread_cores": None}
