@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from loadtune import errors
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     Device,
     FitReport,
@@ -47,18 +48,6 @@ class TimeCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TryBatch:
-    """Answered by a FitReport, failed or not."""
-
-    recipe: Recipe
-    batch_size: int
-    num_steps: int
-    trace: bool = False
-    verify: bool = False
-    partial_batch_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTraining:
     """Streams windows until `Stop`, then answered by a TrainingRun."""
 
@@ -76,7 +65,8 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | TryBatch | TimeTraining
+Request = Describe | TimeCompute | BatchTry | TimeTraining
+"""A `BatchTry` is answered by a FitReport, failed or not."""
 Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | TrialFailure
 
 
@@ -129,7 +119,7 @@ Message = Phase | Streamed | Answer | Refused
 
 def failed_value(request: Request, failure: TrialFailure, seconds: float, budget_bytes: int | None = None) -> Value:
     """How this request's answer looks when it failed."""
-    if isinstance(request, TryBatch):
+    if isinstance(request, BatchTry):
         return FitReport(
             precision=request.recipe.precision,
             batch_size=request.batch_size,

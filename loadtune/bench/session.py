@@ -12,13 +12,22 @@ from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.memory import memory_of
-from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, TryBatch, Value
+from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, Value
 from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
-from loadtune.records import ComputePoint, FitReport, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadFacts
+from loadtune.records import (
+    BatchTry,
+    ComputePoint,
+    FitReport,
+    LoaderConfig,
+    Recipe,
+    TrainingRun,
+    TrialFailure,
+    WorkloadFacts,
+)
 from loadtune.workload import build_workload
 
 
@@ -46,7 +55,7 @@ class Session:
             return self._describe()
         if isinstance(request, TimeCompute):
             return self._time_compute(request)
-        if isinstance(request, TryBatch):
+        if isinstance(request, BatchTry):
             return self._try_batch(request)
         return self._time_training(request)
 
@@ -69,7 +78,7 @@ class Session:
         trainer.close()
         return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows)
 
-    def _try_batch(self, request: TryBatch) -> FitReport:
+    def _try_batch(self, request: BatchTry) -> FitReport:
         begun = time.monotonic()
         trainer = self._trainer(request.recipe)
         report = try_steps(

@@ -6,7 +6,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
 from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
-from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress, Reading
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -49,6 +49,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "AllocationTrace",
     "BatchEstimate",
+    "BatchTry",
     "Bound",
     "CeilingLimit",
     "ComputePoint",
