@@ -35,6 +35,8 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     Recipe,
+    StepAccount,
+    StepVariant,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -121,6 +123,12 @@ class BenchClient:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
         value = self._ask(asked)
         assert isinstance(value, FitReport)
+        return value
+
+    def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
+        """Where the memory of one training step goes, measured; a CPU keeps no books of it: unsupported."""
+        value = self._ask(asked)
+        assert isinstance(value, (StepAccount, TrialFailure))
         return value
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:

@@ -14,6 +14,8 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     Recipe,
+    StepAccount,
+    StepVariant,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -65,9 +67,9 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | TimeTraining
-"""A `BatchTry` is answered by a FitReport, failed or not."""
-Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | TrialFailure
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining
+"""A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
+Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)

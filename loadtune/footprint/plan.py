@@ -5,14 +5,14 @@ In: a `WorkloadSpec`, or a factory and a shape. Out: a `StepPlan`. The dataset i
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import init
 
-from loadtune.records import OptimizerName, Precision, WorkloadSpec
+from loadtune.records import OptimizerName, Precision, StepOptimizer, StepVariant, WorkloadSpec
 from loadtune.workload import Task, build_workload, class_loss, collate_samples, fetch_samples, make_optimizer
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -88,6 +88,18 @@ def plan_of_factory(
     )
 
 
+def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
+    """The same step under the variant's precision, optimizer and image size."""
+    changed = replace(plan, precision=variant.recipe.precision)
+    if variant.optimizer is not None:
+        changed = replace(changed, optimizer=variant.optimizer, make_optimizer=_maker(variant.optimizer))
+    if variant.image_size is not None:
+        pixels = (variant.image_size, variant.image_size)
+        inputs, targets = (replace(part, shape=part.shape[:-2] + pixels) for part in (plan.inputs, plan.targets))
+        changed = replace(changed, inputs=inputs, targets=targets if len(plan.targets.shape) == 2 else plan.targets)
+    return changed
+
+
 @contextmanager
 def _making(fake: FakeTensorMode) -> Iterator[None]:
     """Within it modules are made of fake tensors, whose initial values are left out: some ask for a value they drew."""
@@ -106,7 +118,7 @@ def _as_it_is(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Te
     return tensor
 
 
-def _maker(name: OptimizerName) -> MakeOptimizer:
+def _maker(name: StepOptimizer) -> MakeOptimizer:
     return lambda model: make_optimizer(name, model, fused=False)
 
 

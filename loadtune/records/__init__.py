@@ -4,7 +4,17 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
-from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
+from loadtune.records.footprint import (
+    BatchEstimate,
+    FootprintReport,
+    LayerFootprint,
+    MemoryLines,
+    StepAccount,
+    StepOptimizer,
+    StepVariant,
+    WhatIf,
+    block_bytes,
+)
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress, Reading
@@ -77,6 +87,8 @@ __all__ = [
     "Recipe",
     "RecipeChoice",
     "StepAccount",
+    "StepOptimizer",
+    "StepVariant",
     "Telemetry",
     "TensorKind",
     "TracedLine",
@@ -89,11 +101,13 @@ __all__ = [
     "TuneConfig",
     "TuningResult",
     "Verdict",
+    "WhatIf",
     "Window",
     "Winner",
     "WorkloadFacts",
     "WorkloadSpec",
     "YourSettings",
+    "block_bytes",
     "delivered_samples",
     "half_width_fraction",
     "samples_per_s",

@@ -9,9 +9,9 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_layers, estimate_step, largest_batch
-from loadtune.footprint.live import rounded
 from loadtune.footprint.plan import plan_of_factory
 from loadtune.records import Precision
+from loadtune.records import block_bytes as rounded
 
 MIB = 2**20
 

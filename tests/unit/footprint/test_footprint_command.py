@@ -34,6 +34,16 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
     assert "nothing was run" in ended.stdout
 
 
+def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
+    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--estimate")
+    ended = invoke(*words, "--what-if", "--memory", "2GiB")
+    assert ended.exit_code == 0, ended.output
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["as given", "fp16 (AMP)", "bf16 (AMP)"]
+    assert all("–" in row for row in rows[:8])  # no time of a step that was not run
+
+
 def test_json_holds_the_whole_report() -> None:
     ended = invoke(*SMALL, "--json", "--per-layer", "--memory", "2GiB")
     report = json.loads(ended.stdout)
