@@ -11,13 +11,24 @@ from torch.nn.functional import cross_entropy
 
 from loadtune.bench.account import Measured, StepMeter, owned
 from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
-from loadtune.bench.books import counted_events, standing_blocks
+from loadtune.bench.books import CudaBooks, counted_events, standing_blocks
 from loadtune.bench.memory import CpuMemory
+from loadtune.bench.protocol import Begin
+from loadtune.bench.session import Session
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
-from loadtune.errors import WorkloadError
+from loadtune.errors import BenchError, WorkloadError
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_factory
-from loadtune.records import Precision, Recipe, StepOptimizer, WorkloadSpec, block_bytes
+from loadtune.records import (
+    Device,
+    Precision,
+    Recipe,
+    StepOptimizer,
+    StepVariant,
+    TrialFailure,
+    WorkloadSpec,
+    block_bytes,
+)
 from loadtune.workload import Workload, checkpointed
 
 CPU = torch.device("cpu")
@@ -81,6 +92,74 @@ def test_pytorchs_history_and_snapshot_are_read_as_it_writes_them() -> None:
     ]
     segments = [{"device": 0, "blocks": blocks}, {"device": 1, "blocks": [blocks[0] | {"address": C}]}]
     assert standing_blocks(segments, 0) == {A: 700}
+
+
+class FakeCuda:
+    """What `CudaBooks` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.history: list[dict[str, Any]] = [{"action": "alloc", "addr": 0x10, "size": 100}]
+        self.counted = [1, 0]
+        self.alive = {0x10: 100}
+        self.is_kept: list[Any] = []
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", self.stats)
+        monkeypatch.setattr(cuda.memory, "_snapshot", self.snapshot)
+        monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda enabled, **more: self.is_kept.append(enabled))
+
+    def stats(self, device: torch.device) -> dict[str, Any]:
+        handed_out, asked_for = 512 * len(self.alive), sum(self.alive.values())
+        found = {"allocated_bytes": {"current": handed_out}, "requested_bytes": {"current": asked_for}}
+        found["allocation"] = {"allocated": self.counted[0], "freed": self.counted[1]}
+        return {name: {"all": figures} for name, figures in found.items()}
+
+    def snapshot(self, device: torch.device) -> dict[str, Any]:
+        state = {"state": "active_allocated"}
+        blocks = [state | {"address": at, "requested_size": count} for at, count in self.alive.items()]
+        return {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [list(self.history)]}
+
+    def ask(self, address: int, count: int) -> None:
+        self.history.append({"action": "alloc", "addr": address, "size": count})
+        self.counted[0] += 1
+        self.alive[address] = count
+
+    def give_back(self, address: int) -> None:
+        self.history += [{"action": a, "addr": address, "size": 1} for a in ("free_requested", "free_completed")]
+        self.counted[1] += 1
+        del self.alive[address]
+
+
+def test_the_allocators_counters_say_where_in_its_history_a_mark_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, books = FakeCuda(monkeypatch), CudaBooks(torch.device("cuda", 0))
+    with books.kept():
+        assert books.standing() == {0x10: 100}
+        assert books.mark() == Mark(0, 412)
+        cuda.ask(0x20, 500)
+        assert books.mark() == Mark(1, 424)
+        cuda.give_back(0x10)
+        assert books.mark() == Mark(2, 12)
+        assert books.events() == [Event(0x20, 500), Event(0x10, 0)]
+        cuda.counted[0] += 1
+        with pytest.raises(BenchError, match="holds 2 events where its counters say 3"):
+            books.events()
+    assert cuda.is_kept == ["all", None]
+
+
+def test_a_session_measures_the_variant_it_was_asked_for_and_leaves_the_model_as_it_was() -> None:
+    spec = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
+    session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), Pulse())  # type: ignore[arg-type]
+    module = session._model.module
+    asked = StepVariant(recipe=Recipe(), batch_size=4, optimizer="adamw", image_size=12, checkpoint=True)
+    account = session._measure(asked, FakeBooks(module.parameters))
+    assert (account.input_shape, account.optimizer, account.batch_size) == ((3, 12, 12), "adamw", 4)
+    assert (account.estimated, account.checkpointed) == (False, True)
+    assert account.step_s is not None
+    assert account.largest.parameters_bytes == sum(block_bytes(p.numel() * 4) for p in module.parameters())
+    assert not any("forward" in vars(part) for part in module.modules())
+    refused = session.run(asked)
+    assert isinstance(refused, TrialFailure)
+    assert refused.kind == "unsupported"
 
 
 def conv_net() -> nn.Module:
