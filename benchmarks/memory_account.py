@@ -190,7 +190,7 @@ def note(rows: list[Row], host: dict[str, str], batch_size: int, command: str) -
         "",
         f"Command: `{command}`.",
         "",
-        f"Batches of {batch_size}, contiguous, optimizers as PyTorch takes them by default. Sizes are in MiB. A peak is",
+        f"Batches of {batch_size}, contiguous, optimizers as PyTorch takes them by default, sizes in MiB. A peak is",
         "the allocator's own in five steady steps; unexplained is what none of the lines accounts for, with its sign.",
         "",
         *goals,
