@@ -1,11 +1,11 @@
 """Does the measured account of a training step add up, and how far off is the estimate from shapes?
 
-    python benchmarks/memory_account.py [--models A,B] [--batch-size 64] [--device cuda:0] [--within-s 500]
+    python benchmarks/memory_account.py [--models A,B] [--batch-size 64] [--device cuda:0] [--within-s 430]
                                         [--keep FOLDER] [--note FILE] [--quick]
 
 On a machine with one GPU, under 9 minutes:
 
-    python benchmarks/memory_account.py --within-s 500 --note benchmarks/results/DATE-GPU-memory-account.md
+    python benchmarks/memory_account.py --within-s 430 --note benchmarks/results/DATE-GPU-memory-account.md
 
 Six models × {fp32, bf16} × {SGD with momentum, AdamW}: the step's peak as read in steps that nobody watches, the share
 of it that no line explains (goal: 2% at most in every cell), and the estimate's error (goal: a median of 5% at most).
@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device", help="cuda, cuda:1, a UUID. [default: the freest GPU]")
-    parser.add_argument("--within-s", type=float, default=500.0, help="begin no further model after so many seconds")
+    parser.add_argument("--within-s", type=float, default=430.0, help="begin no further model after so many seconds")
     parser.add_argument("--keep", type=Path, help="folder for the benches' logs")
     parser.add_argument("--note", type=Path, help="file to keep the note in")
     parser.add_argument("--quick", action="store_true", help="tiny models, on a CPU")

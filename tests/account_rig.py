@@ -5,6 +5,7 @@ What is really alive is known from weak references to the storages, so an accoun
 
 import weakref
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -12,7 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.blocks import Event, Mark
-from loadtune.records import block_bytes
+from loadtune.footprint.estimate import estimate_step
+from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.records import TrialFailure, block_bytes
+from loadtune.testing import GIB, Surface, fake_facts
 
 WORKSPACE_BYTES = 3 << 20
 KEPT_BYTES = 1 << 20
@@ -94,3 +98,28 @@ class FakeBooks(TorchDispatchMode):
         self._asked += sign * count
         self._taken += sign * block_bytes(count)
         self.peaks_bytes[-1] = max(self.peaks_bytes[-1], self._taken)
+
+
+class FakeMeter:
+    """`loadtune.step_memory.Meter`: finds a tenth more than shapes say, and has no room for large images."""
+
+    def __init__(self, spec):
+        self._plan = plan_of_spec(spec)
+
+    def describe(self):
+        return replace(fake_facts(Surface()), precisions=("fp32", "bf16"), memory_budget_bytes=8 * GIB)
+
+    def account(self, asked):
+        if asked.image_size is not None and asked.image_size > 8:
+            return TrialFailure(kind="oom", phase="warm-up", message="no room.")
+        found = estimate_step(varied(self._plan, asked), asked.batch_size)
+        lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
+        return replace(
+            found,
+            estimated=False,
+            at_peak=lines,
+            peak_bytes=lines.total_bytes + 7,
+            fragmentation_bytes=1 << 20,
+            outside_bytes=1 << 29,
+            step_s=0.02,
+        )

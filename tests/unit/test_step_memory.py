@@ -2,52 +2,28 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
 
 import pytest
+from account_rig import FakeMeter
 
 from loadtune.errors import NothingFitsError
-from loadtune.footprint.estimate import estimate_step
-from loadtune.footprint.plan import plan_of_spec, varied
 from loadtune.records import (
     FootprintReport,
     Recipe,
-    StepAccount,
     StepVariant,
     TrialFailure,
-    WorkloadFacts,
     WorkloadSpec,
 )
 from loadtune.report.footprint import footprint_view
 from loadtune.step_memory import Wanted, step_report, variants
-from loadtune.testing import GIB, Surface, fake_facts
 
 SPEC = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
 GIVEN = StepVariant(recipe=Recipe(), batch_size=4)
 
 
-class FakeMeter:
-    """Finds what shapes say, a tenth more, and has no room for large images."""
-
-    def __init__(self) -> None:
-        self._plan = plan_of_spec(SPEC)
-
-    def describe(self) -> WorkloadFacts:
-        return replace(fake_facts(Surface()), precisions=("fp32", "bf16"), memory_budget_bytes=8 * GIB)
-
-    def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
-        if asked.image_size is not None and asked.image_size > 8:
-            return TrialFailure(kind="oom", phase="warm-up", message="no room.")
-        found = estimate_step(varied(self._plan, asked), asked.batch_size)
-        lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
-        figures: dict[str, Any] = {"fragmentation_bytes": 1 << 20, "outside_bytes": 1 << 29, "step_s": 0.02}
-        return replace(found, estimated=False, at_peak=lines, peak_bytes=lines.total_bytes + 7, **figures)
-
-
 @contextmanager
 def metered() -> Iterator[FakeMeter]:
-    yield FakeMeter()
+    yield FakeMeter(SPEC)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +79,7 @@ def test_a_step_that_does_not_fit_is_no_estimate_in_disguise() -> None:
 
     @contextmanager
     def full() -> Iterator[FakeMeter]:
-        yield Full()
+        yield Full(SPEC)
 
     with pytest.raises(NothingFitsError, match=r"A batch of 4 does not fit: out of memory\. Lower --batch-size"):
         step_report(SPEC, Wanted(precision="fp32", batch_size=4), full)
