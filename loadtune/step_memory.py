@@ -7,7 +7,7 @@ nor study. Measuring is the bench's, estimating this process's: no CUDA context 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import (
@@ -45,6 +45,24 @@ class Wanted:
     what_if: bool = False
 
 
+class _Room(NamedTuple):
+    """Memory that a step may have."""
+
+    memory_bytes: int | None
+    """None: nobody said."""
+    has_context: bool
+    """Whether CUDA's context has its share already: it does in what a bench finds free."""
+
+    def largest_batch(self, plan: "StepPlan", *, checkpoint: bool) -> int | None:
+        """By the line through two estimates. Raises WorkloadError where shapes cannot tell."""
+        from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
+
+        if self.memory_bytes is None:
+            return None
+        context = 0 if self.has_context else CUDA_CONTEXT_BYTES
+        return largest_batch(plan, self.memory_bytes, checkpoint=checkpoint, context_bytes=context).batch_size
+
+
 class Meter(Protocol):
     """What measures: a bench on a GPU."""
 
@@ -69,17 +87,17 @@ def _report(plan: "StepPlan", spec: WorkloadSpec, wanted: Wanted, meter: Meter |
     from loadtune.footprint.estimate import estimate_layers, largest_batch
 
     given = StepVariant(recipe=Recipe(precision=wanted.precision), batch_size=wanted.batch_size)
-    memory = wanted.memory_bytes
-    if meter is not None and memory is None:
-        memory = meter.describe().memory_budget_bytes
+    room = _Room(wanted.memory_bytes, has_context=False)
+    if meter is not None and room.memory_bytes is None:
+        room = _Room(meter.describe().memory_budget_bytes, has_context=True)
     return FootprintReport(
         account=_found(plan, given, meter),
         estimate=None if meter is None else _estimate_or_none(plan, wanted.batch_size),
         checkpointed=_found(plan, replace(given, checkpoint=True), meter) if wanted.checkpoint else None,
         layers=estimate_layers(plan, wanted.batch_size) if wanted.per_layer else (),
         largest_batch=None if wanted.memory_bytes is None else largest_batch(plan, wanted.memory_bytes),
-        what_if=tuple(_what_if(plan, spec.optimizer, given, meter, memory)) if wanted.what_if else (),
-        memory_bytes=memory,
+        what_if=tuple(_what_if(plan, spec.optimizer, given, meter, room)) if wanted.what_if else (),
+        memory_bytes=room.memory_bytes,
     )
 
 
@@ -112,11 +130,11 @@ def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
 
 
 def _what_if(
-    plan: "StepPlan", optimizer: OptimizerName, given: StepVariant, meter: Meter | None, memory: int | None
+    plan: "StepPlan", optimizer: OptimizerName, given: StepVariant, meter: Meter | None, room: _Room
 ) -> Iterator[WhatIf]:
     precisions = PRECISIONS if meter is None else meter.describe().precisions
     for name, variant in variants(given, optimizer, plan.inputs.shape, precisions):
-        yield _row(plan, name, variant, meter, memory)
+        yield _row(plan, name, variant, meter, room)
 
 
 def variants(
@@ -136,8 +154,7 @@ def variants(
             yield f"{size}×{size} images", replace(given, image_size=size)
 
 
-def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None, memory: int | None) -> WhatIf:
-    from loadtune.footprint.estimate import largest_batch
+def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None, room: _Room) -> WhatIf:
     from loadtune.footprint.plan import varied
 
     changed = varied(plan, variant)
@@ -147,8 +164,6 @@ def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None,
         row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s)
     except (WorkloadError, NothingFitsError) as error:
         row = replace(row, remark=str(error))
-    if memory is None:
-        return row
     with suppress(WorkloadError):  # by shapes it cannot be said
-        return replace(row, largest_batch=largest_batch(changed, memory, checkpoint=variant.checkpoint).batch_size)
+        return replace(row, largest_batch=room.largest_batch(changed, checkpoint=variant.checkpoint))
     return row

@@ -7,6 +7,8 @@ import pytest
 from account_rig import FakeMeter
 
 from loadtune.errors import NothingFitsError
+from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
+from loadtune.footprint.plan import plan_of_spec
 from loadtune.records import (
     FootprintReport,
     Recipe,
@@ -16,6 +18,7 @@ from loadtune.records import (
 )
 from loadtune.report.footprint import footprint_view
 from loadtune.step_memory import Wanted, step_report, variants
+from loadtune.testing import GIB
 
 SPEC = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
 GIVEN = StepVariant(recipe=Recipe(), batch_size=4)
@@ -65,6 +68,18 @@ def test_each_row_changes_one_thing_and_says_what_it_rests_on(report: FootprintR
     assert larger is not None
     assert given.largest_batch is not None
     assert smaller > 2 * given.largest_batch > 4 * larger  # of the GPU's 8 GiB, by shapes alone
+
+
+def test_what_a_gpu_has_free_is_without_its_context_and_a_memory_that_is_named_is_not(
+    report: FootprintReport,
+) -> None:
+    plan = plan_of_spec(SPEC)
+    named = step_report(SPEC, Wanted(precision="fp32", batch_size=4, what_if=True, memory_bytes=8 * GIB), metered)
+    assert (named.memory_bytes, report.memory_bytes) == (8 * GIB, 8 * GIB)
+    found = largest_batch(plan, 8 * GIB)
+    assert named.what_if[0].largest_batch == found.batch_size
+    more = CUDA_CONTEXT_BYTES / found.bytes_per_sample
+    assert report.what_if[0].largest_batch == pytest.approx(found.batch_size + more, abs=1)
 
 
 def test_a_size_of_images_is_changed_where_there_are_images() -> None:
