@@ -41,9 +41,9 @@ def tables(results: Results) -> str:
             "cell, how it ended | used before | at the kill | after | bytes more | back within s | processes (left)",
             [_clean_row(key, clean) for key, clean in results.clean.items()],
         ),
-        ("Not measured", "job | why", [_cells([job, why]) for job, why in results.failed.items()]),
+        ("Not measured", "job | why", [markdown_row([job, why]) for job, why in results.failed.items()]),
     ]
-    return "\n\n".join(_table(*part) for part in parts if part[2])
+    return "\n\n".join(markdown_table(*part) for part in parts if part[2])
 
 
 _CEILING_HEAD = (
@@ -52,12 +52,12 @@ _CEILING_HEAD = (
 )
 
 
-def _table(title: str, head: str, rows: Iterable[str]) -> str:
+def markdown_table(title: str, head: str, rows: Iterable[str]) -> str:
     rule = "|" + "---|" * (head.count("|") + 1)
     return "\n".join([f"## {title}", "", f"| {head} |", rule, *rows])
 
 
-def _cells(values: Iterable[object]) -> str:
+def markdown_row(values: Iterable[object]) -> str:
     return "| " + " | ".join(_NONE if value is None else str(value).replace("|", "/") for value in values) + " |"
 
 
@@ -66,9 +66,9 @@ def _ceiling_row(cell: str, found: Ceiling) -> str:
     bracket = None if truth is None else f"{truth.fits or _NONE}, {truth.fails or _NONE}"
     checks = None if truth is None else _checks_text(truth)
     if claim is None:
-        return _cells([cell, found.error, None, bracket, None, None, None, None, None, None, checks])
+        return markdown_row([cell, found.error, None, bracket, None, None, None, None, None, None, checks])
     at_hard = next((p for p in claim.probes if p.batch_size == claim.hard and p.failure is None), None)
-    return _cells([
+    return markdown_row([
         cell,
         claim.hard,
         claim.safe,
@@ -96,20 +96,20 @@ def share_text(found: Ceiling) -> str:
 
 def _peer_row(cell: str, peer: Peer, fits: int | None) -> str:
     if peer.error is not None:
-        return _cells([cell, peer.tool, None, None, None, None, f"{peer.wall_s:.0f}", peer.error])
+        return markdown_row([cell, peer.tool, None, None, None, None, f"{peer.wall_s:.0f}", peer.error])
     share = f"{peer.found / fits:.3f}" if peer.found is not None and fits else None
     attempts = f"{peer.num_attempts} ({peer.num_ooms})"
     seconds = None if peer.seconds is None else f"{peer.seconds:.1f}"
     ran = "yes" if peer.was_run else "no"
-    return _cells([cell, peer.tool, peer.found, share, ran, attempts, seconds, peer.remark])
+    return markdown_row([cell, peer.tool, peer.found, share, ran, attempts, seconds, peer.remark])
 
 
 def _soak_row(cell: str, soak: Soak) -> str:
     size = f"{soak.batch_size} ({soak.partial_batch_size})"
     if soak.num_steps is None:
-        return _cells([cell, size, None, None, None, soak.oom or soak.error, None, None])
+        return markdown_row([cell, size, None, None, None, soak.oom or soak.error, None, None])
     reserved = None if soak.peak_reserved_bytes is None else f"{soak.peak_reserved_bytes / GIB:.1f}"
-    return _cells([
+    return markdown_row([
         cell,
         size,
         f"{soak.num_steps}, {soak.num_evaluations}",
@@ -125,7 +125,7 @@ def _clean_row(key: str, clean: Clean) -> str:
     before, after = clean.used_before_bytes, clean.used_after_bytes
     sizes = [None if b is None else f"{b / GIB:.3f} GiB" for b in (before, clean.used_at_kill_bytes, after)]
     more = None if before is None or after is None else after - before
-    return _cells([key, *sizes, more, f"{clean.settle_s:.1f}", f"{clean.num_processes} ({clean.num_left})"])
+    return markdown_row([key, *sizes, more, f"{clean.settle_s:.1f}", f"{clean.num_processes} ({clean.num_left})"])
 
 
 def goals(results: Results) -> list[tuple[str, bool]]:

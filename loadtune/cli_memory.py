@@ -1,20 +1,27 @@
 """``loadtune memory``: where the memory of a training step goes. Words to a plan, a `FootprintReport` to the terminal.
 
-It runs in this command's own process, unlike a run of the tuner: nothing is trained, so nothing can crash, and no CUDA
-context is created. torch comes in with `loadtune.footprint`, within the command, so that ``--help`` answers at once.
+Estimates are worked out in this command's own process: nothing is trained, so nothing can crash, and no CUDA context is
+created. What is measured on a GPU is measured by a bench. torch comes in with `loadtune.footprint`, within the command,
+so that ``--help`` answers at once.
 """
 
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from loadtune.arguments import check_at_least, memory_of, precision_of, workload_of
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
-from loadtune.records import FootprintReport, Precision, WorkloadSpec
+from loadtune.records import Device, FootprintReport, WorkloadSpec
 from loadtune.terminal import show
+
+if TYPE_CHECKING:
+    from loadtune.bench import BenchClient
 
 _DEFAULT = WorkloadSpec()
 # Large enough that activations show their share, and what most scripts begin with.
@@ -37,9 +44,15 @@ def memory(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="From shapes, without running. [default: where CUDA is missing]")
     ] = False,
+    device: Annotated[
+        str | None, typer.Option(help="cuda, cuda:1 or a UUID, to measure on; cpu: estimate. [default: freest GPU]")
+    ] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="24GiB", help="Also estimate the largest batch for so much memory.")
     ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Also other precisions, optimizers, image sizes, and checkpointing.")
+    ] = False,
     per_layer: Annotated[bool, typer.Option("--per-layer", help="Also what each layer returns and keeps.")] = False,
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Also what checkpointing the model's blocks would leave.")
@@ -65,11 +78,17 @@ def memory(
         ):
             check_at_least(flag, value, 1)
         spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)
-        named = precision_of("--precision", precision)
-        capacity = None if memory is None else memory_of("--memory", memory)
-        if not estimate:
-            _say_why_estimated()
-        report = _report(spec, named, batch_size, capacity, per_layer=per_layer, checkpoint=checkpoint)
+        from loadtune.step_memory import Wanted, step_report
+
+        wanted = Wanted(
+            precision=precision_of("--precision", precision),
+            batch_size=batch_size,
+            memory_bytes=None if memory is None else memory_of("--memory", memory),
+            per_layer=per_layer,
+            checkpoint=checkpoint,
+            what_if=what_if,
+        )
+        report = step_report(spec, wanted, None if estimate else _measuring(spec, device))
         _print_report(report, as_json=json)
 
 
@@ -84,34 +103,28 @@ def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_jso
     raise typer.Exit(found.exit_code)
 
 
-def _say_why_estimated() -> None:
-    from loadtune.host import read_host
+def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], AbstractContextManager[BenchClient]] | None":
+    """What opens a bench on the GPU asked for. None: it is to be estimated, and why was said."""
+    from loadtune.host import choose_device, read_host
 
-    if not read_host().gpus:
-        typer.echo("No CUDA device is here: estimated from shapes, as with --estimate.", err=True)
-    else:
-        typer.echo("A measured account is not available yet: estimated from shapes, as with --estimate.", err=True)
+    chosen = choose_device(read_host(), requested)
+    if chosen.kind == "cuda":
+        return lambda: _bench(spec, chosen)
+    why = "A CPU keeps no books of memory" if requested else "No CUDA device is here"
+    typer.echo(f"{why}: estimated from shapes, as with --estimate.", err=True)
+    return None
 
 
-def _report(
-    spec: WorkloadSpec,
-    precision: Precision,
-    batch_size: int,
-    capacity: int | None,
-    *,
-    per_layer: bool,
-    checkpoint: bool,
-) -> FootprintReport:
-    from loadtune.footprint.estimate import estimate_layers, estimate_step, largest_batch
-    from loadtune.footprint.plan import plan_of_spec
+@contextmanager
+def _bench(spec: WorkloadSpec, device: Device) -> "Iterator[BenchClient]":
+    from loadtune.bench import BenchClient
 
-    plan = plan_of_spec(spec, precision)
-    return FootprintReport(
-        account=estimate_step(plan, batch_size),
-        checkpointed=estimate_step(plan, batch_size, checkpoint=True) if checkpoint else None,
-        layers=estimate_layers(plan, batch_size) if per_layer else (),
-        largest_batch=None if capacity is None else largest_batch(plan, capacity),
-    )
+    with (
+        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
+        BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
+    ):
+        bench.start()
+        yield bench
 
 
 def _print_report(report: FootprintReport, *, as_json: bool) -> None:

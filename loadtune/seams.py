@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     FitReport,
     Progress,
@@ -55,21 +56,8 @@ class Bench(Protocol):
         """Time steps on one resident batch for about ``seconds`` after warm-up, two steps at the least."""
         ...
 
-    def try_batch(
-        self,
-        recipe: Recipe,
-        batch_size: int,
-        num_steps: int = 3,
-        *,
-        trace: bool = False,
-        verify: bool = False,
-        partial_batch_size: int | None = None,
-    ) -> FitReport:
-        """Train ``num_steps`` real steps from a fresh state; the report says whether they fit.
-
-        With ``trace`` it holds what was asked of the allocator, where the device has one that tells. With ``verify``
-        an evaluation pass and, where it is given, a step on ``partial_batch_size`` samples precede the last step.
-        """
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        """Train real steps from a fresh state; the report says whether they fit."""
         ...
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     FitReport,
     GpuFacts,
@@ -137,39 +138,30 @@ class FakeBench:
         windows = [self._window(step_s, num_steps, batch_size) for _ in range(4)]
         return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
 
-    def try_batch(
-        self,
-        recipe: Recipe,
-        batch_size: int,
-        num_steps: int = 3,
-        *,
-        trace: bool = False,
-        verify: bool = False,
-        partial_batch_size: int | None = None,
-    ) -> FitReport:
-        self.requests.append(("memory", batch_size))
-        step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
-        self.clock.spend(num_steps * step_s)
-        peak = self.surface.peak_bytes(recipe.precision, batch_size)
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        self.requests.append(("memory", asked.batch_size))
+        step_s = asked.batch_size / self.surface.compute_rate(asked.recipe, asked.batch_size)
+        self.clock.spend(asked.num_steps * step_s)
+        peak = self.surface.peak_bytes(asked.recipe.precision, asked.batch_size)
         report = FitReport(
-            precision=recipe.precision,
-            batch_size=batch_size,
+            precision=asked.recipe.precision,
+            batch_size=asked.batch_size,
             budget_bytes=self.surface.budget_bytes,
-            seconds=num_steps * step_s,
+            seconds=asked.num_steps * step_s,
         )
-        if batch_size < self.describe().min_batch_size:
+        if asked.batch_size < self.describe().min_batch_size:
             return replace(report, failure=_too_small("first step"))
         if peak > self.surface.budget_bytes:
-            return replace(report, failure=_oom("training", batch_size))
+            return replace(report, failure=_oom("training", asked.batch_size))
         retries = int(peak > self.surface.quiet_share * self.surface.budget_bytes)
         return replace(
             report,
             first_step_peak_bytes=peak,
             steady_peak_bytes=peak,
-            evaluation_peak_bytes=peak // 4 if verify else None,
-            partial_batch_size=partial_batch_size,
-            num_alloc_retries=retries * num_steps,
-            num_steady_retries=retries if verify else None,
+            evaluation_peak_bytes=peak // 4 if asked.verify else None,
+            partial_batch_size=asked.partial_batch_size,
+            num_alloc_retries=retries * asked.num_steps,
+            num_steady_retries=retries if asked.verify else None,
             step_s=step_s,
         )
 

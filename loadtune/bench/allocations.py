@@ -10,7 +10,24 @@ from loadtune.host import read_alloc_conf
 from loadtune.records import AllocationTrace
 
 # Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
-_MAX_EVENTS = 400_000
+MAX_EVENTS = 400_000
+
+
+@contextmanager
+def history_kept() -> Iterator[None]:
+    """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def history_of(device: torch.device) -> list[dict[str, Any]]:
+    """What the allocator did on this device, oldest first; cut off at `MAX_EVENTS`."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    history: list[dict[str, Any]] = snapshot["device_traces"][device.index or 0]
+    return history
 
 
 class AllocationRecorder:
@@ -26,31 +43,23 @@ class AllocationRecorder:
         """A training step begins."""
         if self._on:
             torch.cuda.synchronize(self._device)
-            self._marks.append(len(self._history()))
+            self._marks.append(len(history_of(self._device)))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record within this context; PyTorch keeps one history a process, which a user's own would share."""
+        """Record within this context."""
         if not self._on:
             yield
             return
         idle_bytes = torch.cuda.memory_reserved(self._device)
-        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MAX_EVENTS)
-        begun = len(self._history())
-        try:
+        with history_kept():
+            begun = len(history_of(self._device))
             yield
             torch.cuda.synchronize(self._device)
-            self.trace = self._compact(self._history(), begun, idle_bytes)
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)
-
-    def _history(self) -> list[dict[str, Any]]:
-        snapshot = torch.cuda.memory._snapshot(self._device)
-        history: list[dict[str, Any]] = snapshot["device_traces"][self._device.index or 0]
-        return history
+            self.trace = self._compact(history_of(self._device), begun, idle_bytes)
 
     def _compact(self, history: list[dict[str, Any]], begun: int, idle_bytes: int) -> AllocationTrace | None:
-        if len(history) >= _MAX_EVENTS:
+        if len(history) >= MAX_EVENTS:
             return None  # its beginning was overwritten
         events, starts = compact_events(history[begun:], [mark - begun for mark in self._marks])
         return AllocationTrace(batch_size=self._batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts)

@@ -23,18 +23,20 @@ from loadtune.bench.protocol import (
     Streamed,
     TimeCompute,
     TimeTraining,
-    TryBatch,
     Value,
     failed_value,
 )
 from loadtune.errors import BenchError, NothingFitsError, WorkloadError
 from loadtune.host.oom_kills import read_oom_kills
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     Device,
     FitReport,
     LiveObjects,
     Recipe,
+    StepAccount,
+    StepVariant,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -117,27 +119,16 @@ class BenchClient:
         assert isinstance(value, (ComputePoint, TrialFailure))
         return value
 
-    def try_batch(
-        self,
-        recipe: Recipe,
-        batch_size: int,
-        num_steps: int = 3,
-        *,
-        trace: bool = False,
-        verify: bool = False,
-        partial_batch_size: int | None = None,
-    ) -> FitReport:
+    def try_batch(self, asked: BatchTry) -> FitReport:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
-        asked = TryBatch(
-            recipe=recipe,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            trace=trace,
-            verify=verify,
-            partial_batch_size=partial_batch_size,
-        )
         value = self._ask(asked)
         assert isinstance(value, FitReport)
+        return value
+
+    def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
+        """Where the memory of one training step goes, measured; a CPU keeps no books of it: unsupported."""
+        value = self._ask(asked)
+        assert isinstance(value, (StepAccount, TrialFailure))
         return value
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:

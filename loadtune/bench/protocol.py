@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 from loadtune import errors
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     Device,
     FitReport,
     LiveObjects,
     Recipe,
+    StepAccount,
+    StepVariant,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -47,18 +50,6 @@ class TimeCompute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TryBatch:
-    """Answered by a FitReport, failed or not."""
-
-    recipe: Recipe
-    batch_size: int
-    num_steps: int
-    trace: bool = False
-    verify: bool = False
-    partial_batch_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTraining:
     """Streams windows until `Stop`, then answered by a TrainingRun."""
 
@@ -76,8 +67,9 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | TryBatch | TimeTraining
-Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | TrialFailure
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining
+"""A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
+Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +121,7 @@ Message = Phase | Streamed | Answer | Refused
 
 def failed_value(request: Request, failure: TrialFailure, seconds: float, budget_bytes: int | None = None) -> Value:
     """How this request's answer looks when it failed."""
-    if isinstance(request, TryBatch):
+    if isinstance(request, BatchTry):
         return FitReport(
             precision=request.recipe.precision,
             batch_size=request.batch_size,

@@ -2,24 +2,39 @@
 
 import dataclasses
 import time
+from contextlib import nullcontext
 
 import torch
 
 from loadtune.bench import describe
+from loadtune.bench.account import StepMeter
 from loadtune.bench.allocations import AllocationRecorder
+from loadtune.bench.books import Books, CudaBooks
 from loadtune.bench.compute import time_windows
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.memory import memory_of
-from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, TryBatch, Value
+from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, Value
 from loadtune.bench.random_targets import match_random_targets
-from loadtune.bench.training import ResidentModel, Trainer, resident_batch
+from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
-from loadtune.records import ComputePoint, FitReport, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadFacts
-from loadtune.workload import build_workload
+from loadtune.records import (
+    BatchTry,
+    ComputePoint,
+    FitReport,
+    LoaderConfig,
+    Recipe,
+    StepAccount,
+    StepOptimizer,
+    StepVariant,
+    TrainingRun,
+    TrialFailure,
+    WorkloadFacts,
+)
+from loadtune.workload import build_workload, checkpointed
 
 
 class Session:
@@ -46,8 +61,10 @@ class Session:
             return self._describe()
         if isinstance(request, TimeCompute):
             return self._time_compute(request)
-        if isinstance(request, TryBatch):
+        if isinstance(request, BatchTry):
             return self._try_batch(request)
+        if isinstance(request, StepVariant):
+            return self._account(request)
         return self._time_training(request)
 
     def recovers(self) -> bool:
@@ -69,7 +86,7 @@ class Session:
         trainer.close()
         return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows)
 
-    def _try_batch(self, request: TryBatch) -> FitReport:
+    def _try_batch(self, request: BatchTry) -> FitReport:
         begun = time.monotonic()
         trainer = self._trainer(request.recipe)
         report = try_steps(
@@ -83,6 +100,38 @@ class Session:
         )
         trainer.close()
         return dataclasses.replace(report, seconds=time.monotonic() - begun)
+
+    def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
+        if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
+            message = "The memory of a step is accounted for on CUDA, under PyTorch's native allocator."
+            return TrialFailure(kind="unsupported", phase="prepare", message=message)
+        return self._measure(asked, CudaBooks(self._device))
+
+    def _measure(self, asked: StepVariant, books: Books) -> StepAccount:
+        trainer = self._trainer(asked.recipe, asked.optimizer)
+        samples = self._samples.batch if asked.image_size is None else resized(self._samples.batch, asked.image_size)
+        batch = resident_batch(samples, asked.batch_size, trainer)
+        meter = StepMeter(trainer, batch, self.memory, books, self._line)
+        with checkpointed(self._model.module, meter.keep) if asked.checkpoint else nullcontext(), self.memory.capped():
+            measured = meter.measure()
+        return StepAccount(
+            model=self._workload.spec.model,
+            precision=asked.recipe.precision,
+            optimizer=asked.optimizer or self._workload.spec.optimizer,
+            batch_size=asked.batch_size,
+            input_shape=tuple(batch[0].shape[1:]),
+            estimated=False,
+            checkpointed=asked.checkpoint,
+            num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
+            largest=measured.lines.largest,
+            at_peak=measured.lines.at_peak,
+            peak_bytes=measured.peak_bytes,
+            forward_only=measured.forward_only,
+            forward_only_peak_bytes=measured.forward_only_peak_bytes,
+            fragmentation_bytes=measured.fragmentation_bytes,
+            outside_bytes=measured.outside_bytes,
+            step_s=measured.step_s,
+        )
 
     def _time_training(self, request: TimeTraining) -> TrainingRun | TrialFailure:
         loader, recipe = request.config.loader, request.config.recipe
@@ -121,9 +170,9 @@ class Session:
             self.memory.free_pinned()
         self._pinned_bytes = wanted
 
-    def _trainer(self, recipe: Recipe) -> Trainer:
+    def _trainer(self, recipe: Recipe, optimizer: StepOptimizer | None = None) -> Trainer:
         self._line.enter("prepare")
-        return Trainer(self._model, recipe, self._workload)
+        return Trainer(self._model, recipe, self._workload, optimizer)
 
 
 def _free_bytes(begin: Begin) -> int | None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import interpolate
+from torch.utils._pytree import tree_leaves
 
-from loadtune.records import MemoryFormat, Precision, Recipe
+from loadtune.errors import WorkloadError
+from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import Batch, Workload, make_optimizer
 
 _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -43,7 +46,10 @@ class ResidentModel:
 class Trainer:
     """One run of steps: fresh weights, a fresh optimizer and, for fp16, a fresh scaler. `close` drops them."""
 
-    def __init__(self, model: ResidentModel, recipe: Recipe, workload: Workload) -> None:
+    def __init__(
+        self, model: ResidentModel, recipe: Recipe, workload: Workload, optimizer: StepOptimizer | None = None
+    ) -> None:
+        """``optimizer``: instead of the workload's."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
@@ -52,7 +58,7 @@ class Trainer:
             None if workload.own_loss else torch.long
         )  # cross entropy's; a loss of one's own knows its own
         model.reset(recipe.memory_format)
-        self._optimizer = make_optimizer(workload.optimizer, model.module, fused=recipe.fused_optimizer)
+        self._optimizer = make_optimizer(optimizer or workload.optimizer, model.module, fused=recipe.fused_optimizer)
         self._scaler: torch.amp.GradScaler | None = None
         if recipe.precision == "fp16":
             self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
@@ -60,6 +66,17 @@ class Trainer:
     @property
     def precision(self) -> Precision:
         return self._recipe.precision
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+        return self._model.module
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """The optimizer's and the gradient scaler's own, wherever they lie; empty before the first step."""
+        scaler = {} if self._scaler is None else vars(self._scaler)
+        leaves = tree_leaves([list(self._optimizer.state.values()), list(scaler.values())])
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
@@ -138,3 +155,14 @@ def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
     at = torch.arange(batch_size, device=inputs.device) % len(inputs)
     # Through to_device again: indexing need not keep the memory format.
     return trainer.to_device((inputs.index_select(0, at), targets.index_select(0, at)))
+
+
+def resized(samples: Batch, image_size: int) -> Batch:
+    """Images (B, C, H, W), and masks (B, H, W) with them, of another height and width. Raises WorkloadError."""
+    inputs, targets = samples
+    if inputs.dim() != 4 or not inputs.is_floating_point():
+        raise WorkloadError(f"samples of shape {tuple(inputs.shape[1:])} are no images, whose size could be changed.")
+    size = (image_size, image_size)
+    if targets.dim() == 3:
+        targets = interpolate(targets[:, None].float(), size)[:, 0].to(targets.dtype)
+    return interpolate(inputs, size), targets

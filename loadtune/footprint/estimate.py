@@ -40,17 +40,19 @@ def estimate_layers(plan: StepPlan, batch_size: int) -> tuple[LayerFootprint, ..
         return take_step(plan, batch_size).layers
 
 
-def largest_batch(plan: StepPlan, memory_bytes: int, *, checkpoint: bool = False) -> BatchEstimate:
-    """Where the line through two estimated peaks meets the memory that CUDA's context leaves."""
+def largest_batch(
+    plan: StepPlan, memory_bytes: int, *, checkpoint: bool = False, context_bytes: int = CUDA_CONTEXT_BYTES
+) -> BatchEstimate:
+    """Where the line through two estimated peaks meets the memory that CUDA's context leaves; 0: it is off already."""
     low, high = LINE_BATCH_SIZES
     with _told(plan, high):
         below, above = (take_step(plan, size, checkpoint=checkpoint).peak_bytes for size in LINE_BATCH_SIZES)
     slope = (above - below) / (high - low)
     fixed = below - slope * low
-    left = memory_bytes - CUDA_CONTEXT_BYTES - fixed
+    left = memory_bytes - context_bytes - fixed
     return BatchEstimate(
         memory_bytes=memory_bytes,
-        context_bytes=CUDA_CONTEXT_BYTES,
+        context_bytes=context_bytes,
         fixed_bytes=fixed,
         bytes_per_sample=slope,
         batch_sizes=LINE_BATCH_SIZES,

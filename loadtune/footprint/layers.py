@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from loadtune.footprint.live import LiveMemory, rounded
-from loadtune.records import LayerFootprint
+from loadtune.footprint.live import LiveMemory
+from loadtune.records import LayerFootprint, block_bytes
 
 _LOSS = "(loss)"
 
@@ -86,7 +86,7 @@ class LayerWatch:
         outputs = _tensors(returned)
         call.output_shape = tuple(outputs[0].shape) if outputs else None
         new = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in outputs}
-        call.output_bytes = sum(rounded(count) for key, count in new.items() if key not in given)
+        call.output_bytes = sum(block_bytes(count) for key, count in new.items() if key not in given)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

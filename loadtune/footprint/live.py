@@ -12,19 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from loadtune.records import MemoryLines
-
-# CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
-_BLOCK_BYTES = 512
+from loadtune.records import MemoryLines, block_bytes
 
 PARAMETERS, BUFFERS, GRADIENTS = "parameters_bytes", "buffers_bytes", "gradients_bytes"
 STATE, ACTIVATIONS, INPUT = "optimizer_state_bytes", "activations_bytes", "input_bytes"
 TEMPORARY, UNKNOWN = "temporary_bytes", "unknown"
-
-
-def rounded(count: int) -> int:
-    """What the allocator takes for so many bytes."""
-    return -(-count // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 class _Storage:
@@ -103,7 +95,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
         known = self._alive.get(key)
         if known is not None:
             return known
-        made = _Storage(kind, rounded(storage.nbytes()), weakref.ref(storage, lambda _: self._freed(key)))
+        made = _Storage(kind, block_bytes(storage.nbytes()), weakref.ref(storage, lambda _: self._freed(key)))
         self._alive[key] = made
         self._add(kind, made.num_bytes)
         return made

@@ -3,16 +3,17 @@
 In: a `WorkloadSpec`, or a factory and a shape. Out: a `StepPlan`. The dataset is real: a sample of it is looked at.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import init
 
-from loadtune.records import OptimizerName, Precision, WorkloadSpec
+from loadtune.records import OptimizerName, Precision, StepOptimizer, StepVariant, WorkloadSpec
 from loadtune.workload import Task, build_workload, class_loss, collate_samples, fetch_samples, make_optimizer
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -47,7 +48,7 @@ class StepPlan:
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
     """The workload's step. Raises WorkloadError as a run of it would."""
-    fake = FakeTensorMode()
+    fake = _OneFakeMode()
     workload = build_workload(spec, making=_making(fake))
     inputs, targets = collate_samples(fetch_samples(workload.dataset, [0]), any_target=workload.own_loss)
     return StepPlan(
@@ -72,7 +73,7 @@ def plan_of_factory(
     task: Task = class_loss,
 ) -> StepPlan:
     """A classifier of one's own on float32 inputs of this shape, without the batch dimension."""
-    fake = FakeTensorMode()
+    fake = _OneFakeMode()
     with _making(fake):
         model = make_model()
     return StepPlan(
@@ -88,6 +89,25 @@ def plan_of_factory(
     )
 
 
+def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
+    """The same step under the variant's precision, optimizer and image size."""
+    changed = replace(plan, precision=variant.recipe.precision)
+    if variant.optimizer is not None:
+        changed = replace(changed, optimizer=variant.optimizer, make_optimizer=_maker(variant.optimizer))
+    if variant.image_size is not None:
+        pixels = (variant.image_size, variant.image_size)
+        inputs, targets = (replace(part, shape=part.shape[:-2] + pixels) for part in (plan.inputs, plan.targets))
+        changed = replace(changed, inputs=inputs, targets=targets if len(plan.targets.shape) == 2 else plan.targets)
+    return changed
+
+
+class _OneFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+    """Stays the same when a layer is copied, as nn.TransformerEncoder copies its own: modes do not mix."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_OneFakeMode":
+        return self
+
+
 @contextmanager
 def _making(fake: FakeTensorMode) -> Iterator[None]:
     """Within it modules are made of fake tensors, whose initial values are left out: some ask for a value they drew."""
@@ -95,7 +115,8 @@ def _making(fake: FakeTensorMode) -> Iterator[None]:
     try:
         for name in found:
             setattr(init, name, _as_it_is)
-        with fake:
+        with warnings.catch_warnings(), fake:
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # by PyTorch's own copying
             yield
     finally:
         for name, made in found.items():
@@ -106,7 +127,7 @@ def _as_it_is(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Te
     return tensor
 
 
-def _maker(name: OptimizerName) -> MakeOptimizer:
+def _maker(name: StepOptimizer) -> MakeOptimizer:
     return lambda model: make_optimizer(name, model, fused=False)
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from loadtune.footprint.checkpointing import checkpointed
 from loadtune.footprint.cuda_ways import CudaWays
 from loadtune.footprint.layers import LayerWatch
 from loadtune.footprint.live import BUFFERS, GRADIENTS, INPUT, PARAMETERS, STATE, LiveMemory
 from loadtune.footprint.plan import StepPlan
 from loadtune.records import LayerFootprint, MemoryLines, Precision
+from loadtune.workload import checkpointed
 
 _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -37,7 +37,7 @@ def take_step(plan: StepPlan, batch_size: int, *, checkpoint: bool = False) -> T
     plan.model.train()
     with _on_fake_device(plan, live), ExitStack() as until_end:
         if checkpoint:
-            until_end.enter_context(checkpointed(plan.model, live.keep))
+            until_end.enter_context(checkpointed(plan.model, live.keep, preserve_rng_state=False))
         batch = _start(plan, live, batch_size)
         optimizer = _optimizer(plan)
         until_end.callback(plan.model.zero_grad, set_to_none=True)

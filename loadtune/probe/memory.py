@@ -12,7 +12,7 @@ from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
 from loadtune.probe.proposals import LOW, next_hard, next_safe, predicted_end, second_size
 from loadtune.probe.tries import Tries
-from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
+from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
 from loadtune.seams import Bench
 
 MAX_PROBES = 6
@@ -116,10 +116,16 @@ def _first(tries: Tries, size: int) -> None:
 
 
 def _second(tries: Tries, most: int) -> None:
-    """Run sizes until memory has visibly grown: a line or a forecast needs it."""
+    """Run sizes until memory has visibly grown: a line or a forecast needs it. The cap is the answer if it fits."""
     while len(tries.reports) < most - 3:
         size = second_size(tries)
-        if size is None or _out_of_memory(tries.run(size, trace=True)):
+        if size is None:
+            return
+        at_cap = size == tries.cap
+        fails = _out_of_memory(tries.run(size, trace=True, verify=at_cap))
+        if fails and at_cap:  # its steps alone may fit, and a line through the first size and this one tells more
+            fails = _out_of_memory(tries.run(size, trace=True))
+        if fails:
             return
         tries.forecast = forecast_from(tries.traces, tries.fitting[-1])
 
@@ -151,7 +157,8 @@ def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:
     if not first.fits or first.seconds > QUICK_S:
         return ()
     sizes = [size for size in SMALL if tries.smallest <= size < first.batch_size]
-    reports = [tries.bench.try_batch(tries.recipe, size, tries.num_steps) for size in sizes]
+    asked = (BatchTry(recipe=tries.recipe, batch_size=size, num_steps=tries.num_steps) for size in sizes)
+    reports = [tries.bench.try_batch(each) for each in asked]
     return tuple(replace(report, allocations=None) for report in reports if report.fits)
 
 

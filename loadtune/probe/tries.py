@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from loadtune.probe.forecast import Forecast
-from loadtune.records import AllocationTrace, FitReport, Recipe
+from loadtune.records import AllocationTrace, BatchTry, FitReport, Recipe
 from loadtune.seams import Bench
 
 ROOM = 0.95
@@ -55,12 +55,14 @@ class Tries:
     def run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
         """Try this size."""
         report = self.bench.try_batch(
-            self.recipe,
-            batch_size,
-            self.num_steps,
-            trace=trace,
-            verify=verify,
-            partial_batch_size=self._left_over(batch_size) if verify else None,
+            BatchTry(
+                recipe=self.recipe,
+                batch_size=batch_size,
+                num_steps=self.num_steps,
+                trace=trace,
+                verify=verify,
+                partial_batch_size=self._left_over(batch_size) if verify else None,
+            )
         )
         if report.allocations is not None:
             self.traces.append(report.allocations)

@@ -4,9 +4,19 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
-from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
+from loadtune.records.footprint import (
+    BatchEstimate,
+    FootprintReport,
+    LayerFootprint,
+    MemoryLines,
+    StepAccount,
+    StepOptimizer,
+    StepVariant,
+    WhatIf,
+    block_bytes,
+)
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
-from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
 from loadtune.records.progress import Progress
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -49,6 +59,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "AllocationTrace",
     "BatchEstimate",
+    "BatchTry",
     "Bound",
     "CeilingLimit",
     "ComputePoint",
@@ -76,6 +87,8 @@ __all__ = [
     "Recipe",
     "RecipeChoice",
     "StepAccount",
+    "StepOptimizer",
+    "StepVariant",
     "Telemetry",
     "TensorKind",
     "Timeline",
@@ -89,12 +102,14 @@ __all__ = [
     "TuneConfig",
     "TuningResult",
     "Verdict",
+    "WhatIf",
     "Window",
     "Winner",
     "WorkerUse",
     "WorkloadFacts",
     "WorkloadSpec",
     "YourSettings",
+    "block_bytes",
     "delivered_samples",
     "half_width_fraction",
     "samples_per_s",

@@ -4,8 +4,20 @@ All bytes are of the device's memory, each storage counted once and rounded up a
 """
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
-from loadtune.records.configs import Precision
+from loadtune.records.configs import Precision, Recipe
+
+# CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
+_BLOCK_BYTES = 512
+
+StepOptimizer = Literal["sgd_plain", "sgd", "adamw"]
+"""What updates the weights in a step whose memory is asked for: ``sgd_plain`` has no momentum, ``sgd`` has."""
+
+
+def block_bytes(count: int) -> int:
+    """What the allocator takes at the least for so many bytes."""
+    return -(-count // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,10 +38,16 @@ class MemoryLines:
     """The batch itself: inputs and targets."""
     temporary_bytes: int = 0
     """Tensors that an operation made and nothing above keeps: outputs on their way, gradients of activations."""
+    workspace_bytes: int | None = None
+    """What libraries take without a tensor: for the length of one operation, or, as cuBLAS does, for good. None: not
+    seen without running."""
+    rounding_bytes: int | None = None
+    """What the allocator hands out beyond the next multiple of 512 bytes, where it leaves a block whole. None: not
+    seen without running."""
 
     @property
     def total_bytes(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(getattr(self, field.name) or 0 for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +74,36 @@ class StepAccount:
     forward_only: MemoryLines
     """The same at the peak of a forward pass without gradients, optimizer or its state: what inference takes."""
     forward_only_peak_bytes: int
-    workspace_bytes: int | None = None
-    """What libraries such as cuDNN take for the length of one operation. None: not seen without running."""
     fragmentation_bytes: int | None = None
     """Held by the allocator and not in use at the peak. None: there is no CUDA allocator to ask."""
     outside_bytes: int | None = None
     """Held by the process outside the allocator: context, libraries. None: there is no CUDA device to ask."""
+    step_s: float | None = None
+    """Wall time of one step. None: nothing was run."""
 
     @property
     def unexplained_bytes(self) -> int:
-        """Of the peak, what none of the lines accounts for."""
+        """Of the peak, what none of the lines accounts for; below 0 where they account for more."""
         return self.peak_bytes - self.at_peak.total_bytes
+
+    @property
+    def forward_only_unexplained_bytes(self) -> int:
+        """The same of a forward pass."""
+        return self.forward_only_peak_bytes - self.forward_only.total_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepVariant:
+    """A step to be measured: the workload's own, or changed in one respect or more."""
+
+    recipe: Recipe
+    batch_size: int
+    optimizer: StepOptimizer | None = None
+    """None: the workload's."""
+    image_size: int | None = None
+    """Height and width in pixels. None: what the dataset delivers."""
+    checkpoint: bool = False
+    """Compute the model's blocks a second time in the backward pass instead of keeping what they need."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,13 +143,42 @@ class BatchEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The step with one thing changed."""
+
+    name: str
+    """``as given``, ``bf16``, ``AdamW``, ``checkpointed``, ``448×448 images``."""
+    peak_bytes: int | None
+    """None: the model does not take it, or there is no room to measure it; `remark` says so."""
+    step_s: float | None = None
+    """None: not run."""
+    largest_batch: int | None = None
+    """That the memory allows, an estimate in any case. None: no memory was named, or it cannot be said."""
+    estimated: bool
+    """Whether `peak_bytes` is."""
+    remark: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FootprintReport:
     """What ``loadtune memory`` found."""
 
     account: StepAccount
+    """Measured where there is a GPU and nothing else was asked for, else estimated."""
+    estimate: StepAccount | None = None
+    """The same step by shapes, beside one that was measured. None: `account` is that, or shapes alone cannot tell."""
     checkpointed: StepAccount | None = None
     """The same with its blocks checkpointed. None: not asked for."""
     layers: tuple[LayerFootprint, ...] = ()
     """Empty: not asked for."""
     largest_batch: BatchEstimate | None = None
     """None: no memory was named."""
+    what_if: tuple[WhatIf, ...] = ()
+    """Empty: not asked for."""
+    memory_bytes: int | None = None
+    """That the largest batches are for: as named, or what the GPU has free. None: neither."""
+
+    @property
+    def error_fraction(self) -> float | None:
+        """By how much the estimated peak is above the measured one. None: not both are there."""
+        return None if self.estimate is None else self.estimate.peak_bytes / self.account.peak_bytes - 1

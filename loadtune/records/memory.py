@@ -3,8 +3,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtune.records.configs import Precision
+from loadtune.records.configs import Precision, Recipe
 from loadtune.records.timing import TrialFailure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTry:
+    """One batch size to be trained for a few steps, from a fresh state."""
+
+    recipe: Recipe
+    batch_size: int
+    num_steps: int = 3
+    trace: bool = False
+    """Also record what is asked of the allocator, where the device has one that tells."""
+    verify: bool = False
+    """Put an evaluation pass and, where it is given, a step on `partial_batch_size` samples before the last step."""
+    partial_batch_size: int | None = None
+    """What the dataset leaves over at this size. None: nothing that trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

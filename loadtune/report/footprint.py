@@ -7,12 +7,12 @@ belongs to a run of the tuner.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtune.records import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
+from loadtune.records import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount, WhatIf
 from loadtune.report.figures import Table
 from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, count_text
+from loadtune.units import MISSING, bytes_text, count_text, departure_text, percent_text, seconds_text
 
-_LINES: tuple[tuple[str, Callable[[MemoryLines], int]], ...] = (
+_LINES: tuple[tuple[str, Callable[[MemoryLines], int | None]], ...] = (
     ("parameters", lambda lines: lines.parameters_bytes),
     ("buffers", lambda lines: lines.buffers_bytes),
     ("gradients", lambda lines: lines.gradients_bytes),
@@ -20,10 +20,14 @@ _LINES: tuple[tuple[str, Callable[[MemoryLines], int]], ...] = (
     ("activations kept for backward", lambda lines: lines.activations_bytes),
     ("input batch", lambda lines: lines.input_bytes),
     ("temporary tensors", lambda lines: lines.temporary_bytes),
+    ("workspace of libraries", lambda lines: lines.workspace_bytes),
+    ("larger blocks than asked for", lambda lines: lines.rounding_bytes),
 )
 # Widths that leave a row of the layers' table below 80 columns.
 _NAME_WIDTH, _KIND_WIDTH = 20, 12
 _LARGEST = " ◀"
+ESTIMATED = "≈ "
+"""Stands before a figure that was worked out, where others of its table were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,32 +39,32 @@ class FootprintView:
 
 
 def footprint_view(report: FootprintReport) -> FootprintView:
-    tables = [_account_table(report.account)]
+    tables = [_account_table(report.account, report.estimate)]
     if report.checkpointed is not None:
         tables.append(_checkpoint_table(report.account, report.checkpointed))
     if report.layers:
         tables.append(_layers_table(report.layers, report.account.batch_size))
+    if report.what_if:
+        tables.append(_what_if_table(report))
     lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
-    return FootprintView(tables=tuple(tables), lines=(*_notes(report.account), *lines))
+    return FootprintView(tables=tuple(tables), lines=(*_notes(report), *_what_if_notes(report.what_if), *lines))
 
 
-def _account_table(account: StepAccount) -> Table:
-    at_peak, forward = account.at_peak, account.forward_only
-    rows = [(name, *(bytes_text(of(part)) for part in (account.largest, at_peak, forward))) for name, of in _LINES]
-    forward_rest = account.forward_only_peak_bytes - forward.total_bytes
+def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
+    """Measured beside estimated where both are there."""
+    parts = [account.largest, account.at_peak, *([] if estimate is None else [estimate.at_peak]), account.forward_only]
+    shown = [account, *([] if estimate is None else [estimate])]
+    forward_rest, forward_peak = account.forward_only_unexplained_bytes, account.forward_only_peak_bytes
+    rows = [(name, *(bytes_text(of(part)) for part in parts)) for name, of in _LINES]
     rows += [
-        ("not explained", "", bytes_text(account.unexplained_bytes), bytes_text(forward_rest)),
-        ("peak", "", bytes_text(account.peak_bytes), bytes_text(account.forward_only_peak_bytes)),
-        *(
-            (name, "", bytes_text(count), "")
-            for name, count in (
-                ("workspace of libraries", account.workspace_bytes),
-                ("fragmentation", account.fragmentation_bytes),
-                ("outside the allocator", account.outside_bytes),
-            )
-        ),
+        ("not explained", "", *(bytes_text(each.unexplained_bytes) for each in shown), bytes_text(forward_rest)),
+        ("peak", "", *(bytes_text(each.peak_bytes) for each in shown), bytes_text(forward_peak)),
     ]
-    return Table(title=_title(account), columns=("", "largest", "at the peak", "forward only"), rows=tuple(rows))
+    blank = [""] * len(shown)
+    rows.append(("fragmentation", "", bytes_text(account.fragmentation_bytes), *blank))
+    rows.append(("outside the allocator", "", bytes_text(account.outside_bytes), *blank))
+    columns = ("at the peak",) if estimate is None else ("at the peak", "estimated")
+    return Table(title=_title(account), columns=("", "largest", *columns, "forward only"), rows=tuple(rows))
 
 
 def _title(account: StepAccount) -> str:
@@ -96,10 +100,32 @@ def _end_of(name: str) -> str:
     return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
 
 
-def _notes(account: StepAccount) -> tuple[str, ...]:
-    if not account.estimated:
-        return ()
-    return ("Estimated from shapes; nothing was run. What shows as – only a run on CUDA can tell.",)
+def _notes(report: FootprintReport) -> tuple[str, ...]:
+    account = report.account
+    if account.estimated:
+        return ("Estimated from shapes; nothing was run. What shows as – only a run on CUDA can tell.",)
+    share = percent_text(abs(account.unexplained_bytes) / account.peak_bytes, 1)
+    notes = [f"Measured in a process of its own; one step took {seconds_text(account.step_s)}, {share} is unexplained."]
+    if report.error_fraction is not None:
+        notes.append(f"The estimate from shapes is off by {departure_text(report.error_fraction)} of the peak.")
+    return tuple(notes)
+
+
+def _what_if_table(report: FootprintReport) -> Table:
+    memory = "any memory" if report.memory_bytes is None else bytes_text(report.memory_bytes)
+    columns = ("", "memory of\na step", "time of\na step", f"largest batch\nin {memory}")
+    return Table(title="What if", columns=columns, rows=tuple(map(_what_if_cells, report.what_if)))
+
+
+def _what_if_cells(row: WhatIf) -> tuple[str, ...]:
+    mark = ESTIMATED if row.estimated and row.peak_bytes is not None else ""
+    largest = MISSING if row.largest_batch is None else f"{ESTIMATED}{row.largest_batch:,}"
+    return (row.name, f"{mark}{bytes_text(row.peak_bytes)}", seconds_text(row.step_s), largest)
+
+
+def _what_if_notes(rows: tuple[WhatIf, ...]) -> tuple[str, ...]:
+    notes = [f"{row.name}: {row.remark}" for row in rows if row.remark is not None]
+    return (f"{ESTIMATED}an estimate from shapes", *notes) if rows else ()
 
 
 def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ runs in the bench's process, but for `live`, which packs objects in the caller's
 """
 
 from loadtune.workload.build import Workload, build_workload
+from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.fake import RandomSamples
-from loadtune.workload.optimizers import make_optimizer
+from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
@@ -23,11 +24,13 @@ from loadtune.workload.user_code import last_line, sample_index, user_traceback
 __all__ = [
     "IGNORED_TARGET",
     "Batch",
+    "OptimizerFactory",
     "RandomSamples",
     "Task",
     "TracedDataset",
     "Workload",
     "build_workload",
+    "checkpointed",
     "class_dimension",
     "class_loss",
     "collate_samples",

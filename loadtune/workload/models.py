@@ -75,6 +75,8 @@ def _checked(model: Any, name: str) -> nn.Module:
         raise WorkloadError(
             f"model {name}: the factory returned a {type(model).__name__}; it has to return a torch.nn.Module."
         )
+    if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
+        return model  # not even `cpu()`, which refuses tensors of shapes alone
     return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
 
 

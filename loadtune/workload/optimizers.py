@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import OptimizerName
+from loadtune.records import StepOptimizer
 from loadtune.workload.user_code import last_line, user_traceback
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -18,7 +18,7 @@ _LEARNING_RATE = 1e-3
 _MOMENTUM = 0.9
 
 
-def make_optimizer(choice: OptimizerName | OptimizerFactory, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+def make_optimizer(choice: StepOptimizer | OptimizerFactory, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
     """A fresh optimizer without state; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
 
     One of the user's own is fused as it was written. Raises WorkloadError where that cannot be made.
@@ -29,7 +29,8 @@ def make_optimizer(choice: OptimizerName | OptimizerFactory, model: nn.Module, *
     implementation = True if fused else None
     if choice == "adamw":
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
-    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=implementation)
+    momentum = 0.0 if choice == "sgd_plain" else _MOMENTUM
+    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=momentum, fused=implementation)
 
 
 def _own_optimizer(

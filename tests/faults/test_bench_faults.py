@@ -15,7 +15,7 @@ from bench_rig import TESTS, Windows, bench_on, trial
 
 from loadtune.errors import BenchError
 from loadtune.host.oom_kills import read_oom_kills
-from loadtune.records import Recipe, TrainingRun, TrialFailure
+from loadtune.records import BatchTry, Recipe, TrainingRun, TrialFailure
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.
 GONE_S = 10.0
@@ -53,7 +53,7 @@ def test_a_sample_that_raises_is_named_by_its_index(tmp_path, num_workers):
         assert "bench_workloads.py" in failure.log_tail
         assert "loadtune/workload" not in failure.log_tail
         before = bench.pid
-        assert bench.try_batch(Recipe(), 4).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
         assert bench.pid == before, "a user's exception costs no new process"
 
 
@@ -80,24 +80,24 @@ def test_a_hang_is_ended_and_the_next_request_works(tmp_path):
         assert (failure.kind, failure.phase) == ("hang", "first batch")
         assert "next_batch" in failure.log_tail, "the stacks say where it hung"
         assert until(lambda: not group_of(leader))
-        assert bench.try_batch(Recipe(), 4).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
 
 
 def test_a_step_that_hangs_is_a_failed_probe(tmp_path):
     with bench_on(tmp_path, model="HangsAtBatch4", hang_s=2.0) as bench:
         bench.describe()
-        assert bench.try_batch(Recipe(), 4).failure.kind == "hang"
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).failure.kind == "hang"
 
 
 def test_a_crash_is_a_failure_with_its_log_and_costs_one_process(tmp_path):
     with bench_on(tmp_path, model="AbortsAtBatch4") as bench:
         facts = bench.describe()
         first = bench.pid
-        report = bench.try_batch(Recipe(), 4)
+        report = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4))
         assert report.failure.kind == "crash"
         assert "SIGABRT" in report.failure.message
         assert "Fatal Python error" in report.failure.log_tail
-        assert bench.try_batch(Recipe(), 8).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
         assert bench.pid != first
         assert bench.describe() is facts
 
@@ -128,7 +128,7 @@ def test_ctrl_c_while_waiting_leaves_nothing(tmp_path):
         leader = bench.pid
         threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
-            bench.try_batch(Recipe(), 4)
+            bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4))
         assert not group_of(leader)
         bench.close()
 

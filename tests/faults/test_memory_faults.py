@@ -8,7 +8,7 @@ import pytest
 from bench_rig import bench_on
 
 from loadtune.bench import own_memory
-from loadtune.records import Recipe
+from loadtune.records import BatchTry, Recipe
 
 needs_limit = pytest.mark.skipif(
     own_memory.status_bytes(Path("/proc/self/status").read_text(), "VmData") is None, reason="no VmData to limit"
@@ -20,13 +20,13 @@ def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_
     with bench_on(tmp_path, model="wide_on_a_small_budget") as bench:
         bench.describe()
         before = bench.pid
-        too_large = bench.try_batch(Recipe(), 2000)  # 8 GB an activation
+        too_large = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=2000))  # 8 GB an activation
         assert too_large.failure.kind == "oom"
         assert "can't allocate memory" in too_large.failure.message
         assert too_large.seconds < 5.0, "refused, not filled"
-        again = bench.try_batch(Recipe(), 100)  # the first activation fits, not all of them
+        again = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=100))  # the first activation fits, not all of them
         assert again.failure.kind == "oom"
-        fitting = bench.try_batch(Recipe(), 8)
+        fitting = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8))
         assert fitting.fits
         assert fitting.peak_bytes <= fitting.budget_bytes
         assert bench.pid == before
@@ -34,15 +34,15 @@ def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_
 
 def test_a_size_whose_evaluation_runs_out_of_memory_trains_and_is_not_verified(tmp_path):
     with bench_on(tmp_path, model="OutOfMemoryInEvaluation") as bench:
-        assert bench.try_batch(Recipe(), 8).fits
-        failure = bench.try_batch(Recipe(), 8, verify=True).failure
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
+        failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8, verify=True)).failure
         assert (failure.kind, failure.phase) == ("oom", "evaluation")
-        assert bench.try_batch(Recipe(), 8).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
 
 
 def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path):
     with bench_on(tmp_path, model="ClaimsOutOfMemoryAbove4") as bench:
-        failure = bench.try_batch(Recipe(), 8).failure
+        failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).failure
         assert failure.kind == "user_error"
         assert "bench_workloads.py" in failure.log_tail
 
@@ -51,10 +51,10 @@ def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path):
 def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(tmp_path):
     with bench_on(tmp_path, model="ThrowsBadAllocAtBatch4") as bench:
         bench.describe()
-        failure = bench.try_batch(Recipe(), 4).failure
+        failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).failure
         assert failure.kind == "host_oom", failure.log_tail
         assert "refused" in failure.message
-        assert bench.try_batch(Recipe(), 8).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
 
 
 @needs_limit

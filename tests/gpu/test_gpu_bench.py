@@ -8,6 +8,7 @@ import pytest
 from loadtune.bench import BenchClient
 from loadtune.host import choose_device, read_host
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     LoaderConfig,
     Recipe,
@@ -51,16 +52,16 @@ def test_channels_last_and_fp16_pay(bench: BenchClient) -> None:
 
 
 def test_an_oom_is_clean_and_the_next_size_fits(bench: BenchClient) -> None:
-    fits = bench.try_batch(FAST, 64)
+    fits = bench.try_batch(BatchTry(recipe=FAST, batch_size=64))
     assert fits.fits
     assert fits.peak_bytes is not None
     assert fits.reserved_peak_bytes is not None
     assert fits.reserved_peak_bytes >= fits.peak_bytes
     before = free_bytes()
-    too_large = bench.try_batch(FAST, 200_000)
+    too_large = bench.try_batch(BatchTry(recipe=FAST, batch_size=200_000))
     assert too_large.failure is not None
     assert too_large.failure.kind == "oom"
-    assert bench.try_batch(FAST, 64).fits
+    assert bench.try_batch(BatchTry(recipe=FAST, batch_size=64)).fits
     assert abs(free_bytes() - before) < 1024**3
 
 

@@ -8,7 +8,7 @@ import pytest
 from bench_rig import Windows, bench_on, trial
 
 from loadtune.errors import WorkloadError
-from loadtune.records import ComputePoint, Recipe, TrainingRun, TrialFailure
+from loadtune.records import BatchTry, ComputePoint, Recipe, TrainingRun, TrialFailure
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_budget_below_one_step_still_gives_two_windows(bench):
 
 
 def test_tries_a_batch_and_reports_its_memory(bench):
-    report = bench.try_batch(Recipe(), 64)
+    report = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=64))
     assert report.fits
     assert report.batch_size == 64
     assert 0 < report.peak_bytes <= report.budget_bytes
@@ -110,7 +110,9 @@ def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent)
 def test_a_class_for_each_position_trains_by_name(tmp_path, dataset, model):
     with bench_on(tmp_path, dataset=dataset, model=model) as bench:
         assert bench.describe().num_classes == {"TinyUNet": 4, "LanguageModel": 50}[model]
-        assert bench.try_batch(Recipe(precision="bf16", memory_format="channels_last"), 8).fits
+        assert bench.try_batch(
+            BatchTry(recipe=Recipe(precision="bf16", memory_format="channels_last"), batch_size=8)
+        ).fits
         assert isinstance(bench.time_training(trial(num_workers=1), 0.01, Windows(enough=1)), TrainingRun)
 
 
@@ -161,10 +163,10 @@ def test_the_users_traceback_comes_without_our_frames(tmp_path):
 def test_an_oom_is_a_failed_probe_and_the_next_size_fits(tmp_path):
     with bench_on(tmp_path, model="OutOfMemoryAbove4") as bench:
         assert bench.describe().min_batch_size == 1
-        report = bench.try_batch(Recipe(), 8)
+        report = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8))
         assert report.failure.kind == "oom"
         assert not report.fits
-        assert bench.try_batch(Recipe(), 4).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
 
 
 def test_a_watch_that_raises_ends_the_bench_and_is_heard(tmp_path):
@@ -175,7 +177,7 @@ def test_a_watch_that_raises_ends_the_bench_and_is_heard(tmp_path):
         with pytest.raises(LookupError):
             bench.time_training(trial(num_workers=1), 0.05, watch)
         assert bench.pid is None
-        assert bench.try_batch(Recipe(), 4).fits
+        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
 
 
 def test_close_may_be_called_twice_and_before_a_start(tmp_path):

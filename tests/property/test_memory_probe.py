@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.probe.memory import probe_memory
-from loadtune.records import FitReport, MemoryCeiling, Precision, Recipe
+from loadtune.records import BatchTry, FitReport, MemoryCeiling, Precision, Recipe
 from loadtune.testing import GIB, FakeBench, Surface
 
 CLOSE = 0.97
@@ -109,12 +109,12 @@ def test_the_answer_is_the_largest_that_was_run_where_nothing_larger_was() -> No
     class OneSizeOnly(FakeBench):
         """Fits one sample and nothing more."""
 
-        def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: object) -> FitReport:
-            report = FakeBench.try_batch(self, recipe, batch_size, num_steps)
-            if batch_size == 1:
+        def try_batch(self, asked: BatchTry) -> FitReport:
+            report = FakeBench.try_batch(self, asked)
+            if asked.batch_size == 1:
                 return report
-            failed = FakeBench.try_batch(self, recipe, 10**9, num_steps)
-            return replace(failed, batch_size=batch_size)
+            failed = FakeBench.try_batch(self, replace(asked, batch_size=10**9))
+            return replace(failed, batch_size=asked.batch_size)
 
     ceiling = probe_memory(OneSizeOnly(), Recipe(precision="fp32"), {"dataset": 10**6})
     assert (ceiling.batch_size, ceiling.safe_batch_size, ceiling.limit) == (1, 1, "memory")

@@ -15,11 +15,11 @@ from loadtune.bench import own_memory
 from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
 from loadtune.bench.prefetch_queue import batches_ready, end_workers
-from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, TryBatch, failed_value
+from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram
-from loadtune.records import FitReport, Recipe, TrialFailure
+from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure
 
 
 def filled(count):
@@ -83,7 +83,7 @@ def test_other_errors_cross_by_name_and_unknown_ones_are_the_benchs():
 
 def test_a_failed_probe_is_a_report_and_anything_else_the_failure():
     failure = TrialFailure(kind="oom", phase="first step", message="no")
-    report = failed_value(TryBatch(recipe=Recipe(precision="bf16"), batch_size=4, num_steps=3), failure, 1.5, 100)
+    report = failed_value(BatchTry(recipe=Recipe(precision="bf16"), batch_size=4), failure, 1.5, 100)
     assert report == FitReport(precision="bf16", batch_size=4, failure=failure, budget_bytes=100, seconds=1.5)
     assert failed_value(TimeCompute(recipe=Recipe(), batch_size=4, seconds=1), failure, 1.5) is failure
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_layers, estimate_step, largest_batch
-from loadtune.footprint.live import rounded
 from loadtune.footprint.plan import plan_of_factory
 from loadtune.records import Precision
+from loadtune.records import block_bytes as rounded
 
 MIB = 2**20
 
@@ -187,6 +187,25 @@ def test_checkpointing_equal_blocks_at_least_halves_what_is_kept() -> None:
 def test_checkpointing_a_model_without_blocks_says_so() -> None:
     with pytest.raises(WorkloadError, match="finds no blocks in Linear"):
         estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (8,)), 2, checkpoint=True)
+
+
+class Encoder(nn.Module):
+    """A model of PyTorch's own layers, which nn.TransformerEncoder copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs).mean(1)
+
+
+def test_a_transformer_of_copied_layers_is_estimated() -> None:
+    account = estimate_step(plan_of_factory(Encoder, (8, 16)), 4)
+    assert account.num_parameters == sum(parameter.numel() for parameter in Encoder().parameters())
+    assert account.largest.activations_bytes > 3 * 4 * 8 * 16 * 4  # each layer's input at the least
+    assert account.unexplained_bytes == 0
 
 
 class Counts(nn.Module):

@@ -3,11 +3,17 @@
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+from account_rig import FakeMeter
 from typer.testing import CliRunner, Result
 
+from loadtune import cli_memory, host
 from loadtune.cli import app
+from loadtune.records import Device, WorkloadSpec
+from loadtune.testing import fake_host
 
 SMALL = ("--model", "resnet18", "--image-size", "64", "--batch-size", "4", "--estimate")
 
@@ -32,6 +38,45 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
         assert words in ended.stdout
     assert "In 24.0 GiB: a batch of " in ended.stdout
     assert "nothing was run" in ended.stdout
+
+
+def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
+    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--estimate")
+    ended = invoke(*words, "--what-if", "--memory", "2GiB")
+    assert ended.exit_code == 0, ended.output
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["as given", "fp16 (AMP)", "bf16 (AMP)"]
+    assert all("–" in row for row in rows[:8])  # no time of a step that was not run
+
+
+def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of a measured account, from a bench that is a fake on a host that is one."""
+    benches: list[tuple[WorkloadSpec, Device]] = []
+
+    @contextmanager
+    def bench(spec: WorkloadSpec, device: Device) -> Iterator[FakeMeter]:
+        benches.append((spec, device))
+        yield FakeMeter(spec)
+
+    monkeypatch.setattr(host, "read_host", fake_host)
+    monkeypatch.setattr(cli_memory, "_bench", bench)
+    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--what-if", "--checkpoint")
+    ended = invoke(*words)
+    assert ended.exit_code == 0, ended.output
+    assert [device.kind for _, device in benches] == ["cuda"]
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+    for told in ("sgd: measured", "estimated", "workspace of libraries", "0.0% is unexplained", "20 ms", "no room."):
+        assert told in ended.stdout
+    assert "off by -9.1% of the peak" in ended.stdout
+    assert ended.stderr == ""
+    report = json.loads(invoke(*words, "--json").stdout)
+    assert report["what_if"][0]["estimated"] is False
+    assert report["account"]["outside_bytes"] == 1 << 29
+    assert len(benches) == 2
+    invoke(*words[:4], "--estimate")
+    assert "A CPU keeps no books" in invoke(*words[:4], "--device", "cpu").stderr
+    assert len(benches) == 2
 
 
 def test_json_holds_the_whole_report() -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -10,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import nn
+from torch import nn, overrides
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch
 
@@ -18,6 +19,8 @@ import loadtune
 from loadtune.footprint.trace import Tracing, trace_json, trace_text
 from loadtune.footprint.trace.cuda import CudaReading
 from loadtune.footprint.trace.files import KeptFiles
+from loadtune.footprint.trace.lines import LineTracer
+from loadtune.footprint.trace.tensors import TensorWatch
 from loadtune.footprint.trace.visits import Birth, Ledger
 from loadtune.records import MemoryTrace, TracedLine
 
@@ -246,9 +249,14 @@ def test_the_default_leaves_out_site_packages_and_the_standard_library() -> None
 
 
 def left_behind() -> tuple[object, ...]:
+    """Wherever something could be installed that costs each line or each operation."""
     frame = sys._getframe(1)
-    hooks = len(optimizers._global_optimizer_post_hooks)
-    return sys.gettrace(), frame.f_trace, hooks, len(_python_dispatch._get_current_dispatch_mode_stack())
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    tools = () if monitoring is None else tuple(map(monitoring.get_tool, range(6)))
+    modes = _python_dispatch._get_current_dispatch_mode_stack(), overrides._get_current_function_mode_stack()
+    hooks = len(optimizers._global_optimizer_post_hooks), len(optimizers._global_optimizer_pre_hooks)
+    tracers = sys.gettrace(), threading.gettrace(), sys.getprofile(), frame.f_trace
+    return tracers, tools, hooks, len(gc.callbacks), *map(len, modes)
 
 
 def test_nothing_remains_afterwards() -> None:
@@ -260,6 +268,35 @@ def test_nothing_remains_afterwards() -> None:
     import weakref
 
     assert not weakref.getweakrefs(x.untyped_storage())
+
+
+def test_outside_of_the_block_no_line_and_no_operation_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = left_behind()
+    calls: list[str] = []
+    for owner, name in ((LineTracer, "_line"), (LineTracer, "_call"), (TensorWatch, "__torch_dispatch__")):
+        followed = getattr(owner, name)
+
+        def counted(*args: Any, _followed: Callable[..., Any] = followed, _name: str = name, **kwargs: Any) -> Any:
+            calls.append(_name)
+            return _followed(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    def step() -> None:
+        model = nn.Linear(3, 2)
+        model(torch.ones(4, 3)).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    trace = loadtune.trace_memory()  # made, not entered
+    assert left_behind() == before
+    step()
+    assert calls == []
+    with trace:
+        step()
+    assert set(calls) == {"_line", "_call", "__torch_dispatch__"}
+    calls.clear()
+    step()
+    assert calls == []
 
 
 def test_an_exception_goes_on_and_nothing_remains() -> None:

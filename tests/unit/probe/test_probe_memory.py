@@ -1,7 +1,6 @@
 """The memory probe over simulated memory: what it names was run, fits, and is close to the wall."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import probe_memory
-from loadtune.records import FailureKind, FitReport, Recipe, TrialFailure
+from loadtune.records import BatchTry, FailureKind, FitReport, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 RECIPE = Recipe(precision="fp32")
@@ -47,11 +46,11 @@ def test_four_probes_and_one_oom_at_most_on_a_known_line() -> None:
 class FragmentingBench(FakeBench):
     """Close to the wall the allocator cannot use the last 4% of the budget."""
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
-        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        report = FakeBench.try_batch(self, asked)
         if report.peak_bytes and report.peak_bytes > 0.96 * self.surface.budget_bytes:
-            failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
-            return replace(failing, batch_size=batch_size)
+            failing = FakeBench.try_batch(self, replace(asked, batch_size=10**9))
+            return replace(failing, batch_size=asked.batch_size)
         return report
 
 
@@ -104,8 +103,8 @@ def test_no_step_is_tried_that_takes_too_long() -> None:
 class Telling(FakeBench):
     """Says of memory only what it is made to."""
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
-        return self.tell(FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked))
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        return self.tell(FakeBench.try_batch(self, asked))
 
     def tell(self, report: FitReport) -> FitReport:
         return report
@@ -129,19 +128,18 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
 class NeedsMoreToVerify(FakeBench):
     """An epoch's end takes a fifth more than its steps do, as an evaluation over larger inputs may."""
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
-        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
-        if asked.get("verify") and report.peak_bytes and 1.2 * report.peak_bytes > self.surface.budget_bytes:
-            failing = FakeBench.try_batch(self, recipe, 10**9, num_steps)
-            return replace(failing, batch_size=batch_size)
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        report = FakeBench.try_batch(self, asked)
+        if asked.verify and report.peak_bytes and 1.2 * report.peak_bytes > self.surface.budget_bytes:
+            failing = FakeBench.try_batch(self, replace(asked, batch_size=10**9))
+            return replace(failing, batch_size=asked.batch_size)
         return report
 
 
 def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=180 * GIB)
     ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160})  # 161 GiB, or 193
-    tried = [(probe.batch_size, probe.fits) for probe in ceiling.probes]
-    assert {(160, True), (160, False)} <= set(tried)
+    assert [probe.fits for probe in ceiling.probes if probe.batch_size == 160] == [False, True]
     assert ceiling.limit == "memory"
     assert 120 < ceiling.safe_batch_size <= ceiling.batch_size < 150
     assert ceiling.first_failed is not None
@@ -162,18 +160,27 @@ def test_a_cap_a_little_above_what_was_run_is_run_itself(cap: int) -> None:
     assert (ceiling.batch_size, ceiling.limit) == (cap, "dataset")
 
 
+@given(cap=st.integers(2, 160))
+def test_a_cap_is_run_once_and_verified_at_once(cap: int) -> None:
+    """Where memory is plenty: it is the line's second size, or in a step from there."""
+    ceiling = probe_memory(line(GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"cap": cap})
+    (at_cap,) = (probe for probe in ceiling.probes if probe.batch_size == cap)
+    assert at_cap.evaluation_peak_bytes is not None
+    assert (ceiling.batch_size, ceiling.safe_batch_size, ceiling.limit) == (cap, cap, "cap")
+
+
 class FailsFrom(FakeBench):
     """From one size on something breaks, whatever memory there is."""
 
     first: int = 64
     kind: FailureKind = "unsupported"
 
-    def try_batch(self, recipe: Recipe, batch_size: int, num_steps: int = 3, **asked: Any) -> FitReport:
-        report = FakeBench.try_batch(self, recipe, batch_size, num_steps, **asked)
-        if batch_size < self.first:
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        report = FakeBench.try_batch(self, asked)
+        if asked.batch_size < self.first:
             return report
         broken = TrialFailure(kind=self.kind, phase="first step", message="no such kernel", log_tail="its last words")
-        return FitReport(precision=recipe.precision, batch_size=batch_size, failure=broken)
+        return FitReport(precision=asked.recipe.precision, batch_size=asked.batch_size, failure=broken)
 
 
 def fails_from(first: int, kind: FailureKind, budget: float = 139 * GIB) -> FakeBench:

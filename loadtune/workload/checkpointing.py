@@ -28,8 +28,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def checkpointed(model: nn.Module, keep: Keep) -> Iterator[None]:
-    """Each block runs under `torch.utils.checkpoint` (use_reentrant=False). Raises WorkloadError without a block."""
+def checkpointed(model: nn.Module, keep: Keep, *, preserve_rng_state: bool = True) -> Iterator[None]:
+    """Each block runs under `torch.utils.checkpoint` (use_reentrant=False). Raises WorkloadError without a block.
+
+    ``preserve_rng_state``: as of `torch.utils.checkpoint`; fake tensors have no random numbers to restore.
+    """
     blocks = blocks_of(model)
     if not blocks:
         raise WorkloadError(
@@ -38,20 +41,19 @@ def checkpointed(model: nn.Module, keep: Keep) -> Iterator[None]:
         )
     try:
         for block in blocks:
-            block.forward = _checkpointed(block.forward, keep)
+            block.forward = _checkpointed(block.forward, keep, preserve_rng_state)
         yield
     finally:
         for block in blocks:
             vars(block).pop("forward", None)
 
 
-def _checkpointed(forward: Callable[..., Any], keep: Keep) -> Callable[..., Any]:
+def _checkpointed(forward: Callable[..., Any], keep: Keep, preserve_rng_state: bool) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
                 keep(leaf)
-        # Random numbers are not restored: fake tensors have none.
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs)
 
     return wrapped
 

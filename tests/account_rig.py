@@ -1,0 +1,125 @@
+"""An allocator's books over a CPU's tensors: a storage is a block, convolutions take workspace, a library keeps some.
+
+What is really alive is known from weak references to the storages, so an account made of these books has a truth.
+"""
+
+import weakref
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from loadtune.bench.blocks import Event, Mark
+from loadtune.footprint.estimate import estimate_step
+from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.records import TrialFailure, block_bytes
+from loadtune.testing import GIB, Surface, fake_facts
+
+WORKSPACE_BYTES = 3 << 20
+KEPT_BYTES = 1 << 20
+KEPT_ADDRESS = 0x40
+WORKSPACE_ADDRESS = 0x80
+SLACK_BYTES = 700
+
+
+class Blocks(nn.Sequential):
+    """A small classifier in blocks, for images of any size."""
+
+    def __init__(self):
+        blocks = (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(3))
+        super().__init__(nn.Sequential(*blocks), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 3))
+
+
+class FakeBooks(TorchDispatchMode):
+    """`loadtune.bench.books.Books`."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, owned):
+        """``owned()``: the tensors that are there before a step."""
+        super().__init__()
+        self._owned = owned
+        self.peaks_bytes = []
+
+    @contextmanager
+    def kept(self):
+        self._events, self._seen, self._alive = [], {}, {KEPT_ADDRESS: KEPT_BYTES}
+        self._asked = self._taken = KEPT_BYTES
+        self.peaks_bytes.append(KEPT_BYTES)
+        for tensor in self._owned():
+            self._see(tensor)
+        self._events.clear()
+        with self:
+            yield
+        self._seen.clear()
+
+    def mark(self):
+        return Mark(len(self._events), SLACK_BYTES + self._taken - self._asked)
+
+    def standing(self):
+        return dict(self._alive)
+
+    def events(self):
+        return list(self._events)
+
+    def give_back_workspaces(self):
+        self._event(KEPT_ADDRESS, 0)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "convolution" in func.__name__:
+            self._event(WORKSPACE_ADDRESS, WORKSPACE_BYTES)
+            self._event(WORKSPACE_ADDRESS, 0)
+        returned = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(returned):
+            if isinstance(leaf, torch.Tensor):
+                self._see(leaf)
+        return returned
+
+    def _see(self, tensor):
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address == 0 or address in self._seen:
+            return
+        self._seen[address] = weakref.ref(storage, lambda _: self._gone(address))
+        self._event(address, storage.nbytes())
+
+    def _gone(self, address):
+        if self._seen.pop(address, None) is not None:
+            self._event(address, 0)
+
+    def _event(self, address, num_bytes):
+        self._events.append(Event(address, num_bytes))
+        sign, count = (1, num_bytes) if num_bytes else (-1, self._alive.pop(address))
+        if num_bytes:
+            self._alive[address] = num_bytes
+        self._asked += sign * count
+        self._taken += sign * block_bytes(count)
+        self.peaks_bytes[-1] = max(self.peaks_bytes[-1], self._taken)
+
+
+class FakeMeter:
+    """`loadtune.step_memory.Meter`: finds a tenth more than shapes say, and has no room for large images."""
+
+    def __init__(self, spec):
+        self._plan = plan_of_spec(spec)
+
+    def describe(self):
+        return replace(fake_facts(Surface()), precisions=("fp32", "bf16"), memory_budget_bytes=8 * GIB)
+
+    def account(self, asked):
+        if asked.image_size is not None and asked.image_size > 8:
+            return TrialFailure(kind="oom", phase="warm-up", message="no room.")
+        found = estimate_step(varied(self._plan, asked), asked.batch_size)
+        lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
+        return replace(
+            found,
+            estimated=False,
+            at_peak=lines,
+            peak_bytes=lines.total_bytes + 7,
+            fragmentation_bytes=1 << 20,
+            outside_bytes=1 << 29,
+            step_s=0.02,
+        )

@@ -1,0 +1,149 @@
+"""The account of a step on a real GPU: it adds up, arithmetic agrees, and the tracer names the lines."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import loadtune
+from loadtune.bench import BenchClient
+from loadtune.footprint.estimate import estimate_step
+from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.host import choose_device, read_host
+from loadtune.records import (
+    Precision,
+    Recipe,
+    StepAccount,
+    StepOptimizer,
+    StepVariant,
+    TracedLine,
+    WorkloadSpec,
+    block_bytes,
+)
+
+pytestmark = pytest.mark.gpu
+
+TESTS = Path(__file__).resolve().parents[1]
+MIB = 2**20
+RESNET = WorkloadSpec(model="resnet18")
+LINEAR = WorkloadSpec(dataset="bench_workloads:Images", model="bench_workloads:Linear")
+
+
+@contextmanager
+def bench_of(spec: WorkloadSpec, folder: Path) -> Iterator[BenchClient]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
+        with BenchClient(spec, choose_device(read_host(), "cuda"), log_path=folder / "bench.log") as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BenchClient]:
+    with bench_of(RESNET, tmp_path_factory.mktemp("resnet")) as client:
+        yield client
+
+
+def measured(bench: BenchClient, asked: StepVariant) -> StepAccount:
+    found = bench.account(asked)
+    assert isinstance(found, StepAccount), found
+    return found
+
+
+def test_a_linear_layer_is_what_arithmetic_says(tmp_path: Path) -> None:
+    batch, inputs, outputs = 4096, 3 * 8 * 8, 3
+    parameters = block_bytes(inputs * outputs * 4) + block_bytes(outputs * 4)
+    copies: dict[StepOptimizer, int] = {"sgd_plain": 0, "sgd": 1, "adamw": 2}
+    with bench_of(LINEAR, tmp_path) as bench:
+        for optimizer, count in copies.items():
+            account = measured(bench, StepVariant(recipe=Recipe(), batch_size=batch, optimizer=optimizer))
+            largest = account.largest
+            assert largest.parameters_bytes == largest.gradients_bytes == parameters
+            assert largest.optimizer_state_bytes == count * parameters
+            assert largest.input_bytes == block_bytes(batch * inputs * 4) + block_bytes(batch * 8)
+            # log-softmax's output, and the total weight of the negative log likelihood
+            assert largest.activations_bytes == block_bytes(batch * outputs * 4) + block_bytes(4)
+            assert abs(account.unexplained_bytes) <= 0.02 * account.peak_bytes, account
+            assert account.forward_only.gradients_bytes == account.forward_only.optimizer_state_bytes == 0
+
+
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "sgd"), ("bf16", "adamw"), ("fp16", "sgd")])
+def test_resnet18_is_explained_to_two_per_cent(
+    resnet: BenchClient, precision: Precision, optimizer: StepOptimizer
+) -> None:
+    asked = StepVariant(recipe=Recipe(precision=precision), batch_size=64, optimizer=optimizer)
+    account = measured(resnet, asked)
+    assert abs(account.unexplained_bytes) <= 0.02 * account.peak_bytes, account
+    assert abs(account.forward_only_unexplained_bytes) <= 0.02 * account.forward_only_peak_bytes, account
+    assert account.at_peak.activations_bytes > 0.5 * account.peak_bytes
+    assert account.forward_only_peak_bytes < account.peak_bytes
+    assert account.fragmentation_bytes is not None
+    assert account.fragmentation_bytes >= 0
+    assert account.outside_bytes is not None
+    assert account.outside_bytes > 100 * MIB  # a context and cuDNN
+    assert account.step_s is not None
+    assert 0 < account.step_s < 10
+    estimate = estimate_step(varied(plan_of_spec(RESNET, precision), asked), 64)
+    assert estimate.at_peak.parameters_bytes == account.at_peak.parameters_bytes
+    assert estimate.largest.optimizer_state_bytes == pytest.approx(account.largest.optimizer_state_bytes, abs=4096)
+    assert estimate.peak_bytes == pytest.approx(account.peak_bytes, rel=0.1)
+
+
+def test_checkpointed_blocks_keep_less_and_a_watched_session_goes_on(resnet: BenchClient) -> None:
+    asked = StepVariant(recipe=Recipe(), batch_size=64)
+    plain = measured(resnet, asked)
+    kept = measured(resnet, StepVariant(recipe=Recipe(), batch_size=64, checkpoint=True))
+    assert kept.largest.activations_bytes < 0.7 * plain.largest.activations_bytes
+    assert kept.peak_bytes < plain.peak_bytes
+    assert abs(kept.unexplained_bytes) <= 0.02 * kept.peak_bytes
+    assert measured(resnet, asked).peak_bytes == pytest.approx(plain.peak_bytes, rel=0.01)
+
+
+def test_the_command_measures_beside_the_estimate_and_makes_no_context_of_its_own() -> None:
+    code = (
+        "import sys, torch\nfrom loadtune.cli import app\n"
+        "try: app(['memory', '--model', 'resnet18', '--batch-size', '16', '--what-if', '--json'])\n"
+        "finally: print(torch.cuda.is_initialized(), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.strip().endswith("False")
+    report = json.loads(ended.stdout)
+    assert report["account"]["estimated"] is False
+    assert report["estimate"]["estimated"] is True
+    rows = {row["name"]: row for row in report["what_if"]}
+    assert rows["as given"]["step_s"] > 0
+    assert rows["AdamW"]["peak_bytes"] > rows["SGD"]["peak_bytes"]
+    assert rows["448×448 images"]["peak_bytes"] > 2 * rows["112×112 images"]["peak_bytes"]
+    assert rows["112×112 images"]["largest_batch"] > rows["448×448 images"]["largest_batch"] > 0
+
+
+def line_of(lines: tuple[TracedLine, ...], source: str) -> TracedLine:
+    (found,) = (line for line in lines if line.source.startswith(source))
+    return found
+
+
+def test_the_tracer_names_the_lines_and_has_the_drivers_figure() -> None:
+    torch.zeros(1, device="cuda")
+    with loadtune.trace_memory() as trace:
+        weight = torch.zeros(16 * MIB, device="cuda", requires_grad=True)
+        (weight * weight).sum().backward()
+        del weight
+    made, stepped, freed = (line_of(trace.lines, source) for source in ("weight =", "(weight * weight)", "del weight"))
+    assert made.cuda is not None
+    assert stepped.cuda is not None
+    assert freed.cuda is not None
+    assert made.cuda.change_bytes == 64 * MIB
+    assert [tensor.kind for tensor in stepped.appeared] == ["gradient"]
+    assert stepped.cuda.peak_bytes - stepped.cuda.in_use_bytes >= 63 * MIB
+    assert freed.cuda.change_bytes == -128 * MIB
+    assert trace.record.device == f"cuda:{torch.cuda.current_device()}"
+    for line in (made, stepped, freed):
+        assert line.device_used_bytes is not None
+        assert line.device_used_bytes >= torch.cuda.memory_reserved()
+    assert "weight = torch.zeros" in trace.text()

@@ -1,0 +1,246 @@
+"""The measured account: blocks put down to their owners, by hand-made histories and by real steps on a CPU."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from loadtune.bench.account import Measured, StepMeter, owned
+from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
+from loadtune.bench.books import CudaBooks, counted_events, standing_blocks
+from loadtune.bench.memory import CpuMemory
+from loadtune.bench.protocol import Begin
+from loadtune.bench.session import Session
+from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
+from loadtune.errors import BenchError, WorkloadError
+from loadtune.footprint.estimate import estimate_step
+from loadtune.footprint.plan import plan_of_factory
+from loadtune.records import (
+    Device,
+    Precision,
+    Recipe,
+    StepOptimizer,
+    StepVariant,
+    TrialFailure,
+    WorkloadSpec,
+    block_bytes,
+)
+from loadtune.workload import Workload, checkpointed
+
+CPU = torch.device("cpu")
+BATCH = 8
+A, B, C = 0x1000, 0x2000, 0x3000
+
+
+def history(events: list[Event], **known: Any) -> StepHistory:
+    return StepHistory(**{"standing": {}, "events": events, "claims": [], "ops": [], "marks": [Mark(0, 0)]} | known)
+
+
+def test_what_is_alive_at_the_peak_is_on_the_line_of_its_owner() -> None:
+    events = [Event(A, 1024), Event(B, 2048), Event(A, 0), Event(C, 512), Event(C, 0)]
+    claims = [Claim(0, 0x10, "parameters_bytes"), Claim(1, A, "temporary_bytes"), Claim(2, B, "activations_bytes")]
+    lines = lines_of(history(events, standing={0x10: 4096}, claims=claims, ops=[(0, 1), (1, 2), (2, 5)]))
+    assert (lines.at_peak.parameters_bytes, lines.at_peak.temporary_bytes) == (4096, 1024)
+    assert lines.at_peak.activations_bytes == 2048
+    assert lines.at_peak.workspace_bytes == 0
+    assert lines.largest.workspace_bytes == 512  # after the peak
+
+
+def test_an_address_used_again_is_another_block() -> None:
+    events = [Event(A, 1024), Event(A, 0), Event(A, 4096)]
+    claims = [Claim(1, A, "activations_bytes"), Claim(3, A, "gradients_bytes")]
+    lines = lines_of(history(events, claims=claims))
+    assert (lines.at_peak.gradients_bytes, lines.at_peak.activations_bytes) == (4096, 0)
+    assert lines.largest.activations_bytes == 1024
+
+
+def test_a_gradient_was_an_operations_output_and_an_input_stays_one_when_it_is_saved() -> None:
+    claims = [Claim(0, A, "input_bytes"), Claim(0, A, "activations_bytes"), Claim(1, B, "temporary_bytes")]
+    claims += [Claim(1, B, "gradients_bytes"), Claim(1, B, "temporary_bytes")]
+    at_peak = lines_of(history([Event(B, 512)], standing={A: 512}, claims=claims)).at_peak
+    assert (at_peak.input_bytes, at_peak.gradients_bytes, at_peak.total_bytes) == (512, 512, 1024)
+
+
+def test_nobodys_block_is_workspace_only_within_one_operation() -> None:
+    within, beyond = [Event(A, 512), Event(A, 0)], [Event(B, 512), Event(C, 512), Event(B, 0)]
+    assert lines_of(history(within, ops=[(0, 2)])).at_peak.workspace_bytes == 512
+    assert lines_of(history(beyond, ops=[(0, 2), (2, 3)])).at_peak.total_bytes == 0
+    assert lines_of(history(within)).at_peak.total_bytes == 0  # no operation was running
+
+
+def test_what_a_block_is_larger_than_its_request_is_a_line_of_its_own() -> None:
+    marks = [Mark(0, 12), Mark(1, 612 + 12)]  # 500 bytes take a block of 1,112
+    at_peak = lines_of(history([Event(A, 500)], standing={B: 500}, marks=marks)).at_peak
+    assert at_peak.rounding_bytes == 624 - 12 - 12
+
+
+def test_pytorchs_history_and_snapshot_are_read_as_it_writes_them() -> None:
+    entries = [
+        {"action": "alloc", "addr": A, "size": 700},
+        {"action": "segment_alloc", "addr": A, "size": 2 << 20},
+        {"action": "free_requested", "addr": A, "size": 700},
+        {"action": "free_completed", "addr": A, "size": 700},
+    ]
+    assert counted_events(entries) == [Event(A, 700), Event(A, 0)]
+    blocks = [
+        {"address": A, "size": 1024, "requested_size": 700, "state": "active_allocated"},
+        {"address": B, "size": 1024, "requested_size": 0, "state": "inactive"},
+    ]
+    segments = [{"device": 0, "blocks": blocks}, {"device": 1, "blocks": [blocks[0] | {"address": C}]}]
+    assert standing_blocks(segments, 0) == {A: 700}
+
+
+class FakeCuda:
+    """What `CudaBooks` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.history: list[dict[str, Any]] = [{"action": "alloc", "addr": 0x10, "size": 100}]
+        self.counted = [1, 0]
+        self.alive = {0x10: 100}
+        self.is_kept: list[Any] = []
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(cuda, "memory_stats_as_nested_dict", self.stats)
+        monkeypatch.setattr(cuda.memory, "_snapshot", self.snapshot)
+        monkeypatch.setattr(cuda.memory, "_record_memory_history", lambda enabled, **more: self.is_kept.append(enabled))
+
+    def stats(self, device: torch.device) -> dict[str, Any]:
+        handed_out, asked_for = 512 * len(self.alive), sum(self.alive.values())
+        found = {"allocated_bytes": {"current": handed_out}, "requested_bytes": {"current": asked_for}}
+        found["allocation"] = {"allocated": self.counted[0], "freed": self.counted[1]}
+        return {name: {"all": figures} for name, figures in found.items()}
+
+    def snapshot(self, device: torch.device) -> dict[str, Any]:
+        state = {"state": "active_allocated"}
+        blocks = [state | {"address": at, "requested_size": count} for at, count in self.alive.items()]
+        return {"segments": [{"device": 0, "blocks": blocks}], "device_traces": [list(self.history)]}
+
+    def ask(self, address: int, count: int) -> None:
+        self.history.append({"action": "alloc", "addr": address, "size": count})
+        self.counted[0] += 1
+        self.alive[address] = count
+
+    def give_back(self, address: int) -> None:
+        self.history += [{"action": a, "addr": address, "size": 1} for a in ("free_requested", "free_completed")]
+        self.counted[1] += 1
+        del self.alive[address]
+
+
+def test_the_allocators_counters_say_where_in_its_history_a_mark_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, books = FakeCuda(monkeypatch), CudaBooks(torch.device("cuda", 0))
+    with books.kept():
+        assert books.standing() == {0x10: 100}
+        assert books.mark() == Mark(0, 412)
+        cuda.ask(0x20, 500)
+        assert books.mark() == Mark(1, 424)
+        cuda.give_back(0x10)
+        assert books.mark() == Mark(2, 12)
+        assert books.events() == [Event(0x20, 500), Event(0x10, 0)]
+        cuda.counted[0] += 1
+        with pytest.raises(BenchError, match="holds 2 events where its counters say 3"):
+            books.events()
+    assert cuda.is_kept == ["all", None]
+
+
+def test_a_session_measures_the_variant_it_was_asked_for_and_leaves_the_model_as_it_was() -> None:
+    spec = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
+    session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), Pulse())  # type: ignore[arg-type]
+    module = session._model.module
+    asked = StepVariant(recipe=Recipe(), batch_size=4, optimizer="adamw", image_size=12, checkpoint=True)
+    account = session._measure(asked, FakeBooks(module.parameters))
+    assert (account.input_shape, account.optimizer, account.batch_size) == ((3, 12, 12), "adamw", 4)
+    assert (account.estimated, account.checkpointed) == (False, True)
+    assert account.step_s is not None
+    assert account.largest.parameters_bytes == sum(block_bytes(p.numel() * 4) for p in module.parameters())
+    assert not any("forward" in vars(part) for part in module.modules())
+    refused = session.run(asked)
+    assert isinstance(refused, TrialFailure)
+    assert refused.kind == "unsupported"
+
+
+def conv_net() -> nn.Module:
+    blocks = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)) for _ in range(3))
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *blocks, nn.Flatten(), nn.Linear(8 * 16 * 16, 5))
+
+
+class Pulse:
+    """A line to nobody."""
+
+    def enter(self, phase: str) -> None: ...
+
+    def pulse(self) -> None: ...
+
+
+def measured(
+    precision: Precision = "fp32", optimizer: StepOptimizer = "sgd", *, checkpoint: bool = False
+) -> tuple[Measured, FakeBooks]:
+    workload = Workload(
+        spec=WorkloadSpec(),
+        family="classification",
+        dataset=[],  # type: ignore[arg-type]
+        model=conv_net(),
+        task=lambda model, inputs, targets: cross_entropy(model(inputs), targets),
+        forward=lambda model, inputs: model(inputs),
+        num_classes=5,
+    )
+    model = ResidentModel(workload, CPU)
+    trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)
+    batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
+    books = FakeBooks(lambda: (tensor for _, tensors in owned(trainer, batch) for tensor in tensors))
+    meter = StepMeter(trainer, batch, CpuMemory(), books, Pulse())  # type: ignore[arg-type]
+    with checkpointed(model.module, meter.keep) if checkpoint else nullcontext():
+        return meter.measure(), books
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "copies"), [("fp32", "sgd_plain", 0), ("bf16", "sgd", 1), ("fp32", "adamw", 2)]
+)
+def test_a_real_step_is_accounted_for_as_shapes_say(
+    precision: Precision, optimizer: StepOptimizer, copies: int
+) -> None:
+    found, books = measured(precision, optimizer)
+    plan = plan_of_factory(conv_net, (3, 16, 16), precision=precision)
+    expected = estimate_step(plan, BATCH)
+    largest, at_peak = found.lines
+    assert at_peak.total_bytes - SLACK_BYTES == books.peaks_bytes[0]  # nothing is left unexplained
+    parameters = sum(block_bytes(p.numel() * 4) for p in plan.model.parameters())
+    assert at_peak.parameters_bytes == largest.gradients_bytes == parameters
+    state = sum(block_bytes(p.numel() * 4) for p in plan.model.parameters()) * copies
+    # Adam counts its steps in a scalar for each parameter, which lies on the CPU: here that is the device
+    assert 0 <= largest.optimizer_state_bytes - state <= 512 * 20 * (optimizer == "adamw")
+    assert largest.buffers_bytes == expected.largest.buffers_bytes
+    assert largest.input_bytes == expected.largest.input_bytes
+    assert largest.activations_bytes == pytest.approx(expected.largest.activations_bytes, rel=0.02)
+
+
+def test_workspace_of_a_moment_and_workspace_that_stays_are_found() -> None:
+    largest = measured()[0].lines.largest
+    assert largest.workspace_bytes == WORKSPACE_BYTES + KEPT_BYTES
+    assert largest.rounding_bytes == SLACK_BYTES
+
+
+def test_inference_has_neither_gradients_nor_state_nor_activations() -> None:
+    found, books = measured(optimizer="adamw")
+    forward = found.forward_only
+    assert forward.gradients_bytes == forward.optimizer_state_bytes == forward.activations_bytes == 0
+    assert forward.parameters_bytes > 0
+    assert forward.temporary_bytes > 0
+    assert forward.total_bytes - SLACK_BYTES == books.peaks_bytes[-1]
+
+
+def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
+    plain, kept = (measured(checkpoint=wanted)[0].lines.largest for wanted in (False, True))
+    one_map = BATCH * 8 * 16 * 16 * 4
+    assert plain.activations_bytes > 6 * one_map
+    assert 3 * one_map <= kept.activations_bytes < 5 * one_map
+
+
+def test_images_of_another_size_keep_their_labels_and_others_have_none() -> None:
+    inputs, targets = resized((torch.rand(2, 3, 8, 8), torch.ones(2, 8, 8, dtype=torch.long)), 12)
+    assert (inputs.shape, targets.shape, targets.dtype) == ((2, 3, 12, 12), (2, 12, 12), torch.long)
+    with pytest.raises(WorkloadError, match="no images"):
+        resized((torch.zeros(2, 7, dtype=torch.long), torch.zeros(2, 7)), 12)
