@@ -12,8 +12,11 @@ from loadtune.records import (
     Device,
     FitReport,
     LiveObjects,
+    LoaderConfig,
+    LoaderPoint,
     Recipe,
     TrainingRun,
+    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -66,6 +69,23 @@ class TimeTraining:
     window_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLoader:
+    """Answered by a LoaderPoint."""
+
+    config: LoaderConfig
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTransfer:
+    """Answered by a TransferPoint."""
+
+    batch_size: int
+    seconds: float
+    pin: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Enough windows."""
@@ -76,8 +96,8 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | TryBatch | TimeTraining
-Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | TrialFailure
+Request = Describe | TimeCompute | TryBatch | TimeTraining | TimeLoader | TimeTransfer
+Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | LoaderPoint | TransferPoint | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)
