@@ -98,6 +98,12 @@ class Surface:
             return 1 / (self.sample_s + 1 / min(compute, transfer))
         return min(compute, transfer, config.loader.num_workers / self.sample_s)
 
+    def wait_fraction(self, config: TrialConfig) -> float:
+        """Share of the time in which training waits for its loader, the pinning thread included."""
+        compute = self.compute_rate(config.recipe, config.batch_size)
+        ahead = compute if config.loader.pin_memory else min(compute, self.pageable_per_s)
+        return 1 - self.training_rate(config) / ahead
+
     def loader_rate(self, config: LoaderConfig) -> float:
         """Samples/s of the loader alone; the pinning thread comes with the workers."""
         rate = max(1, config.num_workers) / self.sample_s
@@ -198,7 +204,7 @@ class FakeBench:
         num_steps = max(1, round(window_s / step_s))
         windows = []
         while True:
-            windows.append(self._window(step_s, num_steps, config.batch_size))
+            windows.append(self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config)))
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
@@ -224,11 +230,17 @@ class FakeBench:
             seconds=num_copies * batch_size / rate,
         )
 
-    def _window(self, step_s: float, num_steps: int, batch_size: int) -> Window:
+    def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))
         start = self.clock.now()
         self.clock.spend(seconds)
-        return Window(start_s=start, seconds=seconds, num_steps=num_steps, num_samples=num_steps * batch_size)
+        return Window(
+            start_s=start,
+            seconds=seconds,
+            num_steps=num_steps,
+            num_samples=num_steps * batch_size,
+            wait_s=wait_fraction * seconds,
+        )
 
 
 def fake_facts(surface: Surface) -> WorkloadFacts:

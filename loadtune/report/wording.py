@@ -55,7 +55,7 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "transfer": "the way from host to device",
     "startup": "the start of each epoch",
     "loader": "the loader",
-    "unclear": "something these figures do not show",
+    "unclear": "nothing that these figures show",
 }
 
 

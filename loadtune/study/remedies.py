@@ -35,7 +35,7 @@ def _fewer_bytes(e: Evidence) -> str:
 
 def _cheaper_samples(e: Evidence) -> str:
     if (e.one_process_per_s or 0.0) >= CHEAP_SAMPLE_PER_S:
-        return "Samples are cheap, handing them over is not: fetch whole batches with __getitems__."
+        return "Samples are cheap, handing them over is not: make whole batches with __getitems__."
     return "Make a sample cheaper: decode smaller, cache decoded samples, scale on the GPU."
 
 
@@ -44,15 +44,15 @@ def _workers(e: Evidence) -> str:
         return f"More workers did not pay when tried. {_cheaper_samples(e)}"
     if _at_least(e.num_workers, e.num_usable_cores):
         return f"More workers cannot fix it: they would share the same cores. {_cheaper_samples(e)}"
-    return f"{_more_workers(e)} Else: {_first_lower(_cheaper_samples(e))}"
+    return f"{_more_workers(e)} {_cheaper_samples(e)}"
 
 
 def _more_workers(e: Evidence) -> str:
     """How many it takes, where that is known and there are cores for them."""
     needed = _workers_needed(e)
-    if needed is None or (e.num_usable_cores is not None and needed > e.num_usable_cores):
-        return "More workers were not measured: try --max-workers."
-    return f"About {needed} workers would do, which were not measured: try them."
+    if needed is None or not _at_least(e.num_usable_cores, needed):
+        return "More workers were not measured (--max-workers)."
+    return f"About {needed} workers would do, which were not measured."
 
 
 def _workers_needed(e: Evidence) -> int | None:
@@ -100,8 +100,8 @@ def _startup(e: Evidence) -> str:
     if e.persistent is False:
         return "More workers cannot fix it, fewer start sooner. persistent_workers=True keeps them between epochs."
     return (
-        "More workers cannot fix it. Draw several epochs as one, with RandomSampler(dataset, num_samples=10 * "
-        "len(dataset)), so that the queue stays full."
+        "More workers cannot fix it. Draw several epochs as one (num_samples of RandomSampler), so that the queue "
+        "stays full in between."
     )
 
 
@@ -145,7 +145,3 @@ _REMEDIES: Mapping[Bound, Callable[[Evidence], str]] = {
 
 def _at_least(number: float | None, other: float | None) -> bool:
     return number is not None and other is not None and number >= other
-
-
-def _first_lower(sentence: str) -> str:
-    return sentence[0].lower() + sentence[1:]
