@@ -22,6 +22,9 @@ ROUND_S = 0.5
 in a burst, so longer ones would take longer than 3 s; a smaller batch makes them shorter and leaves samples/s as they
 are."""
 
+HOST_BATCH_S = 0.5
+"""To make a batch in the host's memory and lock its pages: a GiB at 2.3 GB/s."""
+
 
 def bounds(run: Run, facts: WorkloadFacts) -> None:
     """Time what bounds the winner, as far as there is time, and judge. Whatever fails here leaves a figure unknown."""
@@ -57,7 +60,9 @@ def _time_loader(run: Run, loader: LoaderConfig, winner: Finalist) -> None:
 
 def _time_transfer(run: Run, winner: Finalist) -> None:
     loader = winner.config.loader
-    point = _asked(run, 0.0, lambda seconds: run.bench.time_transfer(loader.batch_size, seconds / 2, loader.pin_memory))
+    point = _asked(
+        run, HOST_BATCH_S, lambda seconds: run.bench.time_transfer(loader.batch_size, seconds / 2, loader.pin_memory)
+    )
     if point is not None:
         run.found.transfer_points += (point,)
         run.found.tell(
