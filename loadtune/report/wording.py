@@ -48,6 +48,7 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "compute": "the device's own compute",
     "workers": "the workers that make samples",
     "slow_worker": "one slow worker",
+    "slow_samples": "a few slow samples",
     "storage": "storage",
     "host_memory": "RAM or /dev/shm",
     "cores": "the CPU's cores",

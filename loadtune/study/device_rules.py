@@ -1,8 +1,8 @@
 """What can hold a job up beside its loader: the way to the device, the device, the start of epochs. One rule each."""
 
 from loadtune.records import Hindrance
-from loadtune.study.evidence import Evidence, least, without_share
 from loadtune.study.phrases import cores_text, device_takes, named
+from loadtune.study.walls import Evidence, least, without_share
 from loadtune.units import bytes_text, percent_text, rate_text, seconds_text
 
 SHARE_THAT_COUNTS = 0.1

@@ -15,7 +15,7 @@ from loadtune.records import (
     TransferPoint,
     WorkloadFacts,
 )
-from loadtune.study.evidence import Evidence
+from loadtune.study.walls import Evidence
 
 WIDE_FLOATS = ("float32", "float64")
 """Whose elements would be smaller in 16 bits."""

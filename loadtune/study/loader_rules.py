@@ -3,13 +3,16 @@
 import math
 
 from loadtune.records import Hindrance
-from loadtune.study.evidence import Evidence, least, without_share
 from loadtune.study.phrases import cores_text, count, device_takes, named
+from loadtune.study.walls import Evidence, least, without_share
 from loadtune.units import bytes_text, percent_text, rate_text, ratio_text
 
 SLOW_WORKER = 1.5
 """Times the median's seconds a batch: batches go out in turn, so all wait for the slowest. Who waits for whom would not
 tell: workers that started together deliver together, and the first one's turn takes all the waiting."""
+
+CARRIES = 0.5
+"""Share of all waiting: more than everything else together."""
 
 IDLE_WORKER = 0.5
 """Cores' worth of CPU below which a worker mostly waits for something else."""
@@ -39,6 +42,17 @@ def slow_worker(e: Evidence) -> Hindrance | None:
     figures = f"One of {_workers(e)} takes {ratio_text(e.slowest_worker_ratio)} as long for a batch as the others"
     figures += "." if share is None else f"; {percent_text(share)} of all waiting is for it."
     return named("slow_worker", figures, least(e.slowest_worker_ratio, _gain(e)))
+
+
+def slow_samples(e: Evidence) -> Hindrance | None:
+    """A few batches are late, and those made after them wait for their turn."""
+    if not e.waits or (e.late_wait_fraction or 0.0) < CARRIES:
+        return None
+    figures = (
+        f"{percent_text(e.late_wait_fraction)} of all waiting is for single batches, the longest of which took "
+        f"{ratio_text(e.late_batch_ratio)} the usual time."
+    )
+    return named("slow_samples", figures, least(without_share(e.wait_fraction), _gain(e)))
 
 
 def host_memory(e: Evidence) -> Hindrance | None:
@@ -123,10 +137,9 @@ def pinning(e: Evidence) -> Hindrance | None:
         return None
     gain = e.gain_without("pinning")
     if e.pin_thread_per_s is None:
-        figures = (
-            f"The pinning thread uses {cores_text(e.pin_thread_cores)} core; {percent_text(e.unpinned_fraction)} of "
-            f"the queue waits for it{device_takes(e)}."
-        )
+        core = "" if e.pin_thread_cores is None else f" uses {cores_text(e.pin_thread_cores)} core and"
+        before = "" if e.unpinned_batches is None else f" with {e.unpinned_batches:.1f} batches before it"
+        figures = f"The pinning thread{core} hands on {rate_text(e.trained_per_s)}{before}{device_takes(e)}."
         return named("pinning", figures, gain)
     bandwidth = "" if e.sample_bytes is None else f" ({bytes_text(e.pin_thread_per_s * e.sample_bytes)}/s)"
     # Where training does not wait for it, it holds up by sharing the interpreter and the memory with it.

@@ -1,7 +1,7 @@
 """What the rules' sentences are made of: figures in words, and a finding that begins with a capital letter."""
 
 from loadtune.records import Bound, Hindrance
-from loadtune.study.evidence import Evidence
+from loadtune.study.walls import Evidence
 from loadtune.units import MISSING, rate_text
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from loadtune.records import Bound
-from loadtune.study.evidence import Evidence, least
+from loadtune.study.walls import Evidence, least
 from loadtune.units import bytes_text
 
 CHEAP_SAMPLE_PER_S = 5000.0
@@ -65,6 +65,13 @@ def _slow_worker(e: Evidence) -> str:
     return (
         "More workers cannot fix it. in_order=False or a larger prefetch_factor lets the others go on; look for what "
         "holds that one up: a lock, a large file."
+    )
+
+
+def _slow_samples(e: Evidence) -> str:
+    return (
+        "More workers cannot fix it. Look for samples that are slow to read; a larger prefetch_factor, or "
+        "in_order=False, hides a few of them."
     )
 
 
@@ -132,6 +139,7 @@ _REMEDIES: Mapping[Bound, Callable[[Evidence], str]] = {
     "compute": _compute,
     "workers": _workers,
     "slow_worker": _slow_worker,
+    "slow_samples": _slow_samples,
     "storage": _storage,
     "host_memory": _host_memory,
     "cores": _cores,

@@ -9,14 +9,15 @@ from collections.abc import Callable
 
 from loadtune.records import Bound, Hindrance, Verdict
 from loadtune.study import device_rules, loader_rules
-from loadtune.study.evidence import Evidence
 from loadtune.study.remedies import advice
+from loadtune.study.walls import Evidence
 
 WORTH_NAMING = 1.05
 """What gains less is within the noise of fresh loaders."""
 
 RULES: tuple[Callable[[Evidence], Hindrance | None], ...] = (
     loader_rules.slow_worker,
+    loader_rules.slow_samples,
     loader_rules.host_memory,
     loader_rules.storage,
     loader_rules.cores,
@@ -31,7 +32,9 @@ RULES: tuple[Callable[[Evidence], Hindrance | None], ...] = (
 )
 
 
-LOADING: frozenset[Bound] = frozenset({"slow_worker", "host_memory", "storage", "cores", "workers", "loader"})
+LOADING: frozenset[Bound] = frozenset(
+    {"slow_worker", "slow_samples", "host_memory", "storage", "cores", "workers", "loader"}
+)
 """What explains one and the same wait."""
 
 

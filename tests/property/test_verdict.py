@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtune.report.wording import verdict_lines
-from loadtune.study.evidence import Evidence
 from loadtune.study.verdict import LOADING, judge
+from loadtune.study.walls import Evidence
 
 RATE, SHARE, BYTES = st.floats(0.1, 1e6), st.floats(0.0, 1.2), st.floats(1.0, 1e12)
 NAMED = {
@@ -17,6 +17,9 @@ NAMED = {
     "most_workers_tried": st.integers(0, 256),
     "most_workers_in_memory": st.integers(0, 256),
     "num_memory_failures": st.integers(0, 20),
+    "late_batch_ratio": st.floats(3.0, 1000.0),
+    "unpinned_batches": st.floats(0.0, 64.0),
+    "ready_batches": st.floats(0.0, 64.0),
     "slowest_worker_ratio": st.floats(1.0, 100.0),
     "epoch_s": st.floats(0.01, 1e5),
     "restart_s": st.floats(0.0, 100.0),

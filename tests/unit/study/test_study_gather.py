@@ -16,8 +16,8 @@ from loadtune.records import (
     TrialConfig,
     Window,
 )
-from loadtune.study.evidence import Evidence
 from loadtune.study.gather import gather, smaller_bytes
+from loadtune.study.walls import Evidence
 from loadtune.testing import Surface, fake_facts, fake_host
 
 FACTS = fake_facts(Surface())

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from loadtune.records import Verdict
-from loadtune.study.evidence import Evidence
 from loadtune.study.verdict import judge
+from loadtune.study.walls import Evidence
 
 # ResNet-50 on images of 602 KB, fp16, channels_last, a batch of 256; 16 cores.
 H200 = Evidence(
@@ -65,6 +65,9 @@ BEHIND = replace(H200, trained_per_s=1450.0, workers_per_s=1500.0, wait_fraction
         ),
         pytest.param(replace(BEHIND, slowest_worker_ratio=2.0), "slow_worker", 2.0, id="slow-worker"),
         pytest.param(
+            replace(BEHIND, late_batch_ratio=9.0, late_wait_fraction=0.8), "slow_samples", 1 / 0.3, id="slow-samples"
+        ),
+        pytest.param(
             replace(BEHIND, most_workers_in_memory=8), "host_memory", 1 / (1 / 5879 + 1 / 90_000) / 1450, id="no-room"
         ),
         pytest.param(
@@ -104,7 +107,12 @@ def test_what_bounds_it_and_what_there_is_to_gain_at_most(evidence: Evidence, bo
         pytest.param(replace(EIGHT, pinned_per_s=None), "workers", "loader", id="pinning-not-timed-apart"),
         pytest.param(replace(BEHIND, workers_per_s=1750.0), "workers", "loader", id="alone-it-is-fast-enough"),
         pytest.param(replace(EIGHT, pin_thread_cores=0.95), "workers", "pinning", id="pin-thread-full"),
-        pytest.param(replace(EIGHT, unpinned_fraction=0.6), "workers", "pinning", id="queue-before-the-pin-thread"),
+        pytest.param(
+            replace(EIGHT, unpinned_batches=1.2, ready_batches=0.1),
+            "workers",
+            "pinning",
+            id="queue-before-the-pin-thread",
+        ),
     ],
 )
 def test_where_one_verdict_gives_way_to_another(changed: Evidence, was: str, now: str) -> None:
@@ -120,6 +128,8 @@ def test_where_one_verdict_gives_way_to_another(changed: Evidence, was: str, now
         pytest.param({"disk_read_bytes_per_s": 160e6}, id="workers-cpu-not-read"),
         pytest.param({"slowest_worker_ratio": 1.3, "slowest_wait_fraction": 0.9}, id="alike-but-in-a-burst"),
         pytest.param({"most_workers_in_memory": 12}, id="room-for-more"),
+        pytest.param({"late_batch_ratio": 9.0, "late_wait_fraction": 0.2}, id="late-but-seldom"),
+        pytest.param({"unpinned_batches": 1.2, "ready_batches": 3.0}, id="a-queue-on-both-sides"),
         pytest.param({"throttled_fraction": 0.05}, id="hardly-throttled"),
     ],
 )

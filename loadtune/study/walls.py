@@ -19,8 +19,9 @@ TIGHT = 1.1
 FULL = 0.9
 """Cores' worth of CPU of one worker or thread from which on it cannot go faster."""
 
-BEHIND = 0.5
-"""Share of the batches asked for ahead that stands before the pinning thread: where workers are the wall, none does."""
+STANDING, NONE_READY = 1.0, 0.5
+"""Batches before the pinning thread, and behind it, on average: with these it is never idle, and whoever comes for a
+batch mostly finds none."""
 
 SLOWER = 0.9
 """With pinning, a loader below this share of what it does without is held up by the pinning, not by noise."""
@@ -53,8 +54,14 @@ class Evidence:
     """Seconds a batch takes the slowest worker ÷ the median of all: 1 where all are alike."""
     slowest_wait_fraction: float | None = None
     """Of all waiting, the share at the slowest worker's turns: 1 ÷ workers where all are alike."""
-    unpinned_fraction: float | None = None
-    """Of the batches asked for ahead, how many were made and not yet pinned, on average. Near 1: pinning is behind."""
+    late_batch_ratio: float | None = None
+    """Seconds the longest single batch took ÷ the usual ones. None: no few batches stand out, whoever made them."""
+    late_wait_fraction: float | None = None
+    """Of all waiting, the share for those."""
+    unpinned_batches: float | None = None
+    """Batches that were made and not yet pinned when one was asked for, on average."""
+    ready_batches: float | None = None
+    """Likewise those that could be handed out."""
 
     num_workers: float | None = None
     num_usable_cores: float | None = None
@@ -119,8 +126,9 @@ class Evidence:
     @property
     def pinning_is_the_wall(self) -> bool:
         """By what it does alone, or by what it looks like in training."""
-        full = (self.pin_thread_cores or 0.0) >= FULL or (self.unpinned_fraction or 0.0) >= BEHIND
-        return not self.is_saturated and (self._is_tight(self.pin_thread_per_s) or (self.waits and full))
+        behind = (self.unpinned_batches or 0.0) >= STANDING and (self.ready_batches or 0.0) < NONE_READY
+        full = (self.pin_thread_cores or 0.0) >= FULL
+        return not self.is_saturated and (self._is_tight(self.pin_thread_per_s) or (self.waits and (behind or full)))
 
     @property
     def copy_share(self) -> float | None:
