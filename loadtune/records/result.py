@@ -88,10 +88,10 @@ Bound = Literal[
     "unclear",
 ]
 """``compute`` the device is as busy as training can make it; ``workers`` making samples; ``slow_worker`` one of them,
-which the others wait for; ``slow_samples`` a few that take far longer; ``storage`` reading them; ``host_memory`` no room
-for more workers; ``cores`` the CPU's cores or the limit on them; ``pinning`` the one thread that pins; ``transfer`` the
-copies to the device; ``startup`` the beginning of each epoch; ``loader`` something of it that the figures do not tell
-apart; ``unclear`` they do not say."""
+which the others wait for; ``slow_samples`` a few that take far longer; ``storage`` reading them; ``host_memory`` no
+room for more workers; ``cores`` the CPU's cores or the limit on them; ``pinning`` the one thread that pins;
+``transfer`` the copies to the device; ``startup`` the beginning of each epoch; ``loader`` something of it that the
+figures do not tell apart; ``unclear`` they do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ SHARE_THAT_COUNTS = 0.1
 def transfer(e: Evidence) -> Hindrance | None:
     """Copies keep the device from computing."""
     share = e.copy_share
-    if e.is_saturated or share is None or share < SHARE_THAT_COUNTS:
+    if e.is_saturated or e.on_gpu is False or share is None or share < SHARE_THAT_COUNTS:
         return None
     kind = "" if e.pinned is None else " from pinned memory" if e.pinned else " from pageable memory"
     speed = f" at {bytes_text(e.transfer_per_s * e.sample_bytes)}/s" if e.transfer_per_s and e.sample_bytes else ""

@@ -37,10 +37,12 @@ def gather(
     most_workers_in_memory: int | None = None,
     num_memory_failures: int | None = None,
     in_flight_bytes: int | None = None,
+    restart_s: float | None = None,
 ) -> Evidence:
     """What is known of one confirmed configuration.
 
     ``compute_per_s``, and the points of `transfer_points`, belong to exactly its recipe, batch size and pinning.
+    ``restart_s``, from an epoch's last batch to the next one's first, is estimated where it was not timed.
     """
     loader = finalist.config.loader
     pins = loader.pin_memory and loader.num_workers > 0  # without workers the training process pins by itself
@@ -64,7 +66,7 @@ def gather(
         uint8_bytes=uint8,
         half_bytes=half,
         epoch_s=facts.dataset_length / finalist.samples_per_s,
-        restart_s=_restart_s(finalist, facts),
+        restart_s=_restart_s(finalist, facts) if restart_s is None else restart_s,
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
         persistent=loader.persistent_workers if loader.num_workers else None,

@@ -125,10 +125,21 @@ class Evidence:
 
     @property
     def pinning_is_the_wall(self) -> bool:
-        """By what it does alone, or by what it looks like in training."""
+        """By what it does alone, or by what it looks like in training.
+
+        Where training does not wait for it, it can hold it up only by sharing the interpreter and the memory with it:
+        that is said where copies do not explain what is missing.
+        """
+        tight = self._is_tight(self.pin_thread_per_s)
+        if not self.waits:
+            return tight and not self.is_saturated and not self._copies_explain
         behind = (self.unpinned_batches or 0.0) >= STANDING and (self.ready_batches or 0.0) < NONE_READY
-        full = (self.pin_thread_cores or 0.0) >= FULL
-        return not self.is_saturated and (self._is_tight(self.pin_thread_per_s) or (self.waits and (behind or full)))
+        return tight or behind or (self.pin_thread_cores or 0.0) >= FULL
+
+    @property
+    def _copies_explain(self) -> bool:
+        """Most of the time that is not computing."""
+        return self.utilization is not None and (self.copy_share or 0.0) >= 0.5 * (1 - self.utilization)
 
     @property
     def copy_share(self) -> float | None:
@@ -145,13 +156,19 @@ class Evidence:
         """Ratio of the next wall to the trained rate, were ``compute``, ``workers``, ``pinning`` or ``transfer`` free.
 
         Workers, pinning and device work side by side, so the slowest counts; copies and compute share a stream, so
-        their times add up. A wall that training has passed stands where training is. None: no other wall was timed.
+        their times add up. A wall that training has passed is none, unless training waits there: then it stands where
+        training is. None: no other wall was timed, or for ``compute`` none of the loader's.
         """
         if not self.trained_per_s:
             return None
-        walls = {"workers": self.workers_per_s, "pinning": self.pin_thread_per_s, "device": self._device_per_s(part)}
-        known = [wall for name, wall in walls.items() if name != part and wall]
+        loader = {"workers": self.workers_per_s, "pinning": self.pin_thread_per_s}
+        known = [wall for name, wall in loader.items() if name != part and wall and self._stands(wall)]
+        device = self._device_per_s(part)
+        known += [device] if device and (known or part != "compute") else []
         return max(1.0, min(known) / self.trained_per_s) if known else None
+
+    def _stands(self, per_s: float) -> bool:
+        return self.waits or per_s > (self.trained_per_s or 0.0)
 
     def _device_per_s(self, part: str) -> float | None:
         """Samples/s of the device and the way to it, one of which may take no time."""

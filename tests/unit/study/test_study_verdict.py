@@ -100,6 +100,8 @@ def test_what_bounds_it_and_what_there_is_to_gain_at_most(evidence: Evidence, bo
         pytest.param(replace(EIGHT, wait_fraction=0.14), "workers", "unclear", id="no-wait-no-worker-at-fault"),
         pytest.param(replace(PINNED, workers_per_s=4100.0), "pinning", "unclear", id="pinned-as-fast-as-not-pinned"),
         pytest.param(replace(PINNED, pinned_per_s=4300.0), "pinning", "unclear", id="pinning-has-room"),
+        pytest.param(replace(PINNED, copy_fraction=0.2), "pinning", "transfer", id="copies-explain-it"),
+        pytest.param(replace(PAGEABLE, on_gpu=False), "transfer", "unclear", id="no-way-to-a-cpu"),
         pytest.param(replace(PAGEABLE, transfer_per_s=25_000.0), "transfer", "unclear", id="copies-of-a-tenth"),
         pytest.param(
             replace(PINNED, transfer_per_s=None, pinned_per_s=4300.0), "pinning", "transfer", id="copies-untimed"
@@ -216,6 +218,12 @@ def test_what_else_holds_it_back_is_named_once_and_by_its_worth() -> None:
 def test_copies_behind_another_wall_are_not_worth_naming() -> None:
     """Without them the pinning thread would hand on no more."""
     assert judge(replace(PINNED, wait_fraction=0.3, copy_fraction=0.12)).also == ()
+
+
+def test_a_wall_that_training_passed_without_waiting_is_none() -> None:
+    """A loader alone is sometimes slower than under training; then it does not say how much more there is."""
+    assert judge(replace(UINT8, workers_per_s=5000.0, pinned_per_s=4900.0)).gain_at_most is None
+    assert judge(replace(UINT8, workers_per_s=None, pinned_per_s=None)).gain_at_most is None
 
 
 def test_a_cpu_that_trains_and_loads_is_short_of_cores() -> None:
