@@ -53,7 +53,7 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "host_memory": "RAM or /dev/shm",
     "cores": "the CPU's cores",
     "pinning": "the pinning thread",
-    "transfer": "the way from host to device",
+    "transfer": "the copies to the device",
     "startup": "the start of each epoch",
     "loader": "the loader",
     "unclear": "nothing that these figures show",

@@ -139,7 +139,7 @@ def pinning(e: Evidence) -> Hindrance | None:
     if e.pin_thread_per_s is None:
         core = "" if e.pin_thread_cores is None else f" uses {cores_text(e.pin_thread_cores)} core and"
         before = "" if e.unpinned_batches is None else f" with {e.unpinned_batches:.1f} batches before it"
-        figures = f"The pinning thread{core} hands on {rate_text(e.trained_per_s)}{before}{device_takes(e)}."
+        figures = f"The pinning thread{core} hands on {rate_text(e.trained_per_s)}{before}."
         return named("pinning", figures, gain)
     bandwidth = "" if e.sample_bytes is None else f" ({bytes_text(e.pin_thread_per_s * e.sample_bytes)}/s)"
     # Where training does not wait for it, it holds up by sharing the interpreter and the memory with it.
