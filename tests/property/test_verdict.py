@@ -10,7 +10,7 @@ from loadtune.report.wording import verdict_lines
 from loadtune.study.verdict import LOADING, judge
 from loadtune.study.walls import Evidence
 
-RATE, SHARE, BYTES = st.floats(0.1, 1e6), st.floats(0.0, 1.2), st.floats(1.0, 1e12)
+RATE, SHARE, BYTES = st.floats(0.1, 1e6), st.floats(0.0, 1.2), st.floats(1.0, 1e10)
 NAMED = {
     "num_workers": st.integers(0, 256),
     "num_usable_cores": st.integers(1, 256),
