@@ -61,7 +61,7 @@ def gather(
         most_workers_in_memory=most_workers_in_memory,
         num_memory_failures=num_memory_failures,
         in_flight_bytes=in_flight_bytes,
-        cpu_fraction=_mean([t.cpu_utilization_fraction for t in _telemetry(finalist)]),
+        job_cores=_mean([t.bench_cpu_cores for t in _telemetry(finalist)]),
         sample_bytes=facts.sample_bytes,
         uint8_bytes=uint8,
         half_bytes=half,

@@ -28,7 +28,7 @@ WITHHELD = 0.1
 """Of the CPU time asked for: as much as the compute-only rate leaves before the device counts as the wall."""
 
 BUSY_CPU = 0.9
-"""Of the usable cores: above it processes wait for one another's."""
+"""Of the usable cores: with more in use processes wait for one another's."""
 
 FAR = 1.2
 """A loader that alone does this much more than in training is not what holds training up all the time."""
@@ -85,14 +85,13 @@ def storage(e: Evidence) -> Hindrance | None:
 def cores(e: Evidence) -> Hindrance | None:
     """A limit on the CPU holds the job up, or training and loading want the same cores."""
     throttled = (e.throttled_fraction or 0.0) >= WITHHELD
-    shared = e.on_gpu is False and (e.cpu_fraction or 0.0) >= BUSY_CPU
+    shared = e.on_gpu is False and (e.job_cores or 0.0) >= BUSY_CPU * (e.num_usable_cores or math.inf)
     if e.is_saturated or not (throttled or shared):
         return None
     if throttled:
         figures = f"A CPU limit withholds {percent_text(e.throttled_fraction)} of the CPU time the job asks for."
     else:
-        busy = percent_text(e.cpu_fraction)
-        figures = f"Training and loading share {count(e.num_usable_cores, 'core')} and keep them {busy} busy."
+        figures = f"Training and loading share {count(e.num_usable_cores, 'core')} and use {cores_text(e.job_cores)}."
     return named("cores", figures, _gain(e))
 
 

@@ -36,7 +36,8 @@ def _fewer_bytes(e: Evidence) -> str:
 def _cheaper_samples(e: Evidence) -> str:
     if (e.one_process_per_s or 0.0) >= CHEAP_SAMPLE_PER_S:
         return "Samples are cheap, handing them over is not: make whole batches with __getitems__."
-    return "Make a sample cheaper: decode smaller, cache decoded samples, scale on the GPU."
+    less = "leave transforms out" if e.on_gpu is False else "scale on the GPU"
+    return f"Make a sample cheaper: decode smaller, cache decoded samples, {less}."
 
 
 def _workers(e: Evidence) -> str:

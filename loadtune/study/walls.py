@@ -79,8 +79,8 @@ class Evidence:
     """Likewise of the thread that pins."""
     main_cores: float | None = None
     """Likewise of the training process, all its threads."""
-    cpu_fraction: float | None = None
-    """Of the usable cores."""
+    job_cores: float | None = None
+    """Likewise of the whole job. Not of the machine: on one that is shared its cores may be busy with others' work."""
     throttled_fraction: float | None = None
     """Of the CPU time the job asked for, the share that a limit on it withheld."""
     disk_read_bytes_per_s: float | None = None

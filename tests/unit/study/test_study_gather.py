@@ -30,7 +30,7 @@ def window(rate: int, wait_s: float = 0.0) -> Window:
 
 def evidence(**loader: object) -> Evidence:
     config = LoaderConfig(batch_size=64, **loader)  # type: ignore[arg-type]
-    busy = Telemetry(seconds=1.0, num_readings=10, cpu_utilization_fraction=0.5)
+    busy = Telemetry(seconds=1.0, num_readings=10, bench_cpu_cores=3.5)
     runs = tuple(
         Measurement(windows=(window(rate, 0.2),), first_batch_s=1.5, seconds=2.0, telemetry=busy)
         for rate in (900, 1100)
@@ -67,7 +67,7 @@ def test_what_each_loader_point_stands_for(
     assert (found.workers_per_s, found.pinned_per_s) == (workers_per_s, pinned_per_s)
     assert (found.trained_per_s, found.transfer_per_s) == (1000.0, 6400.0)
     assert found.utilization == 0.5
-    assert found.cpu_fraction == 0.5
+    assert found.job_cores == 3.5
 
 
 @pytest.mark.parametrize(

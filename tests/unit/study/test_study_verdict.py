@@ -230,8 +230,11 @@ def test_a_cpu_that_trains_and_loads_is_short_of_cores() -> None:
     busy = Evidence(
         trained_per_s=100.0, compute_per_s=160.0, wait_fraction=0.05, num_workers=1, num_usable_cores=2, on_gpu=False
     )
-    assert judge(replace(busy, cpu_fraction=0.97)).bound_by == "cores"
-    assert judge(replace(busy, cpu_fraction=0.5)).bound_by == "unclear"
+    found = judge(replace(busy, job_cores=1.9))
+    assert found.bound_by == "cores"
+    assert "GPU" not in found.advice
+    assert judge(replace(busy, job_cores=1.1)).bound_by == "unclear"
+    assert judge(replace(busy, job_cores=1.9, on_gpu=True)).bound_by != "cores"
 
 
 def test_nothing_measured_claims_nothing() -> None:
