@@ -19,6 +19,7 @@ from loadtune.stages.run import CONFIRM_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
+from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import not_told_apart, pick_winner
@@ -26,9 +27,6 @@ from loadtune.units import percent_text, rate_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
-
-OVER_THE_TOP = 1.1
-"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 SKIPPED = 0.1
 """Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and

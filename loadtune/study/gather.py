@@ -20,6 +20,9 @@ from loadtune.study.walls import Evidence
 WIDE_FLOATS = ("float32", "float64")
 """Whose elements would be smaller in 16 bits."""
 
+OVER_THE_TOP = 1.1
+"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
 IMAGE_DIMENSIONS = 3
 """Of a sample: (C, H, W). Floats of that shape were mostly bytes once."""
 
@@ -41,7 +44,8 @@ def gather(
 ) -> Evidence:
     """What is known of one confirmed configuration.
 
-    ``compute_per_s``, and the points of `transfer_points`, belong to exactly its recipe, batch size and pinning.
+    ``compute_per_s``, and the points of `transfer_points`, belong to exactly its recipe, batch size and pinning. A
+    compute-only rate that training has left behind was misread, so it counts as not measured.
     ``restart_s``, from an epoch's last batch to the next one's first, is estimated where it was not timed.
     """
     loader = finalist.config.loader
@@ -49,7 +53,9 @@ def gather(
     uint8, half = smaller_bytes(facts)
     return Evidence(
         trained_per_s=finalist.samples_per_s,
-        compute_per_s=compute_per_s,
+        compute_per_s=None
+        if compute_per_s and compute_per_s * OVER_THE_TOP < finalist.samples_per_s
+        else compute_per_s,
         workers_per_s=_rate_of(loader_points, pinned=loader.pin_memory and not pins),
         pinned_per_s=_rate_of(loader_points, pinned=True) if pins else None,
         transfer_per_s=next((point.samples_per_s for point in transfer_points), None),

@@ -28,7 +28,7 @@ def window(rate: int, wait_s: float = 0.0) -> Window:
     return Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=rate, wait_s=wait_s)
 
 
-def evidence(**loader: object) -> Evidence:
+def evidence(compute_per_s: float = 2000.0, **loader: object) -> Evidence:
     config = LoaderConfig(batch_size=64, **loader)  # type: ignore[arg-type]
     busy = Telemetry(seconds=1.0, num_readings=10, bench_cpu_cores=3.5)
     runs = tuple(
@@ -44,7 +44,7 @@ def evidence(**loader: object) -> Evidence:
         facts=FACTS,
         host=fake_host(),
         device=GPU,
-        compute_per_s=2000.0,
+        compute_per_s=compute_per_s,
         loader_points=alone,
         transfer_points=[
             TransferPoint(batch_size=64, batch_bytes=64, pinned=config.pin_memory, num_copies=100, seconds=1.0)
@@ -68,6 +68,12 @@ def test_what_each_loader_point_stands_for(
     assert (found.trained_per_s, found.transfer_per_s) == (1000.0, 6400.0)
     assert found.utilization == 0.5
     assert found.job_cores == 3.5
+
+
+@pytest.mark.parametrize(("compute_per_s", "utilization"), [(400.0, None), (950.0, pytest.approx(1000 / 950))])
+def test_computing_alone_is_never_slower_than_training(compute_per_s: float, utilization: float | None) -> None:
+    """By a noise's worth it may read so, by more it was misread."""
+    assert evidence(compute_per_s, num_workers=4).utilization == utilization
 
 
 @pytest.mark.parametrize(
