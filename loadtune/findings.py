@@ -13,10 +13,12 @@ from loadtune.records import (
     Device,
     Finalist,
     HostFacts,
+    LoaderPoint,
     MemoryCeiling,
     Progress,
     Reading,
     RecipeChoice,
+    TransferPoint,
     Trial,
     TrialConfig,
     TuneConfig,
@@ -55,6 +57,8 @@ class Findings:
     finalists: tuple[Finalist, ...] = ()
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
+    loader_points: tuple[LoaderPoint, ...] = ()
+    transfer_points: tuple[TransferPoint, ...] = ()
     verdict: Verdict | None = None
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -137,6 +141,8 @@ class Findings:
             best_at_your_batch=self.best_at_your_batch,
             verdict=self.verdict,
             notes=tuple(self.notes),
+            loader_points=self.loader_points,
+            transfer_points=self.transfer_points,
         )
 
     def _leader(self) -> Trial | None:

@@ -14,11 +14,14 @@ from loadtune.records import (
     FitReport,
     GpuFacts,
     HostFacts,
+    LoaderConfig,
+    LoaderPoint,
     Precision,
     Reading,
     Recipe,
     Telemetry,
     TrainingRun,
+    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -75,6 +78,8 @@ class Surface:
     pinned_per_s: float = 3900.0
     """Wall of the pin-memory thread and the copy behind it."""
     pageable_per_s: float = 2450.0
+    copy_per_s: float = 90_000.0
+    """Of copies from pinned memory alone: 54 GB/s of such images."""
     fixed_bytes: int = GIB
     bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
     budget_bytes: int = 139 * GIB
@@ -93,6 +98,17 @@ class Surface:
         if config.loader.num_workers == 0:
             return 1 / (self.sample_s + 1 / min(compute, transfer))
         return min(compute, transfer, config.loader.num_workers / self.sample_s)
+
+    def wait_fraction(self, config: TrialConfig) -> float:
+        """Share of the time in which training waits for its loader, the pinning thread included."""
+        compute = self.compute_rate(config.recipe, config.batch_size)
+        ahead = compute if config.loader.pin_memory else min(compute, self.pageable_per_s)
+        return 1 - self.training_rate(config) / ahead
+
+    def loader_rate(self, config: LoaderConfig) -> float:
+        """Samples/s of the loader alone; the pinning thread comes with the workers."""
+        rate = max(1, config.num_workers) / self.sample_s
+        return min(rate, self.pinned_per_s) if config.pin_memory and config.num_workers else rate
 
     def peak_bytes(self, precision: Precision, batch_size: int) -> int:
         return int(self.fixed_bytes + self.bytes_per_sample[precision] * batch_size)
@@ -180,16 +196,43 @@ class FakeBench:
         num_steps = max(1, round(window_s / step_s))
         windows = []
         while True:
-            windows.append(self._window(step_s, num_steps, config.batch_size))
+            windows.append(self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config)))
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
 
-    def _window(self, step_s: float, num_steps: int, batch_size: int) -> Window:
+    def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
+        self.requests.append(("loader", config.batch_size))
+        self.clock.spend(1.0)
+        step_s = config.batch_size / self.surface.loader_rate(config)
+        num_steps = max(1, round(seconds / 4 / step_s))
+        windows = [self._window(step_s, num_steps, config.batch_size) for _ in range(4)]
+        return LoaderPoint(config=config, windows=tuple(windows), first_batch_s=1.0)
+
+    def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
+        self.requests.append(("transfer", batch_size))
+        self.clock.spend(seconds)
+        rate = self.surface.copy_per_s if pin else self.surface.pageable_per_s
+        num_copies = max(1, round(seconds * rate / batch_size))
+        return TransferPoint(
+            batch_size=batch_size,
+            batch_bytes=batch_size * self.describe().sample_bytes,
+            pinned=pin,
+            num_copies=num_copies,
+            seconds=num_copies * batch_size / rate,
+        )
+
+    def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))
         start = self.clock.now()
         self.clock.spend(seconds)
-        return Window(start_s=start, seconds=seconds, num_steps=num_steps, num_samples=num_steps * batch_size)
+        return Window(
+            start_s=start,
+            seconds=seconds,
+            num_steps=num_steps,
+            num_samples=num_steps * batch_size,
+            wait_s=wait_fraction * seconds,
+        )
 
 
 def fake_facts(surface: Surface) -> WorkloadFacts:

@@ -22,7 +22,9 @@ from loadtune.bench.protocol import (
     Stop,
     Streamed,
     TimeCompute,
+    TimeLoader,
     TimeTraining,
+    TimeTransfer,
     Value,
     failed_value,
 )
@@ -34,10 +36,13 @@ from loadtune.records import (
     Device,
     FitReport,
     LiveObjects,
+    LoaderConfig,
+    LoaderPoint,
     Recipe,
     StepAccount,
     StepVariant,
     TrainingRun,
+    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -138,6 +143,18 @@ class BenchClient:
         assert isinstance(value, (TrainingRun, TrialFailure))
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
+        return value
+
+    def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
+        """Time the loader by itself; its batches are dropped."""
+        value = self._ask(TimeLoader(config=config, seconds=seconds))
+        assert isinstance(value, (LoaderPoint, TrialFailure))
+        return value
+
+    def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
+        """Time copies of one batch to the device."""
+        value = self._ask(TimeTransfer(batch_size=batch_size, seconds=seconds, pin=pin))
+        assert isinstance(value, (TransferPoint, TrialFailure))
         return value
 
     def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:

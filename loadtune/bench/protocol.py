@@ -13,10 +13,13 @@ from loadtune.records import (
     Device,
     FitReport,
     LiveObjects,
+    LoaderConfig,
+    LoaderPoint,
     Recipe,
     StepAccount,
     StepVariant,
     TrainingRun,
+    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -57,6 +60,23 @@ class TimeTraining:
     window_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLoader:
+    """Answered by a LoaderPoint."""
+
+    config: LoaderConfig
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTransfer:
+    """Answered by a TransferPoint."""
+
+    batch_size: int
+    seconds: float
+    pin: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Enough windows."""
@@ -67,9 +87,11 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeLoader | TimeTransfer
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
-Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | TrialFailure
+Value = (
+    WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | LoaderPoint | TransferPoint | TrialFailure
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,12 @@ from loadtune.bench.compute import time_windows
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
+from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.memory import memory_of
-from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, Value
+from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeLoader, TimeTraining, TimeTransfer, Value
 from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
+from loadtune.bench.transfer import time_transfer
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
@@ -26,6 +28,7 @@ from loadtune.records import (
     ComputePoint,
     FitReport,
     LoaderConfig,
+    LoaderPoint,
     Recipe,
     StepAccount,
     StepOptimizer,
@@ -65,6 +68,12 @@ class Session:
             return self._try_batch(request)
         if isinstance(request, StepVariant):
             return self._account(request)
+        if isinstance(request, TimeLoader):
+            return self._time_loader(request)
+        if isinstance(request, TimeTransfer):
+            return time_transfer(
+                self._samples.batch, request.batch_size, self._device, request.seconds, request.pin, self._line
+            )
         return self._time_training(request)
 
     def recovers(self) -> bool:
@@ -135,12 +144,9 @@ class Session:
 
     def _time_training(self, request: TimeTraining) -> TrainingRun | TrialFailure:
         loader, recipe = request.config.loader, request.config.recipe
-        if loader.batch_size > self._workload.dataset_length:
-            message = (
-                f"A batch of {loader.batch_size} is larger than the dataset, which has "
-                f"{self._workload.dataset_length} samples: no full batch can be made."
-            )
-            return TrialFailure(kind="unsupported", phase="first batch", message=message)
+        refused = self._no_full_batch(loader)
+        if refused is not None:
+            return refused
         self._keep_pinned_for(loader)
         trainer = self._trainer(recipe)
         batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
@@ -156,6 +162,22 @@ class Session:
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
+
+    def _time_loader(self, request: TimeLoader) -> LoaderPoint | TrialFailure:
+        refused = self._no_full_batch(request.config)
+        if refused is not None:
+            return refused
+        self._keep_pinned_for(request.config)
+        return time_loader_alone(self._workload, request.config, request.seconds, self._line)
+
+    def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
+        if loader.batch_size <= self._workload.dataset_length:
+            return None
+        message = (
+            f"A batch of {loader.batch_size} is larger than the dataset, which has "
+            f"{self._workload.dataset_length} samples: no full batch can be made."
+        )
+        return TrialFailure(kind="unsupported", phase="first batch", message=message)
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
         """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back.

@@ -3,6 +3,7 @@
 Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fraction`` 0 to 1.
 """
 
+from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
 from loadtune.records.footprint import (
     BatchEstimate,
@@ -22,6 +23,7 @@ from loadtune.records.result import (
     SCHEMA_VERSION,
     Bound,
     Finalist,
+    Hindrance,
     Trial,
     TrialOrigin,
     TuningResult,
@@ -70,11 +72,13 @@ __all__ = [
     "FootprintReport",
     "GpuFacts",
     "GpuProcess",
+    "Hindrance",
     "HostFacts",
     "LayerFootprint",
     "LineUse",
     "LiveObjects",
     "LoaderConfig",
+    "LoaderPoint",
     "Measurement",
     "MemoryCeiling",
     "MemoryFormat",
@@ -95,6 +99,7 @@ __all__ = [
     "TracedLine",
     "TracedTensor",
     "TrainingRun",
+    "TransferPoint",
     "Trial",
     "TrialConfig",
     "TrialFailure",

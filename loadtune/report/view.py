@@ -9,7 +9,7 @@ from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.wording import BOUND_TEXT, failures_text, held_text, recipe_text, settings_text
+from loadtune.report.wording import failures_text, held_text, recipe_text, settings_text, verdict_lines
 from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
 
 
@@ -137,10 +137,7 @@ def _batch_caution(result: TuningResult) -> tuple[str, ...]:
 
 
 def _verdict(result: TuningResult) -> tuple[str, ...]:
-    if result.verdict is None:
-        return ()
-    lines = (f"Bound by {BOUND_TEXT[result.verdict.bound_by]}.", result.verdict.evidence, result.verdict.advice)
-    return tuple(line for line in lines if line)
+    return () if result.verdict is None else verdict_lines(result.verdict)
 
 
 def _recipes(result: TuningResult) -> tuple[str, ...]:

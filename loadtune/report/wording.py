@@ -9,12 +9,14 @@ from loadtune.records import (
     FailureKind,
     GpuFacts,
     GpuProcess,
+    Hindrance,
     Precision,
     Recipe,
     TrialConfig,
     TrialFailure,
+    Verdict,
 )
-from loadtune.units import bytes_text
+from loadtune.units import bytes_text, percent_text, ratio_text
 
 VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
@@ -44,10 +46,33 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 
 BOUND_TEXT: Mapping[Bound, str] = {
     "compute": "the device's own compute",
+    "workers": "the workers that make samples",
+    "slow_worker": "one slow worker",
+    "slow_samples": "a few slow samples",
+    "storage": "storage",
+    "host_memory": "RAM or /dev/shm",
+    "cores": "the CPU's cores",
+    "pinning": "the pinning thread",
+    "transfer": "the copies to the device",
+    "startup": "the start of each epoch",
     "loader": "the loader",
-    "transfer": "the way from host to device",
-    "unclear": "something these figures do not show",
+    "unclear": "nothing that these figures show",
 }
+
+
+def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
+    """What bounds it, how much there is to gain, the figures, what to do: five lines of a terminal at most."""
+    headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}"
+    if verdict.gain_at_most is not None:
+        headline += f": at most {ratio_text(verdict.gain_at_most)} to gain"
+    if verdict.accelerator_utilization is not None:
+        headline += f". AU {percent_text(verdict.accelerator_utilization)}"
+    also = f" Also: {_hindrance_text(verdict.also[0])}." if verdict.also else ""
+    return tuple(line for line in (f"{headline}.", verdict.evidence + also, verdict.advice) if line)
+
+
+def _hindrance_text(other: Hindrance) -> str:
+    return f"{BOUND_TEXT[other.bound_by]} ({ratio_text(other.gain_at_most)})"
 
 
 def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The last stage: the finalists measured again, and what their figures say. Only these are reported."""
+"""The finalists measured again, and what their figures say. Only these are reported."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,16 +19,14 @@ from loadtune.stages.run import CONFIRM_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
+from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import judge, not_told_apart, pick_winner
+from loadtune.study.winner import not_told_apart, pick_winner
 from loadtune.units import percent_text, rate_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
-
-OVER_THE_TOP = 1.1
-"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 SKIPPED = 0.1
 """Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and
@@ -62,7 +60,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 
 
 def _conclude(run: Run, facts: WorkloadFacts) -> None:
-    """Winners, their distance from the compute-only rate, and the verdict."""
+    """Winners and their distance from the compute-only rate."""
     found = run.found
     measured = {finalist.config: finalist for finalist in found.finalists}
     if found.yours in measured:
@@ -72,10 +70,6 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
         found.best_at_your_batch = _with_ceiling(run, same_batch, measured)
     found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
     if found.best is not None:
-        cores = found.host.num_usable_cores
-        found.verdict = judge(
-            found.best, measured[found.best.config], facts, found.device.kind, cores, _most_workers(run)
-        )
         if (found.best.compute_fraction or 0.0) > OVER_THE_TOP:
             found.note(
                 f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
@@ -111,11 +105,6 @@ def _tell_skipped(run: Run, winner: Finalist) -> None:
             "such steps are faster than real ones. Check that the model trains in fp16, or leave it out with "
             "--precision."
         )
-
-
-def _most_workers(run: Run) -> int:
-    tried = [trial.config for trial in run.found.trials if trial.measurement]
-    return max(config.loader.num_workers for config in (*tried, *(f.config for f in run.found.finalists)))
 
 
 def _with_ceiling(run: Run, winner: Winner | None, measured: Mapping[TrialConfig, Finalist]) -> Winner | None:

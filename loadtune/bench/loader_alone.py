@@ -1,0 +1,66 @@
+"""Time a DataLoader by itself: its batches are dropped, nothing trains. A module of its own, apart from training."""
+
+import time
+
+from loadtune.bench.line import Line
+from loadtune.bench.loader import EndlessLoader
+from loadtune.bench.windows import WindowRule
+from loadtune.records import LoaderConfig, LoaderPoint, Window
+from loadtune.workload import Workload
+
+# As many windows as the time is cut into, and how many there are however long they take.
+_NUM_WINDOWS = 4
+_MIN_WINDOWS = 2
+
+
+def time_loader_alone(workload: Workload, config: LoaderConfig, seconds: float, line: Line) -> LoaderPoint:
+    """Windows that abut, for about ``seconds`` after the workers' first round; two windows at the least."""
+    loader = EndlessLoader(workload, config)
+    try:
+        line.enter("first batch")
+        started = time.monotonic()
+        loader.next_batch()
+        first_batch_s = time.monotonic() - started
+        line.enter("loader alone")
+        _skip_first_round(loader, config.num_workers, time.monotonic() + seconds, line)
+        windows = _windows(loader, WindowRule(seconds / _NUM_WINDOWS, config.num_workers), seconds, line)
+    finally:
+        loader.close()
+    return LoaderPoint(config=config, windows=windows, first_batch_s=first_batch_s)
+
+
+def _skip_first_round(loader: EndlessLoader, num_workers: int, until_s: float, line: Line) -> None:
+    """Workers start together, so their first batches come in a burst that says nothing of the rate."""
+    for _ in range(num_workers - 1):
+        if time.monotonic() > until_s:
+            return
+        loader.next_batch()
+        line.pulse()
+
+
+def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line) -> tuple[Window, ...]:
+    windows: list[Window] = []
+    begun = start = time.monotonic()
+    ready = loader.num_ready()
+    # Half a window short of the end is close enough to it: a further one would overshoot by more.
+    enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
+    while len(windows) < _MIN_WINDOWS or start - begun < enough:
+        steps = samples = 0
+        while not rule.ends(time.monotonic() - start, steps):
+            samples += len(loader.next_batch()[0])
+            steps += 1
+            line.pulse()
+        end, ready_then = time.monotonic(), loader.num_ready()
+        windows.append(
+            Window(
+                start_s=start,
+                seconds=end - start,
+                num_steps=steps,
+                num_samples=samples,
+                wait_s=end - start,
+                queue_start=ready,
+                queue_end=ready_then,
+            )
+        )
+        start, ready = end, ready_then
+    return tuple(windows)

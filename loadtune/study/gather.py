@@ -1,0 +1,119 @@
+"""Evidence from what a run measured: records in, plain numbers out. Judges nothing."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from loadtune.records import (
+    Device,
+    Finalist,
+    HostFacts,
+    LoaderConfig,
+    LoaderPoint,
+    Telemetry,
+    TransferPoint,
+    WorkloadFacts,
+)
+from loadtune.study.walls import Evidence
+
+WIDE_FLOATS = ("float32", "float64")
+"""Whose elements would be smaller in 16 bits."""
+
+OVER_THE_TOP = 1.1
+"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
+IMAGE_DIMENSIONS = 3
+"""Of a sample: (C, H, W). Floats of that shape were mostly bytes once."""
+
+
+def gather(
+    finalist: Finalist,
+    *,
+    facts: WorkloadFacts,
+    host: HostFacts,
+    device: Device,
+    compute_per_s: float | None = None,
+    loader_points: Sequence[LoaderPoint] = (),
+    transfer_points: Sequence[TransferPoint] = (),
+    most_workers_tried: int | None = None,
+    most_workers_in_memory: int | None = None,
+    num_memory_failures: int | None = None,
+    in_flight_bytes: int | None = None,
+    restart_s: float | None = None,
+) -> Evidence:
+    """What is known of one confirmed configuration.
+
+    ``compute_per_s``, and the points of `transfer_points`, belong to exactly its recipe, batch size and pinning. A
+    compute-only rate that training has left behind was misread, so it counts as not measured.
+    ``restart_s``, from an epoch's last batch to the next one's first, is estimated where it was not timed.
+    """
+    loader = finalist.config.loader
+    pins = loader.pin_memory and loader.num_workers > 0  # without workers the training process pins by itself
+    uint8, half = smaller_bytes(facts)
+    return Evidence(
+        trained_per_s=finalist.samples_per_s,
+        compute_per_s=None
+        if compute_per_s and compute_per_s * OVER_THE_TOP < finalist.samples_per_s
+        else compute_per_s,
+        workers_per_s=_rate_of(loader_points, pinned=loader.pin_memory and not pins),
+        pinned_per_s=_rate_of(loader_points, pinned=True) if pins else None,
+        transfer_per_s=next((point.samples_per_s for point in transfer_points), None),
+        one_process_per_s=1 / facts.sample_s if facts.sample_s > 0 else None,
+        wait_fraction=finalist.wait_fraction,
+        num_workers=loader.num_workers,
+        num_usable_cores=host.num_usable_cores,
+        most_workers_tried=most_workers_tried,
+        most_workers_in_memory=most_workers_in_memory,
+        num_memory_failures=num_memory_failures,
+        in_flight_bytes=in_flight_bytes,
+        job_cores=_mean([t.bench_cpu_cores for t in _telemetry(finalist)]),
+        sample_bytes=facts.sample_bytes,
+        uint8_bytes=uint8,
+        half_bytes=half,
+        epoch_s=facts.dataset_length / finalist.samples_per_s,
+        restart_s=_restart_s(finalist, facts) if restart_s is None else restart_s,
+        on_gpu=device.kind == "cuda",
+        pinned=loader.pin_memory,
+        persistent=loader.persistent_workers if loader.num_workers else None,
+    )
+
+
+def smaller_bytes(facts: WorkloadFacts) -> tuple[int | None, int | None]:
+    """(as uint8, in 16 bits) of one sample, target included. None: it is no image of floats, or that small already."""
+    num_elements = math.prod(facts.input_shape)
+    floats = facts.input_dtype in (*WIDE_FLOATS, "float16", "bfloat16")
+    width = {"float64": 8, "float32": 4}.get(facts.input_dtype, 2)
+    rest = facts.sample_bytes - width * num_elements
+    uint8 = num_elements + rest if floats and len(facts.input_shape) == IMAGE_DIMENSIONS else None
+    return uint8, 2 * num_elements + rest if facts.input_dtype in WIDE_FLOATS else None
+
+
+def _restart_s(finalist: Finalist, facts: WorkloadFacts) -> float:
+    """Of an epoch, what passes before its first batch: workers that stay have only to make it, others to start too."""
+    loader = finalist.config.loader
+    if loader.num_workers == 0:
+        return 0.0
+    if loader.persistent_workers:
+        return loader.batch_size * facts.sample_s
+    return statistics.fmean(run.first_batch_s for run in finalist.runs)
+
+
+def _rate_of(points: Sequence[LoaderPoint], *, pinned: bool) -> float | None:
+    return next((point.samples_per_s for point in points if point.config.pin_memory == pinned), None)
+
+
+def _telemetry(finalist: Finalist) -> list[Telemetry]:
+    return [run.telemetry for run in finalist.runs if run.telemetry is not None]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def bound_configs(loader: LoaderConfig) -> tuple[LoaderConfig, ...]:
+    """The loaders to time alone: as it is, and without the pinning thread where there is one."""
+    if not (loader.pin_memory and loader.num_workers):
+        return (loader,)
+    return loader, replace(loader, pin_memory=False)

@@ -1,0 +1,189 @@
+"""What a verdict is reached from: plain numbers of one configuration, and the walls they stand for.
+
+In: nothing but numbers. Out: how fast the job would go if one part took no time. Apart from the rules, which only
+compare, and from `gather`, which knows where the numbers come from.
+"""
+
+from dataclasses import dataclass
+
+COMPUTE_BOUND = 0.9
+"""At this share of the compute-only rate the device is the wall: what is left is within the noise of fresh loaders."""
+
+WAITING = 0.15
+"""A data wait above this share of the step names the loader; below it the loader keeps up."""
+
+TIGHT = 1.1
+"""A part that alone does no more than this many times the trained rate may be the wall: fresh loaders differ by 6 to
+7%, and a loader alone has been seen slower than under training."""
+
+FULL = 0.9
+"""Cores' worth of CPU of one worker or thread from which on it cannot go faster."""
+
+STANDING, NONE_READY = 1.0, 0.5
+"""Batches before the pinning thread, and behind it, on average: with these it is never idle, and whoever comes for a
+batch mostly finds none."""
+
+SLOWER = 0.9
+"""With pinning, a loader below this share of what it does without is held up by the pinning, not by noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was measured of one configuration. None: not measured, or there is no such thing here."""
+
+    trained_per_s: float | None = None
+    """Samples/s, confirmed."""
+    compute_per_s: float | None = None
+    """Of the same step on a batch that stays on the device."""
+    workers_per_s: float | None = None
+    """Of the loader alone, without pinning."""
+    pinned_per_s: float | None = None
+    """Of the loader alone, with pinning; None where the configuration does not pin."""
+    transfer_per_s: float | None = None
+    """Of copies to the device alone, from memory such as the configuration trains from."""
+    one_process_per_s: float | None = None
+    """Samples/s that one process makes by itself."""
+
+    wait_fraction: float | None = None
+    """Share of the time in which training waited for its next batch."""
+    compute_fraction: float | None = None
+    """Share of the time in which the device computed; with `copy_fraction` and `idle_fraction` its own account."""
+    copy_fraction: float | None = None
+    idle_fraction: float | None = None
+    slowest_worker_ratio: float | None = None
+    """Seconds a batch takes the slowest worker ÷ the median of all: 1 where all are alike."""
+    slowest_wait_fraction: float | None = None
+    """Of all waiting, the share at the slowest worker's turns: 1 ÷ workers where all are alike."""
+    late_batch_ratio: float | None = None
+    """Seconds the longest single batch took ÷ the usual ones. None: no few batches stand out, whoever made them."""
+    late_wait_fraction: float | None = None
+    """Of all waiting, the share for those."""
+    unpinned_batches: float | None = None
+    """Batches that were made and not yet pinned when one was asked for, on average."""
+    ready_batches: float | None = None
+    """Likewise those that could be handed out."""
+
+    num_workers: float | None = None
+    num_usable_cores: float | None = None
+    most_workers_tried: float | None = None
+    most_workers_in_memory: float | None = None
+    """Workers whose batches fit RAM and /dev/shm at this batch size."""
+    num_memory_failures: float | None = None
+    """Trials with more batches in flight that RAM or /dev/shm ended."""
+    in_flight_bytes: float | None = None
+    """Of the batches asked for ahead and in the making."""
+
+    worker_cores: float | None = None
+    """Cores' worth of CPU time of one worker, on average: 1.0 is busy all the time."""
+    pin_thread_cores: float | None = None
+    """Likewise of the thread that pins."""
+    main_cores: float | None = None
+    """Likewise of the training process, all its threads."""
+    job_cores: float | None = None
+    """Likewise of the whole job. Not of the machine: on one that is shared its cores may be busy with others' work."""
+    throttled_fraction: float | None = None
+    """Of the CPU time the job asked for, the share that a limit on it withheld."""
+    disk_read_bytes_per_s: float | None = None
+
+    sample_bytes: float | None = None
+    uint8_bytes: float | None = None
+    """The same sample with a byte for each element; None: it is no image of floats."""
+    half_bytes: float | None = None
+    """The same with two bytes for each element; None: it has no more than that."""
+
+    epoch_s: float | None = None
+    restart_s: float | None = None
+    """Of an epoch, the time at its beginning in which no batch is ready."""
+
+    on_gpu: bool | None = None
+    pinned: bool | None = None
+    persistent: bool | None = None
+    """Workers stay from one epoch to the next."""
+
+    @property
+    def utilization(self) -> float | None:
+        """Trained ÷ compute-only rate, or the device's own account where that was not timed."""
+        if self.trained_per_s is None or not self.compute_per_s:
+            return self.compute_fraction
+        return self.trained_per_s / self.compute_per_s
+
+    @property
+    def is_saturated(self) -> bool:
+        return (self.utilization or 0.0) >= COMPUTE_BOUND
+
+    @property
+    def waits(self) -> bool:
+        """Training is held up by its loader."""
+        return not self.is_saturated and (self.wait_fraction or 0.0) >= WAITING
+
+    @property
+    def pin_thread_per_s(self) -> float | None:
+        """What pinning hands on where it, and not the workers, limits the loader. None: not known, or not so."""
+        if self.pinned_per_s is None or self.workers_per_s is None or not self.num_workers:
+            return None
+        return self.pinned_per_s if self.pinned_per_s < SLOWER * self.workers_per_s else None
+
+    @property
+    def pinning_is_the_wall(self) -> bool:
+        """By what it does alone, or by what it looks like in training.
+
+        Where training does not wait for it, it can hold it up only by sharing the interpreter and the memory with it:
+        that is said where copies do not explain what is missing.
+        """
+        tight = self._is_tight(self.pin_thread_per_s)
+        if not self.waits:
+            return tight and not self.is_saturated and not self._copies_explain
+        behind = (self.unpinned_batches or 0.0) >= STANDING and (self.ready_batches or 0.0) < NONE_READY
+        return tight or behind or (self.pin_thread_cores or 0.0) >= FULL
+
+    @property
+    def _copies_explain(self) -> bool:
+        """Most of the time that is not computing."""
+        return self.utilization is not None and (self.copy_share or 0.0) >= 0.5 * (1 - self.utilization)
+
+    @property
+    def copy_share(self) -> float | None:
+        """Share of the time that copies to the device take: on the same stream, so nothing is computed meanwhile."""
+        if self.copy_fraction is not None or self.trained_per_s is None or not self.transfer_per_s:
+            return self.copy_fraction
+        return self.trained_per_s / self.transfer_per_s
+
+    def _is_tight(self, per_s: float | None) -> bool:
+        """Whether a part of this rate may be what holds training up."""
+        return per_s is not None and self.trained_per_s is not None and per_s <= TIGHT * self.trained_per_s
+
+    def gain_without(self, part: str) -> float | None:
+        """Ratio of the next wall to the trained rate, were ``compute``, ``workers``, ``pinning`` or ``transfer`` free.
+
+        Workers, pinning and device work side by side, so the slowest counts; copies and compute share a stream, so
+        their times add up. A wall that training has passed is none, unless training waits there: then it stands where
+        training is. None: no other wall was timed, or for ``compute`` none of the loader's.
+        """
+        if not self.trained_per_s:
+            return None
+        loader = {"workers": self.workers_per_s, "pinning": self.pin_thread_per_s}
+        known = [wall for name, wall in loader.items() if name != part and wall and self._stands(wall)]
+        device = self._device_per_s(part)
+        known += [device] if device and (known or part != "compute") else []
+        return max(1.0, min(known) / self.trained_per_s) if known else None
+
+    def _stands(self, per_s: float) -> bool:
+        return self.waits or per_s > (self.trained_per_s or 0.0)
+
+    def _device_per_s(self, part: str) -> float | None:
+        """Samples/s of the device and the way to it, one of which may take no time."""
+        if part == "compute":
+            return self.transfer_per_s
+        if part == "transfer" or not self.compute_per_s or not self.transfer_per_s:
+            return self.compute_per_s
+        return 1 / (1 / self.compute_per_s + 1 / self.transfer_per_s)
+
+
+def without_share(share: float | None) -> float | None:
+    """Ratio at which a job goes that no longer spends this share of its time; None: all of it, or not known."""
+    return None if share is None or share >= 1.0 else 1 / (1 - max(0.0, share))
+
+
+def least(*gains: float | None) -> float | None:
+    """The smallest of those that are known."""
+    return min((gain for gain in gains if gain is not None), default=None)

@@ -1,0 +1,107 @@
+"""Records to plain numbers: which point means what, and what a sample could weigh."""
+
+from dataclasses import replace
+
+import pytest
+
+from loadtune.records import (
+    Device,
+    Finalist,
+    LoaderConfig,
+    LoaderPoint,
+    Measurement,
+    Recipe,
+    Telemetry,
+    TransferPoint,
+    TrialConfig,
+    Window,
+)
+from loadtune.study.gather import gather, smaller_bytes
+from loadtune.study.walls import Evidence
+from loadtune.testing import Surface, fake_facts, fake_host
+
+FACTS = fake_facts(Surface())
+GPU = Device(kind="cuda", uuid="GPU-0", name="GPU")
+
+
+def window(rate: int, wait_s: float = 0.0) -> Window:
+    return Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=rate, wait_s=wait_s)
+
+
+def evidence(compute_per_s: float = 2000.0, **loader: object) -> Evidence:
+    config = LoaderConfig(batch_size=64, **loader)  # type: ignore[arg-type]
+    busy = Telemetry(seconds=1.0, num_readings=10, bench_cpu_cores=3.5)
+    runs = tuple(
+        Measurement(windows=(window(rate, 0.2),), first_batch_s=1.5, seconds=2.0, telemetry=busy)
+        for rate in (900, 1100)
+    )
+    alone = [
+        LoaderPoint(config=replace(config, pin_memory=pin), windows=(window(rate),), first_batch_s=1.0)
+        for pin, rate in ((config.pin_memory, 1200), (False, 1600))
+    ]
+    return gather(
+        Finalist(config=TrialConfig(loader=config, recipe=Recipe()), runs=runs),
+        facts=FACTS,
+        host=fake_host(),
+        device=GPU,
+        compute_per_s=compute_per_s,
+        loader_points=alone,
+        transfer_points=[
+            TransferPoint(batch_size=64, batch_bytes=64, pinned=config.pin_memory, num_copies=100, seconds=1.0)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("loader", "workers_per_s", "pinned_per_s"),
+    [
+        pytest.param({"num_workers": 4, "pin_memory": True}, 1600.0, 1200.0, id="pinned"),
+        pytest.param({"num_workers": 4}, 1200.0, None, id="not-pinned"),
+        pytest.param({"pin_memory": True}, 1200.0, None, id="no-workers-no-pinning-thread"),
+    ],
+)
+def test_what_each_loader_point_stands_for(
+    loader: dict[str, object], workers_per_s: float, pinned_per_s: float | None
+) -> None:
+    found = evidence(**loader)
+    assert (found.workers_per_s, found.pinned_per_s) == (workers_per_s, pinned_per_s)
+    assert (found.trained_per_s, found.transfer_per_s) == (1000.0, 6400.0)
+    assert found.utilization == 0.5
+    assert found.job_cores == 3.5
+
+
+@pytest.mark.parametrize(("compute_per_s", "utilization"), [(400.0, None), (950.0, pytest.approx(1000 / 950))])
+def test_computing_alone_is_never_slower_than_training(compute_per_s: float, utilization: float | None) -> None:
+    """By a noise's worth it may read so, by more it was misread."""
+    assert evidence(compute_per_s, num_workers=4).utilization == utilization
+
+
+@pytest.mark.parametrize(
+    ("loader", "restart_s"),
+    [
+        pytest.param({"num_workers": 4}, 64 * FACTS.sample_s, id="workers-that-stay-make-one-batch"),
+        pytest.param({"num_workers": 4, "persistent_workers": False}, 1.5, id="others-start-as-well"),
+        pytest.param({}, 0.0, id="no-workers-no-queue"),
+    ],
+)
+def test_how_an_epoch_begins(loader: dict[str, object], restart_s: float) -> None:
+    found = evidence(**loader)
+    assert found.restart_s == pytest.approx(restart_s)
+    assert found.epoch_s == FACTS.dataset_length / 1000
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "sample_bytes", "uint8", "half"),
+    [
+        ("float32", (3, 224, 224), 602_120, 150_536, 301_064),
+        ("float16", (3, 224, 224), 301_064, 150_536, None),
+        ("uint8", (3, 224, 224), 150_536, None, None),
+        ("float32", (1000,), 4008, None, 2008),
+        ("int64", (128,), 2048, None, None),
+    ],
+)
+def test_what_a_sample_could_weigh(
+    dtype: str, shape: tuple[int, ...], sample_bytes: int, uint8: int | None, half: int | None
+) -> None:
+    facts = replace(FACTS, input_dtype=dtype, input_shape=shape, sample_bytes=sample_bytes)
+    assert smaller_bytes(facts) == (uint8, half)
