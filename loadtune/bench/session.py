@@ -100,10 +100,8 @@ class Session:
         self.memory.reset_peaks()
         run = train_on_loader(trainer, self._workload, loader, request.window_s, self._line)
         trainer.close()
-        return TrainingRun(
-            windows=run.windows,
-            first_batch_s=run.first_batch_s,
-            num_skipped_steps=run.num_skipped_steps,
+        return dataclasses.replace(
+            run,
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )

@@ -61,6 +61,10 @@ class Trainer:
     def precision(self) -> Precision:
         return self._recipe.precision
 
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
         inputs, targets = batch

@@ -1,0 +1,101 @@
+"""A loader and a step that sleep for as long as a shared file says, and log what they did: the clock's known truth.
+
+Imported in the bench and its workers, which `folder` reaches through the environment. One process serves every cell of
+the benchmark, because the times are read from the file for each sample and each step.
+"""
+
+import mmap
+import os
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+FOLDER = "LOADTUNE_CLOCK_FOLDER"
+LENGTH = 1 << 20  # no epoch ends within a cell
+_TIMES = struct.Struct("3d")
+_ENTRY = struct.Struct("2d")
+
+
+class Times:
+    """Seconds a sample takes, seconds a step takes, and those the next step takes once; shared by every process."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "times"
+        if not path.exists():
+            path.write_bytes(_TIMES.pack(0.0, 0.0, 0.0))
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _TIMES.size)
+
+    def set(self, sample_s: float, step_s: float, once_s: float = 0.0) -> None:
+        _TIMES.pack_into(self._shared, 0, sample_s, step_s, once_s)
+
+    @property
+    def sample_s(self) -> float:
+        return float(_TIMES.unpack_from(self._shared)[0])
+
+    def take_step_s(self) -> float:
+        """What this step takes; the first after `set` takes ``once_s`` instead."""
+        sample_s, step_s, once_s = _TIMES.unpack_from(self._shared)
+        if once_s:
+            self.set(sample_s, step_s)
+        return float(once_s or step_s)
+
+
+class Log:
+    """When something was made, and how many samples it was; any number of processes append to one file."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._file = os.open(folder / name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
+
+    def add(self, count: int) -> None:
+        os.write(self._file, _ENTRY.pack(time.monotonic(), count))
+
+    def read(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
+        """Rows of (when, how many), in order of time."""
+        entries = np.frombuffer(os.pread(self._file, os.fstat(self._file).st_size, 0)).reshape(-1, 2)
+        return entries[np.argsort(entries[:, 0])]
+
+    def clear(self) -> None:
+        os.ftruncate(self._file, 0)
+
+
+def _folder() -> Path:
+    return Path(os.environ[FOLDER])
+
+
+class SleepingSamples(Dataset[tuple[torch.Tensor, int]]):
+    """Each batch is one sleep, logged when it ends: a sleep a sample would keep the cores busy."""
+
+    def __init__(self) -> None:
+        self._times, self._log = Times(_folder()), Log(_folder(), "samples")
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
+        time.sleep(self._times.sample_s * len(indices))
+        self._log.add(len(indices))
+        return [(torch.zeros(4), index % 2) for index in indices]
+
+
+class SleepingStep(nn.Module):
+    """A forward pass that sleeps, logged when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self._times, self._log = Times(_folder()), Log(_folder(), "steps")
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._times.take_step_s())
+        self._log.add(len(inputs))
+        logits: torch.Tensor = self.layer(inputs)
+        return logits
