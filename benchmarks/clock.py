@@ -2,14 +2,14 @@
 
     python benchmarks/clock.py [--quick] [--note benchmarks/results/DATE-HOST-clock.md]
 
-A cell is a number of workers, a prefetch factor, and which side is the slower one; both sides are meant for 800/s
-where they are the slow one. Samples log when they were made, steps when they were done. After the stopping rule has
-seen enough the same loader goes on, unmeasured, so that the truth spans a multiple of what the trial saw.
+A cell is a number of workers, a prefetch factor, and which side is the slower one: either is meant for 800/s where it
+is. Samples log when they were made, steps when they were done. After the stopping rule has seen enough the same loader
+goes on, unmeasured, so that the truth spans several times what the trial saw.
 
-Truth is the lesser of two rates over that span, as the logs have them: samples made (true from the first moment where
-the loader is the slow side; too high while a queue fills that the steps do not empty) and samples trained on (true
-where the step is the slow side; too high while a queue runs down that was filled before). In each cell one step takes 2
-s after the workers have started, so every queue is full when the trial begins to count.
+Truth is the lesser of two rates over that span, as the logs have them: samples made (right from the first moment where
+the loader is the slow side; too high while a queue fills that no step empties) and samples trained on (right where the
+step is the slow side; too high while a queue runs down that was filled before). In each cell one step takes 2 s after
+the workers have started, so every queue is full when the trial begins to count.
 """
 
 import argparse
@@ -18,44 +18,33 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 from clock_workload import FOLDER, Log, Times
 
+from loadtune import __version__
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, read_host
-from loadtune.records import (
-    Device,
-    LoaderConfig,
-    Measurement,
-    Recipe,
-    TrialConfig,
-    Window,
-    WorkloadSpec,
-    samples_per_s,
-)
+from loadtune.records import Device, LoaderConfig, Measurement, Recipe, TrialConfig, Window, WorkloadSpec
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import run_trial
 from loadtune.testing import FakeClock, FakeSensor
 
 TOLERANCE = 0.03
-BATCH_SIZE = 32
-TRUE_PER_S = 800.0
+BATCH_SIZE, TRUE_PER_S = 32, 800.0
 ONCE_S = 2.0
-"""The first step."""
+"""The first step after the workers have started."""
 TRIAL_S = 3.0
 """A trial's timed part at the default time budget."""
-# The slower side's share of a batch's time at 800/s: (loader, step).
+# What loader and step take for a batch, in units of a batch's time at 800/s.
 REGIMES = {"loader": (1.0, 0.4), "compute": (0.5, 1.0), "balanced": (1.0, 1.0)}
 WORKERS, PREFETCH = (1, 2, 4, 8), (2, 4, 8)
-QUICK = ((8, 8, "loader"), (8, 2, "compute"), (4, 8, "balanced"), (1, 2, "loader"))
-LINGER_S, QUICK_LINGER_S = 5.0, 3.0
+QUICK = ((8, 8, "loader"), (8, 2, "compute"), (4, 8, "balanced"))
+LINGER_S, QUICK_LINGER_S = 6.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -65,10 +54,9 @@ class Cell:
     regime: str
 
     @property
-    def loader(self) -> LoaderConfig:
-        return LoaderConfig(
-            batch_size=BATCH_SIZE, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor
-        )
+    def config(self) -> TrialConfig:
+        loader = LoaderConfig(batch_size=BATCH_SIZE, num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
+        return TrialConfig(loader=loader, recipe=Recipe())
 
     @property
     def times(self) -> tuple[float, float]:
@@ -83,12 +71,12 @@ class Outcome:
 
     cell: Cell
     claimed: float
-    naive: float
-    """Samples ÷ seconds of the first windows, as a tool reads that counts prefetched batches: as many seconds, from the
-    first batch on."""
+    counted: float
+    """Of a clock that takes every batch for throughput: from the first batch on, for as many seconds as a trial has."""
     made: float
-    same: float
     trained: float
+    same_s: float
+    """Truth by the same logs over no more than the seconds that the trial counted."""
     trial_s: float
     noisy: bool
 
@@ -103,7 +91,7 @@ class Outcome:
 
 @dataclass
 class Lingering(StoppingRule):
-    """The real rule, which then lets the run go on without looking."""
+    """The real rule; once it has enough the run goes on for a while, unlooked at."""
 
     linger_s: float = 0.0
     all: list[Window] = field(default_factory=list)
@@ -117,25 +105,25 @@ class Lingering(StoppingRule):
 
 
 def measure(bench: BenchClient, folder: Path, cell: Cell, linger_s: float) -> Outcome:
-    made, trained = Log(folder, "samples"), Log(folder, "steps")
-    made.clear()
-    trained.clear()
+    logs = Log(folder, "samples"), Log(folder, "steps")
+    for log in logs:
+        log.clear()
     Times(folder).set(*cell.times, ONCE_S)
     rule = Lingering(num_workers=cell.num_workers, max_s=TRIAL_S, linger_s=linger_s)
-    config = TrialConfig(loader=cell.loader, recipe=Recipe())
-    found = run_trial(bench, FakeSensor(FakeClock()), MonotonicClock(), config, rule)
+    found = run_trial(bench, FakeSensor(FakeClock()), MonotonicClock(), cell.config, rule)
     if not isinstance(found, Measurement):
         raise SystemExit(f"{cell}: {found.message}")
-    begun, ended = found.windows[0].start_s, rule.all[-1].end_s
+    begun, counted_until = found.windows[0].start_s, found.windows[-1].end_s
+    made, trained = (rate(log, begun, rule.all[-1].end_s) for log in logs)
     first = [window for window in rule.all if window.start_s < rule.all[0].start_s + TRIAL_S]
     return Outcome(
         cell=cell,
         claimed=found.samples_per_s,
-        naive=sum(w.num_samples for w in first) / sum(w.seconds for w in first),
-        made=rate(made, begun, ended),
-        trained=rate(trained, begun, ended),
-        same=min(rate(made, begun, found.windows[-1].end_s),rate(trained, begun, found.windows[-1].end_s)),
-        trial_s=sum(w.seconds for w in found.windows),
+        counted=sum(w.num_samples for w in first) / sum(w.seconds for w in first),
+        made=made,
+        trained=trained,
+        same_s=min(rate(log, begun, counted_until) for log in logs),
+        trial_s=counted_until - begun,
         noisy=found.noisy,
     )
 
@@ -146,23 +134,73 @@ def rate(log: Log, begun: float, ended: float) -> float:
     return float(entries[within, 1].sum()) / (ended - begun)
 
 
-def main() -> None:
-    given = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    given.add_argument("--quick", action="store_true")
-    given.add_argument("--note", type=Path)
-    args = given.parse_args()
-    cells = [Cell(*c) for c in (QUICK if args.quick else product(WORKERS, PREFETCH, REGIMES))]
+def run(cells: Sequence[Cell], linger_s: float) -> Iterator[Outcome]:
+    here = str(Path(__file__).parent)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        Times(folder)
+        Times(Path(name))
+        # One thread: OpenMP's barriers take 50 ms a step where other programs have the cores, and no step here is work.
         os.environ |= {FOLDER: name, "OMP_NUM_THREADS": "1"}
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         spec = WorkloadSpec(dataset="clock_workload:SleepingSamples", model="clock_workload:SleepingStep")
-        with BenchClient(spec, Device(kind="cpu", name="cpu"), log_path=folder / "bench.log") as bench:
-            bench.describe()
+        with BenchClient(spec, Device(kind="cpu", name="cpu"), log_path=Path(name) / "bench.log") as bench:
+            bench.time_compute(Recipe(), BATCH_SIZE, 0.01)  # warm, so that no cell's long step falls into a warm-up
             for cell in cells:
-                o = measure(bench, folder, cell, QUICK_LINGER_S if args.quick else LINGER_S)
-                print(f"{cell.num_workers:2} {cell.prefetch_factor:2} {cell.regime:9} claimed {o.claimed:7.1f} made {o.made:7.1f} trained {o.trained:7.1f} naive {o.naive:7.1f} error {o.error:+.1%} same {o.claimed/o.same-1:+.1%} {o.trial_s:.1f}s {'noisy' if o.noisy else ''}", flush=True)
+                yield measure(bench, Path(name), cell, linger_s)
+
+
+HEAD = (
+    "workers | prefetch | slow side | made | trained | truth | claimed | error | same seconds | every batch counted | s"
+)
+
+
+def row(o: Outcome) -> str:
+    cells = [o.cell.num_workers, o.cell.prefetch_factor, o.cell.regime]
+    rates = [f"{value:.1f}" for value in (o.made, o.trained, o.truth, o.claimed)]
+    errors = [f"{o.error:+.1%}", f"{o.claimed / o.same_s - 1:+.1%}", f"{o.counted / o.truth - 1:+.1%}"]
+    return f"| {' | '.join(map(str, [*cells, *rates, *errors, f'{o.trial_s:.1f}' + ', noisy' * o.noisy]))} |"
+
+
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    errors = [abs(o.error) for o in outcomes]
+    counted = max(abs(o.counted / o.truth - 1) for o in outcomes)
+    beyond = sum(error > TOLERANCE for error in errors)
+    return (
+        f"Error of {len(errors)} cells: worst {max(errors):.1%}, median {statistics.median(errors):.1%}; "
+        f"{beyond} beyond {TOLERANCE:.0%}. Counting every batch: worst {counted:.1%}."
+    )
+
+
+def note(outcomes: Sequence[Outcome], load: float) -> str:
+    host, today = read_host(), datetime.now(UTC).date()
+    table = "\n".join([f"| {HEAD} |", "|" + "---|" * (HEAD.count("|") + 1), *map(row, outcomes)])
+    return (
+        f"# The clock against a known truth on a CPU, {today}\n\n"
+        f"host: {host.cpu_name}, {host.num_usable_cores} cores, {platform.platform()}, load {load:.1f} before. "
+        f"Python: {host.python}. loadtune: {__version__}. torch: {host.torch}.\n\n"
+        f"Command: `python benchmarks/{' '.join([Path(__file__).name, *sys.argv[1:]])}`.\n\n"
+        f"{verdict(outcomes)}\n\nRates are samples/s. {' '.join((__doc__ or '').split('clock.md]')[1].split())}\n\n"
+        "`same seconds` is the error against the logs over the trial's own seconds: what the clock adds. The rest of "
+        "`error` is what differs between those seconds and the whole span. `every batch counted` is a clock's that "
+        f"starts at the first batch and takes batches out of a full queue for throughput.\n\n{table}\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--note", type=Path)
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    cells = [Cell(*cell) for cell in (QUICK if given.quick else product(WORKERS, PREFETCH, REGIMES))]
+    outcomes = []
+    print(f"| {HEAD} |")
+    for outcome in run(cells, QUICK_LINGER_S if given.quick else LINGER_S):
+        outcomes.append(outcome)
+        print(row(outcome), flush=True)
+    print(verdict(outcomes))
+    if given.note:
+        given.note.write_text(note(outcomes, load), encoding="utf-8")
+    sys.exit(any(abs(outcome.error) > TOLERANCE for outcome in outcomes))
 
 
 if __name__ == "__main__":

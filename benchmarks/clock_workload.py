@@ -46,6 +46,23 @@ class Times:
         return float(once_s or step_s)
 
 
+class Pace:
+    """Sleeps for what is left of a time that began where the last one ended, so that other work of the process, and
+    what a busy machine adds to it, comes out of the sleep: the rate is a steady one in the company of other programs.
+
+    After an idle time, longer than half of what is slept, the time begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        now = time.monotonic()
+        began = self._ended if now - self._ended < seconds / 2 else now
+        time.sleep(max(0.0, began + seconds - now))
+        self._ended = time.monotonic()
+
+
 class Log:
     """When something was made, and how many samples it was; any number of processes append to one file."""
 
@@ -72,7 +89,7 @@ class SleepingSamples(Dataset[tuple[torch.Tensor, int]]):
     """Each batch is one sleep, logged when it ends: a sleep a sample would keep the cores busy."""
 
     def __init__(self) -> None:
-        self._times, self._log = Times(_folder()), Log(_folder(), "samples")
+        self._times, self._log, self._pace = Times(_folder()), Log(_folder(), "samples"), Pace()
 
     def __len__(self) -> int:
         return LENGTH
@@ -81,7 +98,7 @@ class SleepingSamples(Dataset[tuple[torch.Tensor, int]]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[tuple[torch.Tensor, int]]:
-        time.sleep(self._times.sample_s * len(indices))
+        self._pace.sleep(self._times.sample_s * len(indices))
         self._log.add(len(indices))
         return [(torch.zeros(4), index % 2) for index in indices]
 
@@ -92,10 +109,10 @@ class SleepingStep(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
-        self._times, self._log = Times(_folder()), Log(_folder(), "steps")
+        self._times, self._log, self._pace = Times(_folder()), Log(_folder(), "steps"), Pace()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(self._times.take_step_s())
+        self._pace.sleep(self._times.take_step_s())
         self._log.add(len(inputs))
         logits: torch.Tensor = self.layer(inputs)
         return logits

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from loadtune.records import (
     ComputePoint,
     Device,
+    EpochCost,
     Finalist,
     HostFacts,
     MemoryCeiling,
     Progress,
     Reading,
     RecipeChoice,
+    SavingCost,
     Trial,
     TrialConfig,
     TuneConfig,
@@ -56,6 +58,8 @@ class Findings:
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     verdict: Verdict | None = None
+    epoch_cost: EpochCost | None = None
+    saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
@@ -136,6 +140,8 @@ class Findings:
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,
             verdict=self.verdict,
+            epoch_cost=self.epoch_cost,
+            saving_cost=self.saving_cost,
             notes=tuple(self.notes),
         )
 

@@ -5,10 +5,13 @@ from typing import Protocol
 
 from loadtune.records import (
     ComputePoint,
+    EpochCost,
     FitReport,
+    LoaderConfig,
     Progress,
     Reading,
     Recipe,
+    SavingCost,
     Telemetry,
     TrainingRun,
     TrialConfig,
@@ -76,5 +79,16 @@ class Bench(Protocol):
         """Train on real batches, shuffled and full, with a fresh loader, until ``watch`` says enough.
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
+        """
+        ...
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        """Take batches, without training on them, across the ends of epochs; for about ``seconds``, or once."""
+        ...
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        """Save checkpoints while training with this loader's workers, and without any; about ``seconds``, or once.
+
+        The file lies in the run's own folder and is removed.
         """
         ...

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from loadtune.records import (
     ComputePoint,
+    EpochCost,
     FitReport,
     GpuFacts,
     HostFacts,
+    LoaderConfig,
     Precision,
     Reading,
     Recipe,
+    SavingCost,
     Telemetry,
     TrainingRun,
     TrialConfig,
@@ -192,6 +195,21 @@ class FakeBench:
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        self.requests.append(("epochs", loader.batch_size))
+        self.clock.spend(2.5)
+        return EpochCost(loader=loader, first_batch_s=1.0, kept_s=(0.125,), anew_s=(1.25,))
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        self.requests.append(("saving", config.batch_size))
+        self.clock.spend(2.0)
+        return SavingCost(
+            num_workers=config.loader.num_workers,
+            checkpoint_bytes=200_000_000,
+            alone_s=(0.25,),
+            beside_workers_s=(0.5,),
+        )
 
     def _window(self, step_s: float, num_steps: int, batch_size: int) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))

@@ -72,3 +72,4 @@ def story(run: Run) -> None:
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
     stages.confirmation(run, facts, space)
+    stages.costs(run)

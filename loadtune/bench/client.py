@@ -22,6 +22,8 @@ from loadtune.bench.protocol import (
     Stop,
     Streamed,
     TimeCompute,
+    TimeEpochs,
+    TimeSaving,
     TimeTraining,
     TryBatch,
     Value,
@@ -32,9 +34,12 @@ from loadtune.host.oom_kills import read_oom_kills
 from loadtune.records import (
     ComputePoint,
     Device,
+    EpochCost,
     FitReport,
     LiveObjects,
+    LoaderConfig,
     Recipe,
+    SavingCost,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -147,6 +152,18 @@ class BenchClient:
         assert isinstance(value, (TrainingRun, TrialFailure))
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
+        return value
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        """Time where one epoch ends and the next begins."""
+        value = self._ask(TimeEpochs(loader=loader, seconds=seconds))
+        assert isinstance(value, (EpochCost, TrialFailure))
+        return value
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        """Time saving a checkpoint beside the log, where it is removed again."""
+        value = self._ask(TimeSaving(config=config, folder=self._log_path.parent.absolute(), seconds=seconds))
+        assert isinstance(value, (SavingCost, TrialFailure))
         return value
 
     def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:

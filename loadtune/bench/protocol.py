@@ -5,14 +5,18 @@ exactly one `Answer` or `Refused`. Only `Stop` may be sent while a request is un
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from loadtune import errors
 from loadtune.records import (
     ComputePoint,
     Device,
+    EpochCost,
     FitReport,
     LiveObjects,
+    LoaderConfig,
     Recipe,
+    SavingCost,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -66,6 +70,23 @@ class TimeTraining:
     window_s: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEpochs:
+    """Answered by an EpochCost."""
+
+    loader: LoaderConfig
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSaving:
+    """Answered by a SavingCost."""
+
+    config: TrialConfig
+    folder: Path
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Enough windows."""
@@ -76,8 +97,8 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | TryBatch | TimeTraining
-Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | TrialFailure
+Request = Describe | TimeCompute | TryBatch | TimeTraining | TimeEpochs | TimeSaving
+Value = WorkloadFacts | ComputePoint | FitReport | TrainingRun | EpochCost | SavingCost | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,38 @@ import torch
 from loadtune.bench import describe
 from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.compute import time_windows
+from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.memory import memory_of
-from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeTraining, TryBatch, Value
+from loadtune.bench.protocol import (
+    Begin,
+    Describe,
+    Request,
+    TimeCompute,
+    TimeEpochs,
+    TimeSaving,
+    TimeTraining,
+    TryBatch,
+    Value,
+)
 from loadtune.bench.random_targets import match_random_targets
+from loadtune.bench.saving import time_saving
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
-from loadtune.records import ComputePoint, FitReport, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadFacts
+from loadtune.records import (
+    ComputePoint,
+    FitReport,
+    LoaderConfig,
+    Recipe,
+    SavingCost,
+    TrainingRun,
+    TrialFailure,
+    WorkloadFacts,
+)
 from loadtune.workload import build_workload
 
 
@@ -48,6 +69,11 @@ class Session:
             return self._time_compute(request)
         if isinstance(request, TryBatch):
             return self._try_batch(request)
+        if isinstance(request, TimeEpochs):
+            self._keep_pinned_for(request.loader)
+            return time_epochs(self._workload, request.loader, request.seconds, self._line)
+        if isinstance(request, TimeSaving):
+            return self._time_saving(request)
         return self._time_training(request)
 
     def recovers(self) -> bool:
@@ -105,6 +131,16 @@ class Session:
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
+
+    def _time_saving(self, request: TimeSaving) -> SavingCost | TrialFailure:
+        loader, recipe = request.config.loader, request.config.recipe
+        self._keep_pinned_for(loader)
+        trainer = self._trainer(recipe)
+        batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
+        self._warm_up.run(trainer, recipe, batch, self._line)
+        cost = time_saving(trainer, batch, self._workload, loader, request.folder, request.seconds, self._line)
+        trainer.close()
+        return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
         """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back.

@@ -114,6 +114,10 @@ class Trainer:
         # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
         return -math.log2(scale) if scale > 0 else math.inf
 
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint of this training holds."""
+        return {"model": self._model.module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
     def close(self) -> None:
         """Drop gradients and the optimizer's state; the model stays."""
         self._model.drop_gradients()

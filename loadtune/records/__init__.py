@@ -4,6 +4,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
@@ -54,6 +55,7 @@ __all__ = [
     "CeilingLimit",
     "ComputePoint",
     "Device",
+    "EpochCost",
     "FailureKind",
     "Finalist",
     "FitReport",
@@ -76,6 +78,7 @@ __all__ = [
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "SavingCost",
     "StepAccount",
     "Telemetry",
     "TensorKind",

@@ -1,9 +1,10 @@
 """The stages of a run. They connect, the folders they call decide; each leaves what it found in `Findings`."""
 
 from loadtune.stages.confirming import confirmation
+from loadtune.stages.costs import costs
 from loadtune.stages.memory import memory
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import space, study
 
-__all__ = ["Run", "compute", "confirmation", "memory", "recipes", "space", "start", "study"]
+__all__ = ["Run", "compute", "confirmation", "costs", "memory", "recipes", "space", "start", "study"]
