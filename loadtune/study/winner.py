@@ -1,10 +1,12 @@
 """Who won, by how much, and what holds the winner back. Pure, over confirmed figures only."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
 from loadtune.records import Finalist, LoaderConfig, TrialConfig, Verdict, Winner, WorkloadFacts
 from loadtune.study.confirm import between_run_spread, size
+from loadtune.study.evidence import pinning_is_the_wall
 from loadtune.units import percent_text, rate_text
 
 TIE = 0.98
@@ -12,6 +14,9 @@ TIE = 0.98
 
 COMPUTE_BOUND = 0.9
 """At this share of the compute-only rate the device is the wall: what is left is within the noise of fresh loaders."""
+
+COPYING = 0.05
+"""Copies that take less of the step than this are not what holds it back by a tenth or more."""
 
 WAITING = 0.15
 """A data wait above this share of the step names the workers; below it they keep up."""
@@ -78,25 +83,41 @@ def judge(
     num_usable_cores: int,
     most_tried: int,
 ) -> Verdict:
-    """What bounds the winner, from its share of the compute-only rate and its data wait.
+    """What bounds the winner, from its share of the compute-only rate, its data wait, its copies and its queues.
 
     `most_tried` is the largest num_workers that was measured: the advice claims nothing of more.
     """
     share, wait = winner.compute_fraction, finalist.wait_fraction
     loader = winner.config.loader
     evidence = f"{percent_text(share)} of the compute-only rate, {percent_text(wait)} of the step waiting for data"
+    copying = _copy_fraction(finalist)
+    if device_kind == "cuda" and copying is not None:
+        evidence += f", {percent_text(copying)} copying to the device"
     if share is not None and share >= COMPUTE_BOUND:
         return Verdict(bound_by="compute", evidence=evidence, advice=_FASTER_STEP)
+    pinning = pinning_is_the_wall([window for run in finalist.runs for window in run.windows])
+    if wait >= WAITING and pinning:
+        evidence += "; made batches stand before the thread that pins them, and none behind it"
+        return Verdict(bound_by="transfer", evidence=evidence, advice=_LESS_PINNING)
     if wait >= WAITING:
         makers = f"{loader.num_workers} workers together" if loader.num_workers else "training included"
         evidence += (
             f"; one process alone makes {rate_text(1 / facts.sample_s)}, {makers} {rate_text(winner.samples_per_s)}"
         )
-        advice = _loader_advice(loader, num_usable_cores, most_tried) + (_OR_PINNING if loader.pin_memory else "")
+        advice = _loader_advice(loader, num_usable_cores, most_tried) + (
+            _OR_PINNING if loader.pin_memory and pinning is None else ""
+        )
         return Verdict(bound_by="loader", evidence=evidence, advice=advice)
-    if device_kind == "cuda" and share is not None:
-        return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES)
+    if device_kind == "cuda" and share is not None and (copying is None or copying >= COPYING):
+        untimed = " Copies were not timed by themselves." if copying is None else ""
+        return Verdict(bound_by="transfer", evidence=evidence, advice=_SMALLER_BYTES + untimed)
     return Verdict(bound_by="unclear", evidence=evidence, advice=_SHARED_CORES if device_kind == "cpu" else "")
+
+
+def _copy_fraction(finalist: Finalist) -> float | None:
+    """Mean over runs. None: in none of them."""
+    known = [fraction for run in finalist.runs if (fraction := run.copy_fraction) is not None]
+    return statistics.fmean(known) if known else None
 
 
 def _loader_advice(loader: LoaderConfig, num_usable_cores: int, most_tried: int) -> str:
@@ -119,8 +140,12 @@ _FASTER_STEP = (
     "The loader keeps up. To go faster, make the step itself faster: torch.compile, a smaller model or image."
 )
 _SMALLER_BYTES = (
-    "Workers keep up and the device is not full, which leaves the way from host to device; copies were not timed by "
-    "themselves. Try fewer bytes: uint8 images scaled on the GPU, or a 16-bit cast in the worker."
+    "Workers keep up and the device is not full, which leaves the way from host to device. Try fewer bytes: uint8 "
+    "images scaled on the GPU, or a 16-bit cast in the worker."
+)
+_LESS_PINNING = (
+    "Pinning is one thread's work, whatever num_workers is. Try fewer bytes: uint8 images scaled on the GPU, or "
+    "a 16-bit cast in the worker."
 )
 _OR_PINNING = (
     " Pinning is one thread's work and may be the wall just as well, the two were not timed apart; fewer bytes a "
