@@ -1,4 +1,4 @@
-"""Is a trial's samples/s true? Sleeping loaders and steps through the real bench and stopping rule, against their own log.
+"""Is a trial's samples/s true? Sleeping loaders and steps, through the real bench and stopping rule, against their log.
 
     python benchmarks/clock.py [--quick] [--note benchmarks/results/DATE-HOST-clock.md]
 
@@ -35,7 +35,7 @@ from loadtune.study.trial import run_trial
 from loadtune.testing import FakeClock, FakeSensor
 
 TOLERANCE = 0.03
-BATCH_SIZE, TRUE_PER_S = 32, 800.0
+BATCH_SIZE, TRUE_PER_S = 64, 800.0
 ONCE_S = 2.0
 """The first step after the workers have started."""
 TRIAL_S = 3.0

@@ -47,20 +47,19 @@ class Times:
 
 
 class Pace:
-    """Sleeps for what is left of a time that began where the last one ended, so that other work of the process, and
-    what a busy machine adds to it, comes out of the sleep: the rate is a steady one in the company of other programs.
+    """Sleeps until a time after the last time it slept until, so that other work of the process, and what a busy
+    machine adds to it, comes out of the sleep: the rate stays what it is in the company of other programs.
 
     After an idle time, longer than half of what is slept, the time begins anew.
     """
 
     def __init__(self) -> None:
-        self._ended = 0.0
+        self._until = 0.0
 
     def sleep(self, seconds: float) -> None:
         now = time.monotonic()
-        began = self._ended if now - self._ended < seconds / 2 else now
-        time.sleep(max(0.0, began + seconds - now))
-        self._ended = time.monotonic()
+        self._until = (self._until if now - self._until < seconds / 2 else now) + seconds
+        time.sleep(max(0.0, self._until - now))
 
 
 class Log:
