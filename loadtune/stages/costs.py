@@ -4,6 +4,7 @@ from loadtune.errors import BenchError
 from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
 from loadtune.stages.run import Run
 from loadtune.study.evidence import HeldBack, usually_held_back
+from loadtune.study.winner import WAITING
 from loadtune.units import percent_text, ratio_text
 
 COST_SHARE = 0.015
@@ -20,13 +21,17 @@ def costs(run: Run) -> None:
         return
     finalist = next(f for f in run.found.finalists if f.config == best.config)
     with run.found.stage("costs"):
-        held_back = usually_held_back([measured.workers for measured in finalist.runs])
-        if held_back is not None:
-            run.found.note(_held_back_text(held_back))
+        _tell_held_back(run, finalist)
         try:
             _time_costs(run, finalist)
         except BenchError as error:  # what was confirmed stands without them
             run.found.tell(f"What epochs and checkpoints cost was not timed: {error}", warning=True)
+
+
+def _tell_held_back(run: Run, finalist: Finalist) -> None:
+    held_back = usually_held_back([measured.workers for measured in finalist.runs])
+    if held_back is not None and finalist.wait_fraction >= WAITING:
+        run.found.note(_held_back_text(held_back))
 
 
 def _time_costs(run: Run, finalist: Finalist) -> None:
