@@ -114,7 +114,7 @@ def measure(bench: BenchClient, folder: Path, cell: Cell, linger_s: float) -> Ou
     if not isinstance(found, Measurement):
         raise SystemExit(f"{cell}: {found.message}")
     begun, counted_until = found.windows[0].start_s, found.windows[-1].end_s
-    made, trained = (rate(log, begun, rule.all[-1].end_s) for log in logs)
+    made, trained = (log.per_s(begun, rule.all[-1].end_s) for log in logs)
     first = [window for window in rule.all if window.start_s < rule.all[0].start_s + TRIAL_S]
     return Outcome(
         cell=cell,
@@ -122,16 +122,10 @@ def measure(bench: BenchClient, folder: Path, cell: Cell, linger_s: float) -> Ou
         counted=sum(w.num_samples for w in first) / sum(w.seconds for w in first),
         made=made,
         trained=trained,
-        same_s=min(rate(log, begun, counted_until) for log in logs),
+        same_s=min(log.per_s(begun, counted_until) for log in logs),
         trial_s=counted_until - begun,
         noisy=found.noisy,
     )
-
-
-def rate(log: Log, begun: float, ended: float) -> float:
-    entries = log.read()
-    within = (entries[:, 0] > begun) & (entries[:, 0] <= ended)
-    return float(entries[within, 1].sum()) / (ended - begun)
 
 
 def run(cells: Sequence[Cell], linger_s: float) -> Iterator[Outcome]:

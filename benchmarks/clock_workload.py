@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 
 FOLDER = "LOADTUNE_CLOCK_FOLDER"
 LENGTH = 1 << 20  # no epoch ends within a cell
+_PAUSE_S = 0.03  # what collating, handing over and taking the next takes is less, mostly also in company
 _TIMES = struct.Struct("3d")
-_ENTRY = struct.Struct("2d")
+_ENTRY = struct.Struct("3d")
 
 
 class Times:
@@ -50,7 +51,7 @@ class Pace:
     """Sleeps until a time after the last time it slept until, so that other work of the process, and what a busy
     machine adds to it, comes out of the sleep: the rate stays what it is in the company of other programs.
 
-    After an idle time, longer than half of what is slept, the time begins anew.
+    After a pause the time begins anew: making up for that would be faster than the rate.
     """
 
     def __init__(self) -> None:
@@ -58,23 +59,29 @@ class Pace:
 
     def sleep(self, seconds: float) -> None:
         now = time.monotonic()
-        self._until = (self._until if now - self._until < seconds / 2 else now) + seconds
+        self._until = (self._until if now - self._until < _PAUSE_S else now) + seconds
         time.sleep(max(0.0, self._until - now))
 
 
 class Log:
-    """When something was made, and how many samples it was; any number of processes append to one file."""
+    """When something was made, how many samples it was, and by which process; they all append to one file."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._file = os.open(folder / name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
 
     def add(self, count: int) -> None:
-        os.write(self._file, _ENTRY.pack(time.monotonic(), count))
+        os.write(self._file, _ENTRY.pack(time.monotonic(), count, os.getpid()))
 
-    def read(self) -> "np.ndarray[tuple[int, int], np.dtype[np.float64]]":
-        """Rows of (when, how many), in order of time."""
-        entries = np.frombuffer(os.pread(self._file, os.fstat(self._file).st_size, 0)).reshape(-1, 2)
-        return entries[np.argsort(entries[:, 0])]
+    def per_s(self, begun: float, ended: float) -> float:
+        """Samples a second in that span: of each process from its first entry to its last, all of them together.
+
+        Entries of processes that are in step come in bursts, and a plain count would depend on how many bursts the
+        span's ends cut off.
+        """
+        entries = np.frombuffer(os.pread(self._file, os.fstat(self._file).st_size, 0)).reshape(-1, 3)
+        entries = entries[(entries[:, 0] > begun) & (entries[:, 0] <= ended)]
+        makers = (entries[entries[:, 2] == process] for process in np.unique(entries[:, 2]))
+        return float(sum(own[1:, 1].sum() / (own[-1, 0] - own[0, 0]) for own in makers if len(own) > 1))
 
     def clear(self) -> None:
         os.ftruncate(self._file, 0)

@@ -1,6 +1,7 @@
 """A DataLoader over the workload's dataset whose batches never end, and which worker made what of them."""
 
 import dataclasses
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ class EndlessLoader:
     def __init__(self, workload: Workload, config: LoaderConfig, sampler: Iterable[int] | None = None) -> None:
         self._ledger = WorkerLedger(config.num_workers) if config.num_workers else None
         self._shares = [WorkerShare() for _ in range(config.num_workers)]
-        self._handed_out = 0
+        self._num_handed_out = self._position = 0
         dataset: Dataset[Any] = TracedDataset(workload.dataset, workload.dataset_length)
         self._loader: DataLoader[Any] = DataLoader(
             dataset if self._ledger is None else TimedDataset(dataset, self._ledger),
@@ -40,20 +41,25 @@ class EndlessLoader:
             self._iterator = iter(self._loader)
         batch: Batch | None = next(self._iterator, None)
         if batch is None:  # the epoch is over; drop_last and the length check leave no epoch without a batch
-            self._handed_out = 0
+            self._position = 0
             self._iterator = iter(self._loader)
             batch = next(self._iterator)
-        self._handed_out += 1
+        self._num_handed_out += 1
+        self._position += 1
         return batch
 
     def depth(self) -> Depth | None:
-        """Batches in the prefetch queue. None: there is no queue."""
+        """Where in the prefetch queue batches stand. None: there is no queue, or it does not tell."""
         return queue_depth(self._iterator)
+
+    def num_ahead(self) -> float | None:
+        """Batches made and not handed out, those in the making by how far they have come. None: there is no worker."""
+        return None if self._ledger is None else self._ledger.num_made(time.monotonic()) - self._num_handed_out
 
     def waited(self, seconds: float) -> None:
         """Book the wait for the batch that was just handed out with the worker that made it: they take turns."""
         if self._shares:
-            worker = (self._handed_out - 1) % len(self._shares)
+            worker = (self._position - 1) % len(self._shares)
             share = self._shares[worker]
             self._shares[worker] = dataclasses.replace(
                 share,

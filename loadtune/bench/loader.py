@@ -1,8 +1,9 @@
 """Train on real batches from a fresh DataLoader and stream windows until the controller has seen enough."""
 
 import math
+import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
@@ -21,12 +22,15 @@ class _Counts:
     steps: int = 0
     samples: int = 0
     wait_s: float = 0.0
-    unpinned: float = 0.0
-    ready: float = 0.0
+    depths: list[Depth] = field(default_factory=list)
 
-    def add_depth(self, depth: Depth) -> None:
-        self.ready += depth.ready
-        self.unpinned += depth.unpinned or 0
+    @property
+    def mean_unpinned(self) -> float | None:
+        return _mean([depth.unpinned for depth in self.depths if depth.unpinned is not None])
+
+    @property
+    def mean_ready(self) -> float | None:
+        return _mean([depth.ready for depth in self.depths])
 
 
 def train_on_loader(
@@ -75,7 +79,7 @@ class TimedLoop:
         """The next window begins here, with the device idle."""
         self._trainer.synchronize()
         self._marks = marks_for(self._trainer.device)
-        self._start, self._depth = time.monotonic(), self._loader.depth()
+        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
         self._halvings = self._trainer.num_halvings()
 
     def window(self, rule: WindowRule) -> Window | None:
@@ -90,7 +94,7 @@ class TimedLoop:
     def _train_step(self, counts: _Counts) -> None:
         depth = self._loader.depth()
         if depth is not None:
-            counts.add_depth(depth)
+            counts.depths.append(depth)
         asked = time.monotonic()
         batch = self._loader.next_batch()
         waited = time.monotonic() - asked
@@ -104,26 +108,24 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
-        start, depth, halvings = self._start, self._depth, self._halvings
-        self._start, self._depth = time.monotonic(), self._loader.depth()
+        start, ahead, halvings = self._start, self._ahead, self._halvings
+        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
         self._halvings = self._trainer.num_halvings()
         parts = self._marks.cut()
-        has_queue = depth is not None
-        pins = depth is not None and depth.unpinned is not None
         return Window(
             start_s=start,
             seconds=self._start - start,
             num_steps=counts.steps,
             num_samples=counts.samples,
             wait_s=counts.wait_s,
-            queue_start=_total(depth),
-            queue_end=_total(self._depth),
+            queue_start=ahead,
+            queue_end=self._ahead,
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,
             idle_s=parts.idle_s,
             num_skipped_steps=_skipped(halvings, self._halvings, counts.steps),
-            unpinned=counts.unpinned / counts.steps if pins else None,
-            ready=counts.ready / counts.steps if has_queue else None,
+            unpinned=counts.mean_unpinned,
+            ready=counts.mean_ready,
         )
 
 
@@ -136,8 +138,8 @@ def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
     marks.stepped()
 
 
-def _total(depth: Depth | None) -> float | None:
-    return None if depth is None else float(depth.total)
+def _mean(counts: list[int]) -> float | None:
+    return statistics.fmean(counts) if counts else None
 
 
 def _skipped(before: float, after: float, num_steps: int) -> int:

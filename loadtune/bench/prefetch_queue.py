@@ -31,10 +31,6 @@ class Depth:
     ready: int
     """In the queue, and set aside because they came before their turn."""
 
-    @property
-    def total(self) -> int:
-        return self.ready + (self.unpinned or 0)
-
 
 def queue_depth(iterator: Any) -> Depth | None:
     """What stands ready right now; a few microseconds. None: there is no queue."""

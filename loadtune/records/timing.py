@@ -52,7 +52,8 @@ class Window:
     wait_s: float = 0.0
     """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
     queue_start: float | None = None
-    """Batches ready in the prefetch queue when the window began. None: no queue (0 workers, resident batch)."""
+    """Batches made ahead when the window began, those in the making by how far they should have come, because workers
+    in step finish all at once. None: nothing is made ahead (0 workers, resident batch)."""
     queue_end: float | None = None
     copy_s: float | None = None
     """Copies to the device: on CUDA device time around them, on a CPU host time. None: not measured, here and below."""
@@ -75,18 +76,21 @@ class Window:
 
 
 def delivered_samples(windows: Sequence[Window]) -> float:
-    """Samples these abutting windows trained on, less those that only came out of a queue that ran down meanwhile.
+    """What these abutting windows would have trained on had they begun and ended with as much made ahead: the long run.
 
-    A batch that was prefetched before the first window began is not throughput. A queue that filled up is no credit:
-    then the training step was the slower side and what it consumed is the throughput.
+    The lesser of two figures. What the workers made: batches that came out of a queue that ran down are no throughput.
+    And what the steps alone would have taken: where they hardly waited they are the slower side, and a queue that
+    filled up meanwhile is no credit.
     """
     consumed = float(sum(w.num_samples for w in windows))
     steps = sum(w.num_steps for w in windows)
     first, last = windows[0].queue_start, windows[-1].queue_end
     if first is None or last is None or steps == 0:
         return consumed
-    drained_steps = min(max(0.0, first - last), float(steps))
-    return consumed * (1 - drained_steps / steps)
+    made = consumed * (1 + (last - first) / steps)
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
+    return max(0.0, min(made, taken))
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:
