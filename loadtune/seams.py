@@ -89,6 +89,6 @@ class Bench(Protocol):
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
         """Save checkpoints while training with this loader's workers, and without any; about ``seconds``, or once.
 
-        The file lies in the run's own folder and is removed.
+        The files lie in the run's own folder and are gone afterwards.
         """
         ...

@@ -161,7 +161,7 @@ class BenchClient:
         return value
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
-        """Time saving a checkpoint beside the log, where it is removed again."""
+        """Time saving a checkpoint into a nameless file beside the log."""
         value = self._ask(TimeSaving(config=config, folder=self._log_path.parent.absolute(), seconds=seconds))
         assert isinstance(value, (SavingCost, TrialFailure))
         return value
