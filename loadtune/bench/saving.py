@@ -17,6 +17,8 @@ from loadtune.workload import Batch, Workload
 _MAX_SAVES = 3
 # A folder that a checkpoint would fill by more than this is not written to.
 _MOST_OF_FREE = 0.5
+# At the 1 to 2 GB/s of a page cache some three seconds; three saves are the least that it takes.
+_MOST_BYTES = 4 << 30
 
 
 def time_saving(
@@ -31,14 +33,15 @@ def time_saving(
     """Save into files in `folder`; each way at least once, further times within `seconds`.
 
     The files never have a name where the system offers that (Linux), and lose it at once elsewhere: whatever ends this
-    process, none stays. A failure where the state has no room there. `batch` is resident on the device.
+    process, none stays. A failure where the state is too large, or has no room there. `batch` is resident on the device.
     """
     line.enter("saving")
     trainer.step(batch)  # an optimizer has no state before its first step
     state = trainer.state()
     num_bytes = _num_bytes(state)
-    if num_bytes > _MOST_OF_FREE * shutil.disk_usage(folder).free:
-        message = f"A checkpoint takes {num_bytes} bytes, more than half of what is free in {folder}."
+    most = min(_MOST_BYTES, _MOST_OF_FREE * shutil.disk_usage(folder).free)
+    if num_bytes > most:
+        message = f"A checkpoint takes {num_bytes} bytes; to be timed in {folder} it may take {most:.0f} at most."
         return TrialFailure(kind="unsupported", phase="saving", message=message)
     until = time.monotonic() + seconds
     saver = _Saver(trainer, folder, line)
