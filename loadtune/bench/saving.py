@@ -33,7 +33,7 @@ def time_saving(
     """Save into files in `folder`; each way at least once, further times within `seconds`.
 
     The files never have a name where the system offers that (Linux), and lose it at once elsewhere: whatever ends this
-    process, none stays. A failure where the state is too large, or has no room there. `batch` is resident on the device.
+    process, none stays. A failure where the state is too large for that. `batch` is resident on the device.
     """
     line.enter("saving")
     trainer.step(batch)  # an optimizer has no state before its first step
