@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from loadtune.records import (
     ComputePoint,
     Device,
+    EpochCost,
     Finalist,
     HostFacts,
     LoaderPoint,
@@ -18,6 +19,7 @@ from loadtune.records import (
     Progress,
     Reading,
     RecipeChoice,
+    SavingCost,
     TransferPoint,
     Trial,
     TrialConfig,
@@ -60,6 +62,8 @@ class Findings:
     loader_points: tuple[LoaderPoint, ...] = ()
     transfer_points: tuple[TransferPoint, ...] = ()
     verdict: Verdict | None = None
+    epoch_cost: EpochCost | None = None
+    saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
@@ -140,6 +144,8 @@ class Findings:
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,
             verdict=self.verdict,
+            epoch_cost=self.epoch_cost,
+            saving_cost=self.saving_cost,
             notes=tuple(self.notes),
             loader_points=self.loader_points,
             transfer_points=self.transfer_points,

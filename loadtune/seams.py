@@ -6,12 +6,14 @@ from typing import Protocol
 from loadtune.records import (
     BatchTry,
     ComputePoint,
+    EpochCost,
     FitReport,
     LoaderConfig,
     LoaderPoint,
     Progress,
     Reading,
     Recipe,
+    SavingCost,
     Telemetry,
     TrainingRun,
     TransferPoint,
@@ -76,4 +78,15 @@ class Bench(Protocol):
 
     def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
         """Copy one batch, pinned or pageable, to the device for about ``seconds``. On a CPU the point has no rate."""
+        ...
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        """Take batches, without training on them, across the ends of epochs; for about ``seconds``, or once."""
+        ...
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        """Save checkpoints while training with this loader's workers, and without any; about ``seconds``, or once.
+
+        The files lie in the run's own folder and are gone afterwards.
+        """
         ...

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from loadtune.records import (
     BatchTry,
     ComputePoint,
+    EpochCost,
     FitReport,
     GpuFacts,
     HostFacts,
@@ -19,6 +20,7 @@ from loadtune.records import (
     Precision,
     Reading,
     Recipe,
+    SavingCost,
     Telemetry,
     TrainingRun,
     TransferPoint,
@@ -220,6 +222,21 @@ class FakeBench:
             pinned=pin,
             num_copies=num_copies,
             seconds=num_copies * batch_size / rate,
+        )
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        self.requests.append(("epochs", loader.batch_size))
+        self.clock.spend(2.5)
+        return EpochCost(loader=loader, first_batch_s=1.0, kept_s=(0.125,), anew_s=(1.25,))
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        self.requests.append(("saving", config.batch_size))
+        self.clock.spend(2.0)
+        return SavingCost(
+            num_workers=config.loader.num_workers,
+            checkpoint_bytes=200_000_000,
+            alone_s=(0.25,),
+            beside_workers_s=(0.5,),
         )
 
     def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:

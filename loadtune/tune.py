@@ -72,4 +72,5 @@ def story(run: Run) -> None:
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
     stages.confirmation(run, facts, space)
+    stages.costs(run)
     stages.bounds(run, facts)

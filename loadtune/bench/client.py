@@ -22,7 +22,9 @@ from loadtune.bench.protocol import (
     Stop,
     Streamed,
     TimeCompute,
+    TimeEpochs,
     TimeLoader,
+    TimeSaving,
     TimeTraining,
     TimeTransfer,
     Value,
@@ -34,11 +36,13 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     Device,
+    EpochCost,
     FitReport,
     LiveObjects,
     LoaderConfig,
     LoaderPoint,
     Recipe,
+    SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
@@ -155,6 +159,18 @@ class BenchClient:
         """Time copies of one batch to the device."""
         value = self._ask(TimeTransfer(batch_size=batch_size, seconds=seconds, pin=pin))
         assert isinstance(value, (TransferPoint, TrialFailure))
+        return value
+
+    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+        """Time where one epoch ends and the next begins."""
+        value = self._ask(TimeEpochs(loader=loader, seconds=seconds))
+        assert isinstance(value, (EpochCost, TrialFailure))
+        return value
+
+    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+        """Time saving a checkpoint into a nameless file beside the log."""
+        value = self._ask(TimeSaving(config=config, folder=self._log_path.parent.absolute(), seconds=seconds))
+        assert isinstance(value, (SavingCost, TrialFailure))
         return value
 
     def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:

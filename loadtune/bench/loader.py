@@ -1,29 +1,18 @@
 """Train on real batches from a fresh DataLoader and stream windows until the controller has seen enough."""
 
 import math
+import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-import torch
-from torch.utils.data import DataLoader
-
+from loadtune.bench.attribution import Marks, marks_for
+from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
-from loadtune.bench.prefetch_queue import batches_ready, end_workers
+from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, Window
-from loadtune.workload import Batch, TracedDataset, Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderRun:
-    """What one run of the loader came to."""
-
-    windows: tuple[Window, ...]
-    first_batch_s: float
-    num_skipped_steps: int
+from loadtune.records import LoaderConfig, TrainingRun, Window
+from loadtune.workload import Batch, Workload
 
 
 @dataclass(slots=True)
@@ -33,45 +22,20 @@ class _Counts:
     steps: int = 0
     samples: int = 0
     wait_s: float = 0.0
+    depths: list[Depth] = field(default_factory=list)
 
+    @property
+    def mean_unpinned(self) -> float | None:
+        return _mean([depth.unpinned for depth in self.depths if depth.unpinned is not None])
 
-class EndlessLoader:
-    """Batches without end: where an epoch ends the next begins, and what that costs is the loader's."""
-
-    def __init__(self, workload: Workload, config: LoaderConfig) -> None:
-        self.has_queue = config.num_workers > 0
-        self._loader: DataLoader[Any] = DataLoader(
-            TracedDataset(workload.dataset, workload.dataset_length),
-            shuffle=True,
-            drop_last=True,
-            generator=torch.Generator().manual_seed(workload.spec.seed),
-            **config.kwargs(),
-        )
-        self._iterator: Iterator[Batch] | None = None
-
-    def next_batch(self) -> Batch:
-        """The next batch; the first call starts the workers."""
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        batch: Batch | None = next(self._iterator, None)
-        if batch is None:  # the epoch is over; drop_last and the length check leave no epoch without a batch
-            self._iterator = iter(self._loader)
-            batch = next(self._iterator)
-        return batch
-
-    def num_ready(self) -> float | None:
-        """Batches in the prefetch queue. None: there is no queue."""
-        return batches_ready(self._iterator) if self.has_queue else None
-
-    def close(self) -> None:
-        """End the workers."""
-        iterator, self._iterator = self._iterator, None
-        end_workers(iterator)
+    @property
+    def mean_ready(self) -> float | None:
+        return _mean([depth.ready for depth in self.depths])
 
 
 def train_on_loader(
     trainer: Trainer, workload: Workload, config: LoaderConfig, window_s: float, line: Line
-) -> LoaderRun:
+) -> TrainingRun:
     """Time what follows the first batch. The trainer has to be warm: nothing slow may happen while the queue fills."""
     loader = EndlessLoader(workload, config)
     try:
@@ -82,53 +46,102 @@ def train_on_loader(
         line.enter("training")
         trainer.step(trainer.to_device(batch))  # uncounted: the wait for this batch lies before the first window
         del batch
-        trainer.synchronize()
-        halvings = trainer.num_halvings()
-        windows = _stream(trainer, loader, WindowRule(window_s, config.num_workers), line)
-        skipped = trainer.num_halvings() - halvings
+        loop = TimedLoop(trainer, loader, line)
+        windows = _stream(loop, WindowRule(window_s, config.num_workers), line)
+        shares = loader.shares()
     finally:
         loader.close()
-    num_steps = sum(window.num_steps for window in windows)
-    # A scale that fell to 0 cannot be subtracted from: then nothing was learnt any more.
-    num_skipped = min(num_steps, round(skipped)) if math.isfinite(skipped) else num_steps
-    return LoaderRun(windows=windows, first_batch_s=first_batch_s, num_skipped_steps=num_skipped)
+    return TrainingRun(
+        windows=windows,
+        first_batch_s=first_batch_s,
+        num_skipped_steps=sum(window.num_skipped_steps for window in windows),
+        workers=shares,
+    )
 
 
-def _stream(trainer: Trainer, loader: EndlessLoader, rule: WindowRule, line: Line) -> tuple[Window, ...]:
+def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:
     """Window after window, each handed over as it ends; a window that the stop cuts short is dropped."""
     windows: list[Window] = []
-    start, ready = time.monotonic(), loader.num_ready()
-    while (counts := _train_window(trainer, loader, rule, start, line)) is not None:
-        trainer.synchronize()
-        end, ready_then = time.monotonic(), loader.num_ready()
-        window = Window(
-            start_s=start,
-            seconds=end - start,
-            num_steps=counts.steps,
-            num_samples=counts.samples,
-            wait_s=counts.wait_s,
-            queue_start=ready,
-            queue_end=ready_then,
-        )
+    while (window := loop.window(rule)) is not None:
         windows.append(window)
         line.window(window)
-        start, ready = end, ready_then
     return tuple(windows)
 
 
-def _train_window(
-    trainer: Trainer, loader: EndlessLoader, rule: WindowRule, start: float, line: Line
-) -> _Counts | None:
-    """Train until the rule ends the window. None: the controller has seen enough."""
-    counts = _Counts()
-    while not rule.ends(time.monotonic() - start, counts.steps):
-        if line.stop_asked():
-            return None
+class TimedLoop:
+    """Training steps in windows that abut: where one ends the next begins."""
+
+    def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
+        self._trainer, self._loader, self._line = trainer, loader, line
+        self.begin()
+
+    def begin(self) -> None:
+        """The next window begins here, with the device idle."""
+        self._trainer.synchronize()
+        self._marks = marks_for(self._trainer.device)
+        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
+        self._halvings = self._trainer.num_halvings()
+
+    def window(self, rule: WindowRule) -> Window | None:
+        """Train until the rule ends the window. None: the controller has seen enough."""
+        counts = _Counts()
+        while not rule.ends(time.monotonic() - self._start, counts.steps):
+            if self._line.stop_asked():
+                return None
+            self._train_step(counts)
+        return self._finish(counts)
+
+    def _train_step(self, counts: _Counts) -> None:
+        depth = self._loader.depth()
+        if depth is not None:
+            counts.depths.append(depth)
         asked = time.monotonic()
-        batch = loader.next_batch()
-        counts.wait_s += time.monotonic() - asked
-        trainer.step(trainer.to_device(batch))
+        batch = self._loader.next_batch()
+        waited = time.monotonic() - asked
+        self._loader.waited(waited)
+        counts.wait_s += waited
+        _step(self._trainer, batch, self._marks)
         counts.steps += 1
         counts.samples += len(batch[0])
-        line.pulse()
-    return counts
+        self._line.pulse()
+
+    def _finish(self, counts: _Counts) -> Window:
+        """End the window with the device idle; what is read afterwards is the next one's time."""
+        self._trainer.synchronize()
+        start, ahead, halvings = self._start, self._ahead, self._halvings
+        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
+        self._halvings = self._trainer.num_halvings()
+        parts = self._marks.cut()
+        return Window(
+            start_s=start,
+            seconds=self._start - start,
+            num_steps=counts.steps,
+            num_samples=counts.samples,
+            wait_s=counts.wait_s,
+            queue_start=ahead,
+            queue_end=self._ahead,
+            copy_s=parts.copy_s,
+            compute_s=parts.compute_s,
+            idle_s=parts.idle_s,
+            num_skipped_steps=_skipped(halvings, self._halvings, counts.steps),
+            unpinned=counts.mean_unpinned,
+            ready=counts.mean_ready,
+        )
+
+
+def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
+    """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
+    marks.copying()
+    on_device = trainer.to_device(batch)
+    marks.stepping()
+    trainer.step(on_device)
+    marks.stepped()
+
+
+def _mean(counts: list[int]) -> float | None:
+    return statistics.fmean(counts) if counts else None
+
+
+def _skipped(before: float, after: float, num_steps: int) -> int:
+    """Steps a window skipped: the scale was halved once for each. One that fell to 0 tells no more: all of them."""
+    return min(num_steps, round(after - before)) if math.isfinite(after) else num_steps

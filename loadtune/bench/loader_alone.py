@@ -2,8 +2,8 @@
 
 import time
 
+from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
-from loadtune.bench.loader import EndlessLoader
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, LoaderPoint, Window
 from loadtune.workload import Workload
@@ -41,7 +41,7 @@ def _skip_first_round(loader: EndlessLoader, num_workers: int, until_s: float, l
 def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line) -> tuple[Window, ...]:
     windows: list[Window] = []
     begun = start = time.monotonic()
-    ready = loader.num_ready()
+    ahead = loader.num_ahead()
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
     enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
     while len(windows) < _MIN_WINDOWS or start - begun < enough:
@@ -50,7 +50,7 @@ def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line
             samples += len(loader.next_batch()[0])
             steps += 1
             line.pulse()
-        end, ready_then = time.monotonic(), loader.num_ready()
+        end, ahead_then = time.monotonic(), loader.num_ahead()
         windows.append(
             Window(
                 start_s=start,
@@ -58,9 +58,9 @@ def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line
                 num_steps=steps,
                 num_samples=samples,
                 wait_s=end - start,
-                queue_start=ready,
-                queue_end=ready_then,
+                queue_start=ahead,
+                queue_end=ahead_then,
             )
         )
-        start, ready = end, ready_then
+        start, ahead = end, ahead_then
     return tuple(windows)

@@ -8,6 +8,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.data._utils as loader_internals
@@ -21,20 +22,28 @@ _PATIENCE_S = 0.05
 _TERMINATE_S = 1.0
 
 
-def batches_ready(iterator: Any) -> float | None:
-    """Batches made and not yet handed out: in the queue, and set aside because they came out of order.
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """Batches made and not yet handed out."""
 
-    With pin_memory a second queue lies before the pinning thread and counts as well. None: there is no queue.
-    """
+    unpinned: int | None
+    """Not yet taken by the pinning thread. None: there is none, as without pin_memory or without a GPU."""
+    ready: int
+    """In the queue, and set aside because they came before their turn."""
+
+
+def queue_depth(iterator: Any) -> Depth | None:
+    """What stands ready right now; a few microseconds. None: there is no queue."""
     try:
-        queued = iterator._data_queue.qsize()
-        if iterator._data_queue is not iterator._worker_result_queue:
-            queued += iterator._worker_result_queue.qsize()
-        # (worker,) is a task that was given out, (worker, data) one that came back early.
-        set_aside = sum(1 for task in iterator._task_info.values() if len(task) > 1)
+        pins = iterator._data_queue is not iterator._worker_result_queue
+        # A task's entry goes when its batch is handed out; it is no longer outstanding once its batch has come.
+        set_aside = len(iterator._task_info) - iterator._tasks_outstanding
+        return Depth(
+            unpinned=iterator._worker_result_queue.qsize() if pins else None,
+            ready=iterator._data_queue.qsize() + set_aside,
+        )
     except (AttributeError, NotImplementedError, OSError):  # qsize is not there on macOS
         return None
-    return float(queued + set_aside)
 
 
 def end_workers(iterator: Any) -> None:

@@ -5,17 +5,20 @@ exactly one `Answer` or `Refused`. Only `Stop` may be sent while a request is un
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from loadtune import errors
 from loadtune.records import (
     BatchTry,
     ComputePoint,
     Device,
+    EpochCost,
     FitReport,
     LiveObjects,
     LoaderConfig,
     LoaderPoint,
     Recipe,
+    SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
@@ -77,6 +80,23 @@ class TimeTransfer:
     pin: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEpochs:
+    """Answered by an EpochCost."""
+
+    loader: LoaderConfig
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeSaving:
+    """Answered by a SavingCost."""
+
+    config: TrialConfig
+    folder: Path
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Enough windows."""
@@ -87,10 +107,21 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeLoader | TimeTransfer
+Request = (
+    Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeLoader | TimeTransfer | TimeEpochs | TimeSaving
+)
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
 Value = (
-    WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | LoaderPoint | TransferPoint | TrialFailure
+    WorkloadFacts
+    | ComputePoint
+    | FitReport
+    | StepAccount
+    | TrainingRun
+    | LoaderPoint
+    | TransferPoint
+    | EpochCost
+    | SavingCost
+    | TrialFailure
 )
 
 

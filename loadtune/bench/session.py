@@ -11,13 +11,26 @@ from loadtune.bench.account import StepMeter
 from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.books import Books, CudaBooks
 from loadtune.bench.compute import time_windows
+from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.memory import memory_of
-from loadtune.bench.protocol import Begin, Describe, Request, TimeCompute, TimeLoader, TimeTraining, TimeTransfer, Value
+from loadtune.bench.protocol import (
+    Begin,
+    Describe,
+    Request,
+    TimeCompute,
+    TimeEpochs,
+    TimeLoader,
+    TimeSaving,
+    TimeTraining,
+    TimeTransfer,
+    Value,
+)
 from loadtune.bench.random_targets import match_random_targets
+from loadtune.bench.saving import time_saving
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.bench.transfer import time_transfer
 from loadtune.bench.warmup import WarmUp
@@ -30,6 +43,7 @@ from loadtune.records import (
     LoaderConfig,
     LoaderPoint,
     Recipe,
+    SavingCost,
     StepAccount,
     StepOptimizer,
     StepVariant,
@@ -74,6 +88,11 @@ class Session:
             return time_transfer(
                 self._samples.batch, request.batch_size, self._device, request.seconds, request.pin, self._line
             )
+        if isinstance(request, TimeEpochs):
+            self._keep_pinned_for(request.loader)
+            return time_epochs(self._workload, request.loader, request.seconds, self._line)
+        if isinstance(request, TimeSaving):
+            return self._time_saving(request)
         return self._time_training(request)
 
     def recovers(self) -> bool:
@@ -155,10 +174,8 @@ class Session:
         self.memory.reset_peaks()
         run = train_on_loader(trainer, self._workload, loader, request.window_s, self._line)
         trainer.close()
-        return TrainingRun(
-            windows=run.windows,
-            first_batch_s=run.first_batch_s,
-            num_skipped_steps=run.num_skipped_steps,
+        return dataclasses.replace(
+            run,
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
@@ -178,6 +195,16 @@ class Session:
             f"{self._workload.dataset_length} samples: no full batch can be made."
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
+
+    def _time_saving(self, request: TimeSaving) -> SavingCost | TrialFailure:
+        loader, recipe = request.config.loader, request.config.recipe
+        self._keep_pinned_for(loader)
+        trainer = self._trainer(recipe)
+        batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
+        self._warm_up.run(trainer, recipe, batch, self._line)
+        cost = time_saving(trainer, batch, self._workload, loader, request.folder, request.seconds, self._line)
+        trainer.close()
+        return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
         """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back.

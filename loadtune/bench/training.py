@@ -68,6 +68,10 @@ class Trainer:
         return self._recipe.precision
 
     @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
     def module(self) -> nn.Module:
         """What is trained."""
         return self._model.module
@@ -126,6 +130,10 @@ class Trainer:
         scale = self._scaler.get_scale()
         # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
         return -math.log2(scale) if scale > 0 else math.inf
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint of this training holds."""
+        return {"model": self._model.module.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def close(self) -> None:
         """Drop gradients and the optimizer's state; the model stays."""

@@ -9,6 +9,9 @@ from loadtune.workload import Batch
 # the third with the allocator settled. On a CPU the first step is the only one that differs.
 _CUDA_STEPS = 3
 _CPU_STEPS = 1
+# An fp16 run begins with a scale of 2^16, which is halved in each step that overflows and leaves the optimizer out. A
+# model that still overflows at 2^-4 will go on doing so, and its windows say it.
+_MAX_STEPS = 20
 
 
 class WarmUp:
@@ -23,8 +26,12 @@ class WarmUp:
         key = (recipe, len(batch[0]))
         on_cuda = batch[0].is_cuda
         if on_cuda or key not in self._warm:
-            for _ in range(_CUDA_STEPS if on_cuda else _CPU_STEPS):
+            least = _CUDA_STEPS if on_cuda else _CPU_STEPS
+            for number in range(_MAX_STEPS):
+                halvings = trainer.num_halvings()
                 trainer.step(batch)
                 trainer.synchronize()
                 line.pulse()
+                if number + 1 >= least and trainer.num_halvings() == halvings:
+                    break
         self._warm.add(key)

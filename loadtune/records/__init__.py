@@ -5,6 +5,7 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 
 from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.footprint import (
     BatchEstimate,
     FootprintReport,
@@ -40,6 +41,7 @@ from loadtune.records.timing import (
     TrainingRun,
     TrialFailure,
     Window,
+    WorkerShare,
     delivered_samples,
     half_width_fraction,
     samples_per_s,
@@ -66,6 +68,7 @@ __all__ = [
     "CeilingLimit",
     "ComputePoint",
     "Device",
+    "EpochCost",
     "FailureKind",
     "Finalist",
     "FitReport",
@@ -90,6 +93,7 @@ __all__ = [
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "SavingCost",
     "StepAccount",
     "StepOptimizer",
     "StepVariant",
@@ -110,6 +114,7 @@ __all__ = [
     "WhatIf",
     "Window",
     "Winner",
+    "WorkerShare",
     "WorkerUse",
     "WorkloadFacts",
     "WorkloadSpec",

@@ -11,7 +11,7 @@ class Progress:
     """Where a run stands. A new one comes with every step worth a line, and with every timed window."""
 
     stage: str
-    """``start``, ``recipe``, ``memory``, ``compute``, ``study``, ``confirm``, ``bounds``."""
+    """``start``, ``recipe``, ``memory``, ``compute``, ``study``, ``confirm``, ``bounds``, ``costs``."""
     message: str | None = None
     """One line that stays: something was found out. None: only the figures moved."""
     warning: bool = False

@@ -5,6 +5,7 @@ from typing import Literal
 
 from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.configs import TrialConfig
+from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
@@ -154,6 +155,10 @@ class TuningResult:
     best_at_your_batch: Winner | None = None
     """Set where the user gave a batch size."""
     verdict: Verdict | None = None
+    epoch_cost: EpochCost | None = None
+    """Of the best loader. None: it has no workers, or there was no time."""
+    saving_cost: SavingCost | None = None
+    """Likewise."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
     loader_points: tuple[LoaderPoint, ...] = ()

@@ -53,8 +53,23 @@ class Window:
     wait_s: float = 0.0
     """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
     queue_start: float | None = None
-    """Batches ready in the prefetch queue when the window began. None: no queue (0 workers, resident batch)."""
+    """Batches made ahead when the window began, those in the making by how far they should have come, because workers
+    in step finish all at once. None: nothing is made ahead (0 workers, resident batch)."""
     queue_end: float | None = None
+    copy_s: float | None = None
+    """Copies to the device: on CUDA device time around them, on a CPU host time. None: not measured, here and below."""
+    compute_s: float | None = None
+    """Forward to optimizer step, likewise: on CUDA gaps between kernels count, a step too small to fill the GPU too."""
+    idle_s: float | None = None
+    """The device had nothing to do: from the end of a step to the next copy. With copy and compute it adds up to about
+    ``seconds``. Near 0: the host is always ahead; on a CPU it is ``wait_s`` and the loop's own work."""
+    num_skipped_steps: int = 0
+    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
+    unpinned: float | None = None
+    """Batches that workers had made and the pinning thread had not taken when a step asked for its batch, mean over the
+    steps. None: nothing is pinned by a thread."""
+    ready: float | None = None
+    """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
 
     @property
     def end_s(self) -> float:
@@ -62,18 +77,21 @@ class Window:
 
 
 def delivered_samples(windows: Sequence[Window]) -> float:
-    """Samples these abutting windows trained on, less those that only came out of a queue that ran down meanwhile.
+    """What these abutting windows would have trained on had they begun and ended with as much made ahead: the long run.
 
-    A batch that was prefetched before the first window began is not throughput. A queue that filled up is no credit:
-    then the training step was the slower side and what it consumed is the throughput.
+    The lesser of two figures. What the workers made: batches that came out of a queue that ran down are no throughput.
+    And what the steps alone would have taken: where they hardly waited they are the slower side, and a queue that
+    filled up meanwhile is no credit.
     """
     consumed = float(sum(w.num_samples for w in windows))
     steps = sum(w.num_steps for w in windows)
     first, last = windows[0].queue_start, windows[-1].queue_end
     if first is None or last is None or steps == 0:
         return consumed
-    drained_steps = min(max(0.0, first - last), float(steps))
-    return consumed * (1 - drained_steps / steps)
+    made = consumed * (1 + (last - first) / steps)
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
+    return max(0.0, min(made, taken))
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:
@@ -105,6 +123,22 @@ def half_width_fraction(windows: Sequence[Window]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """One worker's part in a run, first window to last. They hand batches out in turn: it is a position as well."""
+
+    num_batches: int = 0
+    """Handed out of those it made."""
+    wait_s: float = 0.0
+    """What the training process waited for them, all together."""
+    max_wait_s: float = 0.0
+    num_made: int = 0
+    """Batches it made, those included that nobody took; the first, for which a worker opens its files, is left out."""
+    made_s: float = 0.0
+    """What making them took it, by its own clock: collating and handing over are not in it."""
+    max_made_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """What the bench says of one timed run of training steps, first window to last."""
 
@@ -116,6 +150,8 @@ class TrainingRun:
     peak_allocated_bytes: int | None = None
     """None on CPU."""
     peak_reserved_bytes: int | None = None
+    workers: tuple[WorkerShare, ...] = ()
+    """In the order of their numbers. Empty: 0 workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +159,7 @@ class Measurement:
     """One configuration, timed on real training steps with a fresh loader."""
 
     windows: tuple[Window, ...]
-    """Those that count: warm-up is already left out. At least one."""
+    """Those that count: warm-up is left out, and what GradScaler skipped steps in. At least one."""
     first_batch_s: float
     seconds: float
     """What this took, all told, start-up and warm-up included."""
@@ -133,6 +169,8 @@ class Measurement:
     telemetry: Telemetry | None = None
     noisy: bool = False
     """The time allowed ran out before the interval was narrow enough."""
+    workers: tuple[WorkerShare, ...] = ()
+    """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
 
     @property
     def samples_per_s(self) -> float:
@@ -146,6 +184,27 @@ class Measurement:
     def wait_fraction(self) -> float:
         """Share of wall time the training process waited for the loader, as the host saw it."""
         return sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows)
+
+    @property
+    def copy_fraction(self) -> float | None:
+        """Share of wall time in copies to the device. Copies are on the way of compute: one stream does both."""
+        return _share([w.copy_s for w in self.windows], self.windows)
+
+    @property
+    def compute_fraction(self) -> float | None:
+        """Share of wall time in training steps. Near 1.0 the step is the wall."""
+        return _share([w.compute_s for w in self.windows], self.windows)
+
+    @property
+    def idle_fraction(self) -> float | None:
+        """Share of wall time in which the device had nothing to do."""
+        return _share([w.idle_s for w in self.windows], self.windows)
+
+
+def _share(parts: Sequence[float | None], windows: Sequence[Window]) -> float | None:
+    """Of the windows in which it was measured. None: in none of them."""
+    known = [(part, w.seconds) for part, w in zip(parts, windows, strict=True) if part is not None]
+    return math.fsum(part for part, _ in known) / math.fsum(seconds for _, seconds in known) if known else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ In: `HostFacts` or a `TuningResult`. Out: a `Banner` or a `Summary`, which `text
 from dataclasses import dataclass
 
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
+from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
@@ -95,6 +96,7 @@ def summary(result: TuningResult) -> Summary:
         Section(title="Seen once, not confirmed", lines=() if table else _seen_once(result)),
         Section(title="Mind the batch size", lines=_batch_caution(result)),
         Section(title="What holds it back", lines=_verdict(result)),
+        Section(title="Epochs and checkpoints", lines=cost_lines(result)),
         Section(title="Recipe, compute only", lines=_recipes(result)),
         Section(title="What it took", lines=_took(result)),
         Section(title="Notes", lines=result.notes),

@@ -2,9 +2,10 @@
 
 from loadtune.stages.bounds import bounds
 from loadtune.stages.confirming import confirmation
+from loadtune.stages.costs import costs
 from loadtune.stages.memory import memory
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import space, study
 
-__all__ = ["Run", "bounds", "compute", "confirmation", "memory", "recipes", "space", "start", "study"]
+__all__ = ["Run", "bounds", "compute", "confirmation", "costs", "memory", "recipes", "space", "start", "study"]

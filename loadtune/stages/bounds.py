@@ -103,8 +103,17 @@ def _verdict(run: Run, facts: WorkloadFacts, winner: Finalist) -> Verdict:
             most_workers_in_memory=_most_workers_in_memory(run, facts, loader),
             num_memory_failures=_num_memory_failures(run, facts, loader),
             in_flight_bytes=prefetch_bytes(loader, facts.sample_bytes),
+            restart_s=_restart_s(run, loader),
         )
     )
+
+
+def _restart_s(run: Run, loader: LoaderConfig) -> float | None:
+    """From an epoch's last batch to the next one's first, as it was timed."""
+    cost = run.found.epoch_cost
+    if cost is None:
+        return None
+    return cost.boundary_kept_s if loader.persistent_workers else cost.boundary_anew_s
 
 
 def _most_workers_in_memory(run: Run, facts: WorkloadFacts, loader: LoaderConfig) -> int:

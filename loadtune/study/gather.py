@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loadtune.records import (
@@ -13,8 +13,10 @@ from loadtune.records import (
     LoaderPoint,
     Telemetry,
     TransferPoint,
+    Window,
     WorkloadFacts,
 )
+from loadtune.study.evidence import usually_held_back
 from loadtune.study.walls import Evidence
 
 WIDE_FLOATS = ("float32", "float64")
@@ -51,6 +53,9 @@ def gather(
     loader = finalist.config.loader
     pins = loader.pin_memory and loader.num_workers > 0  # without workers the training process pins by itself
     uint8, half = smaller_bytes(facts)
+    late = usually_held_back([run.workers for run in finalist.runs])
+    slow, single = (late if late is not None and late.by == by else None for by in ("worker", "samples"))
+    watched = [run.telemetry for run in finalist.runs if run.telemetry is not None]
     return Evidence(
         trained_per_s=finalist.samples_per_s,
         compute_per_s=None
@@ -61,13 +66,27 @@ def gather(
         transfer_per_s=next((point.samples_per_s for point in transfer_points), None),
         one_process_per_s=1 / facts.sample_s if facts.sample_s > 0 else None,
         wait_fraction=finalist.wait_fraction,
+        compute_fraction=_mean([run.compute_fraction for run in finalist.runs]),
+        copy_fraction=_mean([run.copy_fraction for run in finalist.runs]),
+        idle_fraction=_mean([run.idle_fraction for run in finalist.runs]),
+        slowest_worker_ratio=None if slow is None else slow.ratio,
+        slowest_wait_fraction=None if slow is None else slow.wait_share,
+        late_batch_ratio=None if single is None else single.ratio,
+        late_wait_fraction=None if single is None else single.wait_share,
+        unpinned_batches=_mean_over_steps(finalist, lambda window: window.unpinned),
+        ready_batches=_mean_over_steps(finalist, lambda window: window.ready),
         num_workers=loader.num_workers,
         num_usable_cores=host.num_usable_cores,
         most_workers_tried=most_workers_tried,
         most_workers_in_memory=most_workers_in_memory,
         num_memory_failures=num_memory_failures,
         in_flight_bytes=in_flight_bytes,
-        job_cores=_mean([t.bench_cpu_cores for t in _telemetry(finalist)]),
+        worker_cores=_mean([worker.cpu_cores for t in watched for worker in t.workers]),
+        pin_thread_cores=_mean([t.pin_thread_cores for t in watched]),
+        main_cores=_mean([t.main_cpu_cores for t in watched]),
+        job_cores=_mean([t.bench_cpu_cores for t in watched]),
+        throttled_fraction=_mean([_throttled(t) for t in watched]),
+        disk_read_bytes_per_s=_mean([t.disk_read_bytes_per_s for t in watched]),
         sample_bytes=facts.sample_bytes,
         uint8_bytes=uint8,
         half_bytes=half,
@@ -103,8 +122,19 @@ def _rate_of(points: Sequence[LoaderPoint], *, pinned: bool) -> float | None:
     return next((point.samples_per_s for point in points if point.config.pin_memory == pinned), None)
 
 
-def _telemetry(finalist: Finalist) -> list[Telemetry]:
-    return [run.telemetry for run in finalist.runs if run.telemetry is not None]
+def _throttled(seen: Telemetry) -> float | None:
+    """Of the CPU time that was used or withheld, the second."""
+    if seen.cpu_throttled_s is None or seen.cgroup_cpu_cores is None:
+        return None
+    asked_s = seen.cpu_throttled_s + seen.cgroup_cpu_cores * seen.seconds
+    return seen.cpu_throttled_s / asked_s if asked_s > 0 else 0.0
+
+
+def _mean_over_steps(finalist: Finalist, figure: Callable[[Window], float | None]) -> float | None:
+    """None: not known in some window."""
+    windows = [window for run in finalist.runs for window in run.windows]
+    known = [value * window.num_steps for window in windows if (value := figure(window)) is not None]
+    return math.fsum(known) / sum(window.num_steps for window in windows) if len(known) == len(windows) else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

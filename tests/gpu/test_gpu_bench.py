@@ -81,7 +81,15 @@ def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
     for one, two in zip(run.windows, run.windows[1:], strict=False):
         assert two.start_s == pytest.approx(one.end_s, abs=1e-6)
         assert one.queue_end is not None
-    assert all(w.num_samples == 64 * w.num_steps for w in run.windows)
+    for w in run.windows:
+        assert w.num_samples == 64 * w.num_steps
+        assert w.copy_s is not None
+        assert w.compute_s is not None
+        assert w.idle_s is not None
+        assert 0 < w.copy_s < w.seconds
+        assert w.copy_s + w.compute_s + w.idle_s == pytest.approx(w.seconds, rel=0.05)
+        assert w.unpinned is not None
+    assert len(run.workers) == 4
 
 
 def test_the_ways_to_the_device_are_timed(bench: BenchClient) -> None:

@@ -100,7 +100,7 @@ def short_epochs(tmp_path_factory):
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
 def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent):
-    watch = Windows(enough=3)
+    watch = Windows(enough=4)  # of one step at the least
     short_epochs.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
     assert 1 + sum(window.num_steps for window in watch) > 3  # the first step is in no window
     assert all(window.num_samples == 8 * window.num_steps for window in watch)
@@ -122,6 +122,26 @@ def test_a_slow_loader_shows_as_waiting(tmp_path):
         bench.time_training(trial(), 0.2, watch)
     for window in watch:  # a sleep never ends early, however busy the machine: 8 samples of 5 ms
         assert 0.99 * window.num_steps * 8 * 0.005 <= window.wait_s <= window.seconds
+
+
+def test_an_epochs_end_costs_more_where_workers_start_anew(bench):
+    cost = bench.time_epochs(trial(num_workers=2).loader, 6.0)
+    assert 0 < cost.boundary_kept_s < cost.boundary_anew_s
+    assert cost.first_batch_s > cost.boundary_kept_s
+
+
+def test_the_end_of_one_short_epoch_is_timed_whatever_the_limit(short_epochs):
+    cost = short_epochs.time_epochs(trial(num_workers=4).loader, 0.0)  # its dataset has three batches
+    assert len(cost.kept_s) == 1
+    assert cost.boundary_anew_s is None
+
+
+def test_a_checkpoint_is_saved_both_ways_and_nothing_stays(bench, tmp_path_factory):
+    cost = bench.time_saving(trial(num_workers=2), 0.5)
+    assert cost.num_workers == 2
+    assert cost.checkpoint_bytes == 2 * 4 * (3 * 8 * 8 * 3 + 3)  # weights and their momentum
+    assert min(*cost.alone_s, *cost.beside_workers_s) > 0
+    assert [path.name for path in tmp_path_factory.getbasetemp().glob("bench0/*")] == ["bench.log"]
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(bench):

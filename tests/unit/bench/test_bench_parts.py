@@ -14,7 +14,7 @@ from loadtune.bench import memory as memory_module
 from loadtune.bench import own_memory
 from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
-from loadtune.bench.prefetch_queue import batches_ready, end_workers
+from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth
 from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
 from loadtune.host.cgroup import read_text
@@ -30,20 +30,26 @@ def filled(count):
 
 
 def test_batches_set_aside_count_as_ready():
+    """Five tasks were given out; the batches of two have come, before their turn, and two more lie in the queue."""
     results = filled(2)
     iterator = SimpleNamespace(
-        _data_queue=results, _worker_result_queue=results, _task_info={0: (1,), 1: (0, "batch"), 2: (1, "batch")}
+        _data_queue=results,
+        _worker_result_queue=results,
+        _task_info={0: (0,), 1: (1, "batch"), 2: (0, "batch"), 3: (1,), 4: (0,)},
+        _tasks_outstanding=3,
     )
-    assert batches_ready(iterator) == 4
+    assert queue_depth(iterator) == Depth(unpinned=None, ready=4)
 
 
-def test_both_queues_count_where_batches_are_pinned():
-    iterator = SimpleNamespace(_data_queue=filled(3), _worker_result_queue=filled(1), _task_info={})
-    assert batches_ready(iterator) == 4
+def test_what_the_pinning_thread_has_not_taken_is_told_apart():
+    iterator = SimpleNamespace(
+        _data_queue=filled(1), _worker_result_queue=filled(3), _task_info={0: (0,)}, _tasks_outstanding=1
+    )
+    assert queue_depth(iterator) == Depth(unpinned=3, ready=1)
 
 
 def test_a_loader_with_other_insides_has_no_known_depth():
-    assert batches_ready(SimpleNamespace()) is None
+    assert queue_depth(SimpleNamespace()) is None
     end_workers(SimpleNamespace())
     end_workers(None)
 

@@ -15,6 +15,8 @@ from loadtune.records import (
     TransferPoint,
     TrialConfig,
     Window,
+    WorkerShare,
+    WorkerUse,
 )
 from loadtune.study.gather import gather, smaller_bytes
 from loadtune.study.walls import Evidence
@@ -105,3 +107,34 @@ def test_what_a_sample_could_weigh(
 ) -> None:
     facts = replace(FACTS, input_dtype=dtype, input_shape=shape, sample_bytes=sample_bytes)
     assert smaller_bytes(facts) == (uint8, half)
+
+
+def test_what_training_looked_like_inside() -> None:
+    """Figures of windows are means over steps, those of the machine over runs; a slow worker is one in most runs."""
+    inside = replace(window(1000, 0.3), copy_s=0.2, compute_s=0.5, idle_s=0.3, unpinned=3.0, ready=0.25)
+    steady = WorkerShare(num_batches=10, wait_s=0.1, num_made=10, made_s=1.0, max_made_s=0.1)
+    slow = WorkerShare(num_batches=10, wait_s=5.0, num_made=10, made_s=3.0, max_made_s=0.3)
+    seen = Telemetry(
+        seconds=10.0,
+        num_readings=10,
+        cgroup_cpu_cores=3.0,
+        cpu_throttled_s=10.0,
+        pin_thread_cores=0.75,
+        workers=(WorkerUse(cpu_cores=0.25), WorkerUse(cpu_cores=0.75), WorkerUse()),
+        disk_read_bytes_per_s=1e6,
+    )
+    run = Measurement(
+        windows=(inside, replace(inside, num_steps=30, unpinned=1.0)),
+        first_batch_s=1.0,
+        seconds=2.0,
+        telemetry=seen,
+        workers=(steady, slow, steady),
+    )
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3, pin_memory=True), recipe=Recipe())
+    found = gather(Finalist(config=config, runs=(run, run)), facts=FACTS, host=fake_host(), device=GPU, restart_s=0.25)
+    assert (found.copy_fraction, found.compute_fraction, found.idle_fraction) == (0.2, 0.5, 0.3)
+    assert (found.unpinned_batches, found.ready_batches) == (1.5, 0.25)
+    assert (found.slowest_worker_ratio, found.late_batch_ratio) == (pytest.approx(3.0), None)
+    assert (found.worker_cores, found.pin_thread_cores) == (0.5, 0.75)
+    assert found.throttled_fraction == 10 / (10 + 3.0 * 10)
+    assert (found.disk_read_bytes_per_s, found.restart_s) == (1e6, 0.25)

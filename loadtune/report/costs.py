@@ -1,0 +1,38 @@
+"""What epochs and checkpoints cost, in whole lines. In: a `TuningResult`. Out: strings, or none: nothing was timed."""
+
+from loadtune.records import EpochCost, SavingCost, TuningResult
+from loadtune.units import bytes_text, percent_text, seconds_text
+
+
+def cost_lines(result: TuningResult) -> tuple[str, ...]:
+    """Costs beside the steady rate, which knows neither."""
+    lines: list[str] = []
+    if result.epoch_cost is not None:
+        lines += _epoch_lines(result.epoch_cost, _epoch_s(result))
+    if result.saving_cost is not None:
+        lines.append(_saving_line(result.saving_cost))
+    return tuple(lines)
+
+
+def _epoch_s(result: TuningResult) -> float | None:
+    """Of the user's dataset at the winner's rate."""
+    if result.best is None or result.facts is None:
+        return None
+    return result.facts.dataset_length / result.best.samples_per_s
+
+
+def _epoch_lines(cost: EpochCost, epoch_s: float | None) -> list[str]:
+    kept, anew = cost.boundary_kept_s, cost.boundary_anew_s
+    between = f"{seconds_text(kept)} with persistent_workers, {seconds_text(anew)} without"
+    if epoch_s:
+        shares = f"{percent_text(kept / epoch_s, 1)} and {percent_text(None if anew is None else anew / epoch_s, 1)}"
+        between += f": {shares} of an epoch of {seconds_text(epoch_s)}"
+    return [f"First batch after {seconds_text(cost.first_batch_s)}.", f"From epoch to epoch {between}."]
+
+
+def _saving_line(cost: SavingCost) -> str:
+    workers = f"{cost.num_workers} worker{' runs' if cost.num_workers == 1 else 's run'}"
+    return (
+        f"Saving a checkpoint of {bytes_text(cost.checkpoint_bytes)}: {seconds_text(cost.median_beside_workers_s)} "
+        f"while {workers}, {seconds_text(cost.median_alone_s)} without workers."
+    )

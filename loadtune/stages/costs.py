@@ -1,0 +1,46 @@
+"""After the confirmation, in the time that is left: what the winner costs at an epoch's end and at a checkpoint."""
+
+from loadtune.errors import BenchError
+from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
+from loadtune.stages.run import Run
+
+COST_SHARE = 0.015
+"""Of the time budget, for either of the two: 4.5 s of the default five minutes."""
+
+NUM_STARTS = 4
+"""Times the workers are started for either of the two, generously counted."""
+
+
+def costs(run: Run) -> None:
+    """Time epochs and checkpoints with the best loader; nothing where it has no workers, or the time is spent."""
+    best = run.found.best
+    if best is None or best.config.loader.num_workers == 0:
+        return
+    finalist = next(f for f in run.found.finalists if f.config == best.config)
+    with run.found.stage("costs"):
+        try:
+            _time_costs(run, finalist)
+        except BenchError as error:  # what was confirmed stands without them
+            run.found.tell(f"What epochs and checkpoints cost was not timed: {error}", warning=True)
+
+
+def _time_costs(run: Run, finalist: Finalist) -> None:
+    found, config = run.found, finalist.config
+    seconds = COST_SHARE * found.config.time_budget_s
+    needed_s = seconds + NUM_STARTS * max(measured.first_batch_s for measured in finalist.runs)
+    if needed_s < found.left_s:
+        epochs = run.bench.time_epochs(config.loader, seconds)
+        if isinstance(epochs, EpochCost):
+            found.epoch_cost = epochs
+        else:
+            _tell_not_timed(run, epochs)
+    if needed_s < found.left_s:
+        saving = run.bench.time_saving(config, seconds)
+        if isinstance(saving, SavingCost):
+            found.saving_cost = saving
+        else:
+            _tell_not_timed(run, saving)
+
+
+def _tell_not_timed(run: Run, failure: TrialFailure) -> None:
+    run.found.tell(f"Not timed ({failure.phase}): {failure.message}", warning=True)

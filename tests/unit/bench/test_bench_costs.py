@@ -1,0 +1,39 @@
+"""Epochs cut short that cost what whole ones do, and checkpoints that have no room."""
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from loadtune.bench.epochs import ShortEpoch
+from loadtune.bench.saving import time_saving
+from loadtune.records import LoaderConfig, TrialFailure
+
+
+def test_a_short_epoch_is_the_beginning_of_a_whole_ones_order() -> None:
+    short, whole = list(ShortEpoch(range(1000), 10, seed=3)), list(ShortEpoch(range(1000), 1000, seed=3))
+    assert short == whole[:10]
+    assert sorted(whole) == list(range(1000))
+    assert len(ShortEpoch(range(1000), 10, seed=3)) == 10
+
+
+def test_every_epoch_draws_another_order() -> None:
+    sampler = ShortEpoch(range(1000), 10, seed=3)
+    assert list(sampler) != list(sampler)
+
+
+def test_a_checkpoint_without_room_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000, 0, 1000))
+    state = {"model": {"weight": torch.zeros(100)}, "optimizer": {"state": [torch.zeros(100)]}}
+    trainer: Any = SimpleNamespace(step=lambda batch: None, state=lambda: state)
+    nothing: Any = SimpleNamespace(enter=lambda phase: None)
+    failure = time_saving(trainer, nothing, nothing, LoaderConfig(batch_size=2), tmp_path, 1.0, nothing)
+    assert isinstance(failure, TrialFailure)
+    assert failure.kind == "unsupported"
+    assert "800 bytes" in failure.message
+    assert not list(tmp_path.iterdir())

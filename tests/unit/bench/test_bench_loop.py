@@ -1,0 +1,132 @@
+"""The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from loadtune.bench.endless_loader import EndlessLoader
+from loadtune.bench.loader import TimedLoop
+from loadtune.bench.windows import WindowRule
+from loadtune.records import LoaderConfig, Window, WorkerShare
+from loadtune.study.evidence import held_back
+
+SLOW_S, QUICK_S = 0.02, 0.001
+
+
+class Sleeping(Dataset[Any]):
+    """A sample is a sleep, a longer one in the worker that is slow."""
+
+    def __init__(self, sample_s: float, *, slow_worker: int | None = None) -> None:
+        self.sample_s, self.slow_worker = sample_s, slow_worker
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> Any:
+        worker = get_worker_info()
+        slow = worker is not None and worker.id == self.slow_worker
+        time.sleep(self.sample_s * (4 if slow else 1))
+        return torch.zeros(2), 0
+
+
+class SleepingTrainer:
+    """Stands for a `Trainer` on a CPU; copies and steps are sleeps."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, copy_s: float = 0.0, step_s: float = 0.0, halvings: Callable[[int], float] = lambda steps: 0.0):
+        self.copy_s, self.step_s, self.num_steps, self._halvings = copy_s, step_s, 0, halvings
+
+    def to_device(self, batch: Any) -> Any:
+        time.sleep(self.copy_s)
+        return batch
+
+    def step(self, batch: Any) -> None:
+        time.sleep(self.step_s)
+        self.num_steps += 1
+
+    def synchronize(self) -> None: ...
+
+    def num_halvings(self) -> float:
+        return self._halvings(self.num_steps)
+
+
+LINE: Any = SimpleNamespace(stop_asked=lambda: False, pulse=lambda: None)
+
+
+def run(
+    trainer: SleepingTrainer, dataset: Sleeping, num_workers: int, num_windows: int, window_s: float = 0.2
+) -> tuple[list[Window], tuple[WorkerShare, ...]]:
+    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
+    loader = EndlessLoader(workload, LoaderConfig(batch_size=2, num_workers=num_workers))
+    try:
+        loader.next_batch()
+        stand_in: Any = trainer
+        loop = TimedLoop(stand_in, loader, LINE)
+        windows = [loop.window(WindowRule(window_s, num_workers)) for _ in range(num_windows)]
+        return [window for window in windows if window is not None], loader.shares()
+    finally:
+        loader.close()
+
+
+@pytest.mark.parametrize(
+    ("slow", "copy_s", "step_s", "sample_s"),
+    [
+        ("copy_s", SLOW_S, QUICK_S, 0.0),
+        ("compute_s", QUICK_S, SLOW_S, 0.0),
+        ("idle_s", QUICK_S, QUICK_S, SLOW_S / 2),  # two samples a batch
+    ],
+)
+def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, step_s: float, sample_s: float) -> None:
+    (window,), _ = run(SleepingTrainer(copy_s, step_s), Sleeping(sample_s), num_workers=0, num_windows=1)
+    parts = {part: getattr(window, part) for part in ("copy_s", "compute_s", "idle_s")}
+    assert max(parts, key=lambda part: parts[part]) == slow
+    assert parts[slow] > 0.9 * window.num_steps * SLOW_S  # a sleep never ends early
+    assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
+    assert (window.wait_s > window.seconds / 2) == (slow == "idle_s")
+    assert window.ready is None
+
+
+def test_a_slow_worker_is_named_and_equally_slow_ones_are_not() -> None:
+    """Both loaders are the wall, and in both the loop may wait for one worker of each round alone."""
+    _, one_slow = run(
+        SleepingTrainer(), Sleeping(SLOW_S / 2, slow_worker=2), num_workers=3, num_windows=3, window_s=0.4
+    )
+    found = held_back(one_slow)
+    assert found is not None
+    assert (found.by, found.worker) == ("worker", 2)
+    _, all_slow = run(SleepingTrainer(), Sleeping(2 * SLOW_S), num_workers=3, num_windows=3, window_s=0.4)
+    assert sum(share.wait_s for share in all_slow) > 0
+    assert held_back(all_slow) is None
+    assert all(share.num_made >= 4 and share.made_s >= 3.9 * SLOW_S * share.num_made for share in all_slow)
+
+
+def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
+    windows, shares = run(SleepingTrainer(step_s=SLOW_S), Sleeping(0.0), num_workers=1, num_windows=3)
+    assert windows[-1].ready is not None
+    assert windows[-1].ready > 1  # of the two that one worker keeps ahead
+    assert windows[-1].unpinned is None  # nothing pins without a GPU
+    assert shares[0].num_batches == sum(window.num_steps for window in windows)
+
+
+def test_skipped_steps_are_counted_in_their_own_window() -> None:
+    trainer = SleepingTrainer(step_s=SLOW_S, halvings=lambda steps: float(min(steps, 3)))
+    windows, _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=2, window_s=0.1)
+    assert [window.num_skipped_steps for window in windows] == [3, 0]
+
+
+def test_a_scale_that_fell_to_nothing_skips_every_step() -> None:
+    trainer = SleepingTrainer(step_s=SLOW_S, halvings=lambda steps: float("inf"))
+    (window,), _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=1, window_s=0.1)
+    assert window.num_skipped_steps == window.num_steps
+
+
+def test_shares_of_one_loader_are_in_the_order_of_its_workers() -> None:
+    _, shares = run(SleepingTrainer(), Sleeping(QUICK_S), num_workers=2, num_windows=1)
+    assert len(shares) == 2
+    assert abs(shares[0].num_batches - shares[1].num_batches) <= 1

@@ -1,0 +1,99 @@
+"""The stage after the confirmation: timed where there are workers and time, and never in the way of the answer."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pipeline_rig import GPU
+
+from loadtune.errors import BenchError
+from loadtune.findings import Findings
+from loadtune.records import (
+    EpochCost,
+    Finalist,
+    LoaderConfig,
+    Measurement,
+    Recipe,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    Window,
+    Winner,
+    WorkerShare,
+)
+from loadtune.stages import Run, costs
+from loadtune.testing import FakeBench, FakeSensor, fake_facts, fake_host
+
+EVEN = WorkerShare(num_batches=10, wait_s=0.1, max_wait_s=0.02, num_made=10, made_s=10.0, max_made_s=1.0)
+SLOW = replace(EVEN, wait_s=9.0, made_s=30.0, max_made_s=3.0)
+
+
+def after_confirmation(
+    bench: FakeBench,
+    *,
+    num_workers: int = 4,
+    spent_s: float = 0.0,
+    workers: tuple[WorkerShare, ...] = (),
+    wait_s: float = 0.5,
+) -> TuningResult:
+    """A winner was found after so many seconds; what the stage adds."""
+    found = Findings(TuneConfig(), fake_host(), GPU, bench.clock, "0")
+    found.facts = fake_facts(bench.surface)
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=num_workers), recipe=Recipe())
+    window = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=640, wait_s=wait_s)
+    measured = Measurement(windows=(window,), first_batch_s=1.0, seconds=2.0, workers=workers)
+    found.finalists = (Finalist(config=config, runs=(measured, measured)),)
+    found.best = Winner(config=config, samples_per_s=640.0, half_width_fraction=None, speedup=None)
+    bench.clock.spend(spent_s)
+    costs(Run(bench, FakeSensor(bench.clock), bench.clock, found, Path(), fake_host))
+    return found.result()
+
+
+def test_both_are_timed_with_the_winners_loader() -> None:
+    bench = FakeBench()
+    result = after_confirmation(bench)
+    assert bench.requests == [("epochs", 64), ("saving", 64)]
+    assert result.epoch_cost is not None
+    assert result.epoch_cost.loader.num_workers == 4
+    assert result.saving_cost is not None
+    assert "costs" in result.stage_seconds
+
+
+@pytest.mark.parametrize(("num_workers", "spent_s"), [(0, 0.0), (4, 295.0)])
+def test_nothing_is_asked_without_workers_or_without_time(num_workers: int, spent_s: float) -> None:
+    bench = FakeBench()
+    result = after_confirmation(bench, num_workers=num_workers, spent_s=spent_s)
+    assert bench.requests == []
+    assert result.epoch_cost is None
+    assert result.saving_cost is None
+
+
+def refuses(loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+    return TrialFailure(kind="shm", phase="epochs", message="/dev/shm ran full")
+
+
+def dies(loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+    raise BenchError("does not start any more")
+
+
+@pytest.mark.parametrize(("answer", "saved"), [(refuses, True), (dies, False)])
+def test_what_fails_is_left_out_and_the_winner_stands(
+    answer: Callable[[LoaderConfig, float], EpochCost | TrialFailure], saved: bool
+) -> None:
+    class Failing(FakeBench):
+        def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+            return answer(loader, seconds)
+
+    result = after_confirmation(Failing())
+    assert result.best is not None
+    assert result.epoch_cost is None
+    assert (result.saving_cost is not None) == saved
+
+
+def test_a_slow_worker_of_the_winner_is_told_where_the_winner_waits() -> None:
+    told = after_confirmation(FakeBench(), workers=(EVEN, SLOW, EVEN, EVEN))
+    assert any("one worker" in note and "3.00×" in note for note in told.notes)
+    assert not after_confirmation(FakeBench(), workers=(EVEN, SLOW, EVEN, EVEN), wait_s=0.01).notes
+    assert not after_confirmation(FakeBench(), workers=(EVEN, EVEN, EVEN, EVEN)).notes
