@@ -1,6 +1,6 @@
 """How long to wait between two readings, so that looking takes a small share of the time. Pure.
 
-In: how long the last reading took, and how much of that it cost others. Out: the pause after it. To be interrupted costs
+In: how long the last reading took, and what of that it cost others. Out: the pause after it. To be interrupted costs
 nobody anything: on a machine as busy as a training's, readings take several times as long as they work, and must not
 become rare for it. The share is held on average, so that one slow reading does not stop the next.
 """
