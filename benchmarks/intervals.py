@@ -1,6 +1,6 @@
 """Do the intervals keep their word? Coverage as used, A/A through the whole confirmation, and what can be told apart.
 
-    python benchmarks/intervals.py [--quick] [--simulations 2000] [--real N] [--note FILE]
+    python benchmarks/intervals.py [--quick] [--simulations N] [--real N] [--note FILE]
 
 Simulations of known truth through the tuner's own stopping rule and confirmation; needs no torch and no GPU. `--real N`
 adds N comparisons of one configuration with itself on this machine's CPU, which are reported and not judged. Ends with
@@ -14,8 +14,9 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,11 @@ SEED = 20261121
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Everything that was simulated and run."""
+    """Everything that was simulated and run; empty what was not."""
 
-    covered: Sequence[Coverage]
-    beyond: Sequence[Coverage]
-    alike: Sequence[Alike]
+    covered: Sequence[Coverage] = ()
+    beyond: Sequence[Coverage] = ()
+    alike: Sequence[Alike] = ()
     given_up: Sequence[tuple[StepTimes, Sequence[float]]] = ()
     by_runs: Sequence[Power] = ()
     by_budget: Sequence[Power] = ()
@@ -64,20 +65,20 @@ Map = Callable[..., Iterable[Any]]
 
 def quick(num: int) -> Results:
     """Some of the cases that carry a promise, in this process: for CI."""
-    return Results(covered=_cover(map, QUICK, MAX_S[:1], num), beyond=(), alike=_alike(map, QUICK_ALIKE, num))
+    return Results(covered=_cover(map, QUICK, MAX_S[:1], num), alike=_alike(map, QUICK_ALIKE, num))
 
 
-def full(num: int, num_real: int) -> Results:
+def full(num: int) -> Results:
+    """Every case, over all cores."""
     with ProcessPoolExecutor() as pool:
-        simulated = {
-            "covered": _cover(pool.map, PROMISED, MAX_S, num),
-            "beyond": _cover(pool.map, BEYOND, MAX_S, num),
-            "alike": _alike(pool.map, ALIKE, num),
-            "given_up": _given_up(pool.map, num),
-            "by_runs": _power_by_runs(pool.map, num),
-            "by_budget": _power_by_budget(pool.map, num),
-        }
-    return Results(**simulated, real=list(real_comparisons(num_real)) if num_real else ())
+        return Results(
+            covered=_cover(pool.map, PROMISED, MAX_S, num),
+            beyond=_cover(pool.map, BEYOND, MAX_S, num),
+            alike=_alike(pool.map, ALIKE, num),
+            given_up=_given_up(pool.map, num),
+            by_runs=_power_by_runs(pool.map, num),
+            by_budget=_power_by_budget(pool.map, num),
+        )
 
 
 def _cover(run: Map, processes: Sequence[StepTimes], lengths: Sequence[float], num: int) -> list[Coverage]:
@@ -117,27 +118,26 @@ def _power_by_budget(run: Map, num: int) -> list[Power]:
 
 
 def report(results: Results, num: int) -> str:
+    by_runs, by_budget = ("finalists", "runs each"), ("time budget", "runs of the winner")
     parts = [
-        ("Coverage", _ON_COVERAGE, coverage_table(results.covered)),
-        ("Where it falls short", _ON_BEYOND, coverage_table(results.beyond) if results.beyond else ""),
-        ("Given up early", _ON_GIVEN_UP, given_up_table(SHARES, results.given_up) if results.given_up else ""),
-        ("Identical configurations", _ON_ALIKE, alike_table(results.alike)),
-        (
-            "Told apart, by number of runs",
-            _ON_POWER,
-            power_table(("finalists", "runs each"), GAINS, results.by_runs) if results.by_runs else "",
-        ),
-        (
-            "Told apart, by time budget",
-            _ON_BUDGET,
-            power_table(("time budget", "runs of the winner"), GAINS, results.by_budget) if results.by_budget else "",
-        ),
-        ("Real runs of one configuration against itself", _ON_REAL, real_table(results.real) if results.real else ""),
+        ("Coverage", _ON_COVERAGE, results.covered, coverage_table),
+        ("Where nothing is promised", _ON_BEYOND, results.beyond, coverage_table),
+        ("Given up early", _ON_GIVEN_UP, results.given_up, partial(given_up_table, SHARES)),
+        ("Identical configurations", _ON_ALIKE, results.alike, alike_table),
+        ("Told apart, by number of runs", _ON_POWER, results.by_runs, partial(power_table, by_runs, GAINS)),
+        ("Told apart, by time budget", _ON_BUDGET, results.by_budget, partial(power_table, by_budget, GAINS)),
+        ("Real runs of one configuration against itself", _ON_REAL, results.real, real_table),
     ]
+    text = "\n\n".join(f"## {title}\n\n{on}\n\n{table(rows)}" for title, on, rows, table in parts if rows)
+    return "\n".join([*_verdict(results, num), "", text, ""])
+
+
+def _verdict(results: Results, num: int) -> list[str]:
+    if not results.covered:
+        return ["Nothing was simulated."]
     broken = failures(results.covered, results.alike)
-    verdict = ["Not kept:", *(f"- {each}" for each in broken)] if broken else ["Every promise is kept."]
-    text = "\n\n".join(f"## {title}\n\n{on}\n\n{table}" for title, on, table in parts if table)
-    return "\n".join([f"{num:,} simulations a line. " + verdict[0], *verdict[1:], "", text, ""])
+    kept = ["Not kept:", *(f"- {each}" for each in broken)] if broken else ["Every promise is kept."]
+    return [f"{num:,} simulations a line. {kept[0]}", *kept[1:]]
 
 
 _ON_COVERAGE = (
@@ -193,11 +193,12 @@ def _cpu_name() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few cases, in seconds")
-    parser.add_argument("--simulations", type=int, default=2000, help="of each case")
+    parser.add_argument("--simulations", type=int, default=2000, help="of each case; 0: only the real runs")
     parser.add_argument("--real", type=int, default=0, metavar="N", help="comparisons on this machine's CPU")
     parser.add_argument("--note", type=Path, help="file to keep the note in")
     given = parser.parse_args()
-    results = quick(given.simulations) if given.quick else full(given.simulations, given.real)
+    simulated = Results() if given.simulations == 0 else (quick if given.quick else full)(given.simulations)
+    results = replace(simulated, real=list(real_comparisons(given.real)))
     text = report(results, given.simulations)
     if given.note is not None:
         given.note.write_text(note(text, " ".join(["python", *sys.argv])))

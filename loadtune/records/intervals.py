@@ -1,6 +1,7 @@
 """What may be said of a mean: intervals over plain numbers. No records, no clock, nothing of loaders.
 
-Every interval is two-sided and of 95%. `benchmarks/intervals.py` shows how far each keeps its word as it is used.
+Every interval is two-sided and of 95% or more; `benchmarks/intervals.py` shows how far each keeps its word as it is
+used.
 """
 
 import math
@@ -28,8 +29,8 @@ def half_width_fraction(samples: Sequence[float], seconds: Sequence[float]) -> f
     surplus of its samples over what the mean rate makes in its seconds, so that windows of unequal length count by
     their length. Windows that share their luck with their neighbours would make that interval too narrow; therefore it
     is the wider of two, of single windows and of as many merged as the cube root of their number, as which the best
-    batch grows (Flegal & Jones 2010). It is widened by `ALLOWANCE` ÷ their number. None: fewer than
-    two windows, or no samples.
+    batch grows (Flegal & Jones 2010). And it is wider by `ALLOWANCE` ÷ their number. None: fewer than two windows, or
+    no samples.
     """
     total = math.fsum(samples)
     if len(samples) < 2 or total <= 0:

@@ -122,8 +122,8 @@ class Steady(_Rule):
 class Precise(_Rule):
     """Done while the interval is as narrow as asked, and of enough windows to be believed.
 
-    Stopping at the first narrow interval prefers those that are narrow by luck: from four windows, of independent
-    steps, 91.5% of 95% hold the truth. From the windows on that are merged as well it is the promised share.
+    Stopping at the first narrow interval prefers those that are narrow by luck: from four windows on, 91.5% of the
+    plain 95% intervals hold the truth of independent steps. So it takes as many as are merged as well.
     """
 
     verdict: ClassVar[str] = "precise"
