@@ -12,7 +12,7 @@ from intervals_steps import AR_COEFFICIENT, StepTimes
 from numpy import corrcoef, random
 from scipy.stats import binom
 
-NUM = 300
+NUM = 500
 NOMINALLY_DIFFERENT = 0.05
 
 
@@ -41,7 +41,7 @@ def test_the_fastest_of_five_needs_its_allowance(simulated):
 def test_a_broken_promise_is_named(simulated):
     assert failures(simulated.covered, ()) == []
     short = type(simulated.covered[0])
-    broken = short(**{name: getattr(simulated.covered[0], name) for name in short.__slots__} | {"num_held": 225})
+    broken = short(**{name: getattr(simulated.covered[0], name) for name in short.__slots__} | {"num_held": 375})
     assert "75.0% held" in failures([broken], ())[0]
 
 
