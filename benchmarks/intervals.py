@@ -180,6 +180,7 @@ def note(text: str, command: str) -> str:
         "",
         f"Command: `{command}`.",
         "",
+        "",
     ]
     return "\n".join(head) + text
 
