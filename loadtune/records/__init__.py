@@ -45,7 +45,6 @@ from loadtune.records.timing import (
     delivered_samples,
     half_width_fraction,
     samples_per_s,
-    students_t,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.workload import (
@@ -123,5 +122,4 @@ __all__ = [
     "delivered_samples",
     "half_width_fraction",
     "samples_per_s",
-    "students_t",
 ]

@@ -39,7 +39,8 @@ class Finalist:
     """At least one."""
     failures: tuple[TrialFailure, ...] = ()
     half_width_fraction: float | None = None
-    """Of the 95% interval of the mean, as a share of it, from the spread between runs. None: too few runs."""
+    """Of the 95% interval of the mean, as a share of it, from the spread between runs; it holds for all finalists at
+    once, so also for the one that is picked. None: too few runs."""
 
     @property
     def samples_per_s(self) -> float:
@@ -61,7 +62,7 @@ class Winner:
     speedup: float | None
     """Over the user's own configuration; None: that one could not be measured."""
     speedup_low: float | None = None
-    """95% interval of the speed-up. None: too few runs to say."""
+    """95% interval of the speed-up, which allows for having picked the fastest. None: too few runs to say."""
     speedup_high: float | None = None
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more."""

@@ -5,11 +5,11 @@ are the seconds its steps took. Windows abut: nothing between two of them goes u
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtune.records import intervals
 from loadtune.records.configs import Recipe
 from loadtune.records.telemetry import Telemetry
 
@@ -101,25 +101,12 @@ def samples_per_s(windows: Sequence[Window]) -> float:
     return delivered_samples(windows) / sum(w.seconds for w in windows)
 
 
-def students_t(degrees_of_freedom: int) -> float:
-    """Student's t at 97.5%: half the width of a two-sided 95% interval, in standard errors."""
-    from scipy.special import stdtrit  # not at import: 0.1 s that most readers of a record never need
-
-    return float(stdtrit(degrees_of_freedom, 0.975))
-
-
 def half_width_fraction(windows: Sequence[Window]) -> float | None:
     """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
 
-    Batch means (each window is one batch of steps): Law & Kelton, Simulation Modeling and Analysis. It knows only this
-    run's own noise; fresh loaders differ by more, which the confirmation measures.
+    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures.
     """
-    if len(windows) < 2:
-        return None
-    rates = [w.num_samples / w.seconds for w in windows]
-    mean = statistics.fmean(rates)
-    t = students_t(len(rates) - 1)
-    return t * statistics.stdev(rates) / math.sqrt(len(rates)) / mean if mean else None
+    return intervals.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +155,7 @@ class Measurement:
     peak_reserved_bytes: int | None = None
     telemetry: Telemetry | None = None
     noisy: bool = False
-    """The time allowed ran out before the interval was narrow enough."""
+    """The run ended before its interval was narrow enough and its halves agreed."""
     workers: tuple[WorkerShare, ...] = ()
     """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
 

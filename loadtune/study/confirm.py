@@ -8,7 +8,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure, students_t
+from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure
+from loadtune.records.intervals import largest_t
 from loadtune.seams import Clock
 
 NUM_TOP = 2
@@ -119,7 +120,7 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             config=config,
             runs=tuple(own),
             failures=tuple(failures.get(config, ())),
-            half_width_fraction=None if spread is None else spread.half_width(1 / len(own)),
+            half_width_fraction=None if spread is None else spread.half_width(1 / len(own), len(runs)),
         )
         for config, own in runs.items()
     )
@@ -131,9 +132,12 @@ class Spread:
     def __init__(self, relative_sd: float, degrees_of_freedom: int) -> None:
         self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
 
-    def half_width(self, variance_share: float) -> float:
-        """Half width of a 95% interval of a mean whose variance is this share of one run's."""
-        return students_t(self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
+    def half_width(self, variance_share: float, num_means: int) -> float:
+        """Half width of a 95% interval of a mean whose variance is this share of one run's.
+
+        `num_means` is how many there were to pick it from: the fastest of several was mostly lucky as well.
+        """
+        return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
 
 
 def between_run_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:

@@ -25,7 +25,8 @@ def pick_winner(
     top = max(f.samples_per_s for f in eligible)
     best = min((f for f in eligible if f.samples_per_s >= TIE * top), key=lambda f: size(f.config))
     own = next((f for f in finalists if f.config == yours), None)
-    ratio, low, high = speedup(best, own, finalists)
+    num_rivals = sum(f.config != yours for f in eligible)
+    ratio, low, high = speedup(best, own, finalists, num_rivals)
     return Winner(
         config=best.config,
         samples_per_s=best.samples_per_s,
@@ -37,9 +38,12 @@ def pick_winner(
 
 
 def speedup(
-    best: Finalist, own: Finalist | None, finalists: Sequence[Finalist]
+    best: Finalist, own: Finalist | None, finalists: Sequence[Finalist], num_rivals: int
 ) -> tuple[float | None, float | None, float | None]:
-    """Ratio of the means with its 95% interval from the spread between runs."""
+    """Ratio of the means with its 95% interval from the spread between runs.
+
+    `num_rivals` of `own` there were to pick `best` from: the interval allows for the luck of the fastest of them.
+    """
     if own is None:
         return None, None, None
     if best.config == own.config:
@@ -48,16 +52,20 @@ def speedup(
     spread = between_run_spread([f.runs for f in finalists])
     if spread is None:
         return ratio, None, None
-    width = spread.half_width(1 / len(best.runs) + 1 / len(own.runs))
+    width = spread.half_width(1 / len(best.runs) + 1 / len(own.runs), num_rivals)
     return ratio, ratio * math.exp(-width), ratio * math.exp(width)
 
 
 def not_told_apart(winner: Winner, finalists: Sequence[Finalist]) -> tuple[Finalist, ...]:
-    """Other finalists that may be as fast as the winner: the interval of the ratio of the means holds 1."""
+    """Other finalists that may be as fast as the winner: the interval of the ratio of the means holds 1.
+
+    The winner was picked for being fast, and a rival is called slower for being slow: that is one of all pairs.
+    """
+    num_pairs = math.comb(len(finalists), 2)
     best = next(f for f in finalists if f.config == winner.config)
     rivals = []
     for rival in finalists:
-        _, low, high = speedup(best, rival, finalists)
+        _, low, high = speedup(best, rival, finalists, num_pairs)
         if rival is not best and low is not None and high is not None and low <= 1.0 <= high:
             rivals.append(rival)
     return tuple(rivals)

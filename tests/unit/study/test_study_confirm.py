@@ -122,11 +122,29 @@ def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) ->
     held = 0
     for seed in range(1000):
         found = finalists(list(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03)))
-        _, low, high = speedup(found[1], found[0], found)
+        _, low, high = speedup(found[1], found[0], found, 1)
         assert low is not None
         assert high is not None
         held += low <= truth <= high
     assert held >= 930
+
+
+def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
+    """A configuration that was picked for being fast needs a larger lead than one that was asked about."""
+    found = finalists(list(draws(1, [1000.0, 1100.0, 1000.0, 1000.0], 3, 0.03)))
+    alone, picked = (speedup(found[1], found[0], found, num_rivals) for num_rivals in (1, 3))
+    assert alone[0] == picked[0]
+    assert picked[1] < alone[1] < alone[2] < picked[2]
+
+
+def test_at_a_batch_size_only_what_has_it_was_there_to_pick_from() -> None:
+    outcomes = [(config(64, 0), 400.0), (config(64, 1), 700.0), (config(32, 1), 650.0), (config(32, 2), 600.0)]
+    found = finalists([(what, measured(rate * luck)) for what, rate in outcomes for luck in (0.97, 1.03)])
+    at_64, any_size = (pick_winner(found, found[0].config, batch_size=size) for size in (64, None))
+    assert at_64 is not None
+    assert any_size is not None
+    assert at_64.config == any_size.config
+    assert any_size.speedup_low < at_64.speedup_low
 
 
 def test_ties_go_to_the_smallest() -> None:

@@ -1,6 +1,6 @@
 """The stopping rule, with constants and no clock."""
 
-from loadtune.records import Window
+from loadtune.records import Window, half_width_fraction
 from loadtune.study.stopping import StoppingRule
 
 
@@ -25,7 +25,7 @@ def test_a_round_of_workers_is_warm_up() -> None:
 
 def test_a_steady_rate_ends_early() -> None:
     rule = StoppingRule(num_workers=0, max_s=4.0)
-    assert feed(rule, [window()] * 20) == 4  # half the time allowed
+    assert feed(rule, [window()] * 20) == 6  # of the 8 there is time for
     assert not rule.noisy
 
 
@@ -39,6 +39,40 @@ def test_it_ends_on_whole_rounds_of_the_workers() -> None:
     rule = StoppingRule(num_workers=3, max_s=2.0)
     feed(rule, [window(num_steps=2)] * 20)
     assert sum(w.num_steps for w in rule.kept) % 3 == 0
+
+
+def test_the_verdict_names_what_ended_a_run() -> None:
+    steady, noisy = [window()] * 20, [window(100 if i % 2 else 160) for i in range(200)]
+    ended = {}
+    for rule, windows in [
+        (StoppingRule(num_workers=0, max_s=4.0), steady),
+        (StoppingRule(num_workers=0, max_s=4.0), noisy),
+        (StoppingRule(num_workers=0, max_s=60.0), noisy),
+        (StoppingRule(num_workers=0, max_s=60.0, best=1000.0), steady),
+        (StoppingRule(num_workers=64, max_s=1.0), [window(num_steps=64), *steady]),  # a round it cannot wait for
+    ]:
+        assert rule.verdict is None
+        feed(rule, windows)
+        ended[rule.verdict] = rule.noisy
+    assert ended == {"precise": False, "time up": True, "noise settled": True, "hopeless": True}
+
+
+def test_a_rate_that_changes_is_not_steady() -> None:
+    """Its interval is narrow, but its halves disagree: it goes on until the time is up, and is called noisy."""
+    rule = StoppingRule(num_workers=0, max_s=6.0)
+    assert feed(rule, [window(1000 + 2 * i) for i in range(20)]) == 12
+    assert (half_width_fraction(rule.kept) or 1.0) < 0.02
+    assert rule.verdict == "time up"
+    assert rule.noisy
+
+
+def test_a_rule_that_is_started_again_remembers_nothing() -> None:
+    rule = StoppingRule(num_workers=8, max_s=4.0)
+    feed(rule, [window()] * 20)
+    rule.start()
+    assert rule.verdict is None
+    assert rule.add(window())
+    assert rule.kept == [], "a round of workers is warm-up again"
 
 
 def test_a_hopeless_run_ends_after_three_windows() -> None:

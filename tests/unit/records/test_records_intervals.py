@@ -1,0 +1,94 @@
+"""Intervals over plain numbers: known values, and what must hold whatever the numbers."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.special import ndtr, stdtrit
+from scipy.stats import chi
+
+from loadtune.records.intervals import ALLOWANCE, half_width_fraction, halves_agree, largest_t, relative_sd, students_t
+
+positive = st.floats(min_value=0.1, max_value=10.0)
+windows = st.lists(st.tuples(st.integers(1, 1000), positive), min_size=2, max_size=30)
+
+
+def test_three_windows_by_hand() -> None:
+    """Rates 90, 100, 110 in a second each: t(2) = 4.303, standard error 10 ÷ √3, a share of 100, and the allowance."""
+    expected = 4.303 * 10 / math.sqrt(3) / 100 * (1 + ALLOWANCE / 3)
+    assert half_width_fraction([90, 100, 110], [1, 1, 1]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_windows_count_by_their_length() -> None:
+    """A long window and a short one of the same rate differ in nothing."""
+    assert half_width_fraction([100, 10, 50], [1.0, 0.1, 0.5]) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_too_little_gives_no_interval() -> None:
+    assert half_width_fraction([100], [1.0]) is None
+    assert half_width_fraction([0, 0], [1.0, 1.0]) is None
+    assert relative_sd([100], [1.0]) is None
+    assert not halves_agree([100] * 3, [1.0] * 3)
+
+
+def test_neighbours_that_share_their_luck_widen_the_interval() -> None:
+    """The same numbers in another order: in pairs, and torn apart."""
+    together = [90, 90, 110, 110, 90, 90, 110, 110]
+    apart = [90, 110, 90, 110, 90, 110, 90, 110]
+    wide, narrow = (half_width_fraction(order, [1.0] * 8) for order in (together, apart))
+    assert wide is not None
+    assert narrow is not None
+    assert wide > 1.5 * narrow
+
+
+@settings(max_examples=50)
+@given(windows, positive, positive)
+def test_units_change_nothing(drawn: list[tuple[int, float]], per_sample: float, per_second: float) -> None:
+    samples, seconds = [n for n, _ in drawn], [s for _, s in drawn]
+    scaled = half_width_fraction([per_sample * n for n in samples], [per_second * s for s in seconds])
+    assert scaled == pytest.approx(half_width_fraction(samples, seconds), rel=1e-6, abs=1e-9)
+
+
+@settings(max_examples=50)
+@given(windows)
+def test_merging_only_ever_widens(drawn: list[tuple[int, float]]) -> None:
+    samples, seconds = [n for n, _ in drawn], [s for _, s in drawn]
+    rate = sum(samples) / sum(seconds)
+    spread = statistics.stdev(n - rate * s for n, s in drawn)
+    single = students_t(len(drawn) - 1) * spread * math.sqrt(len(drawn)) / sum(samples)
+    assert (half_width_fraction(samples, seconds) or 0.0) >= single * (1 - 1e-9)
+
+
+def test_halves_that_drift_apart_disagree() -> None:
+    assert halves_agree([100, 101, 99, 100, 101, 100], [1.0] * 6)
+    assert not halves_agree([100, 101, 99, 120, 121, 119], [1.0] * 6)
+    assert halves_agree([100.0] * 6, [0.3] * 6), "rounding is no drift"
+
+
+def test_the_most_extreme_of_one_is_students() -> None:
+    for degrees in (1, 2, 6, 30):
+        assert largest_t(1, degrees) == pytest.approx(students_t(degrees), rel=2e-3)
+
+
+@pytest.mark.parametrize("num_means", [2, 5])
+@pytest.mark.parametrize("degrees", [2, 10])
+def test_of_several_means_none_is_missed_in_95_percent(num_means: int, degrees: int) -> None:
+    """The share that holds, integrated over the density of the estimated spread instead of over its quantiles."""
+    width = largest_t(num_means, degrees)
+
+    def held(spread: float) -> float:
+        return float(chi(degrees).pdf(spread) * (2 * ndtr(width * spread / math.sqrt(degrees)) - 1) ** num_means)
+
+    assert quad(held, 0, 20)[0] == pytest.approx(0.95, abs=1e-4)
+
+
+def test_more_to_pick_from_never_narrows() -> None:
+    """Student's t is the inner bound, Bonferroni's the outer one."""
+    for degrees in (1, 4, 20):
+        widths = [largest_t(num_means, degrees) for num_means in range(1, 8)]
+        bonferroni = [float(stdtrit(degrees, 1 - 0.025 / num_means)) for num_means in range(1, 8)]
+        assert widths == sorted(widths)
+        assert all(width <= outer + 1e-3 for width, outer in zip(widths, bonferroni, strict=True))
