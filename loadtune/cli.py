@@ -12,8 +12,8 @@ from typing import Annotated, TextIO
 
 import typer
 
-from loadtune import __version__
-from loadtune.arguments import check, precisions_of, workload_of, yours_of
+from loadtune import __version__, options
+from loadtune.arguments import check, fixed_of, precisions_of, tuned_of, workload_of, yours_of
 from loadtune.cli_memory import memory
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
@@ -54,38 +54,30 @@ def _all_commands(
 
 @app.command()
 def run(
-    dataset: Annotated[
-        str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")
-    ] = _DEFAULT.workload.dataset,
-    model: Annotated[
-        str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")
-    ] = _DEFAULT.workload.model,
-    data_root: Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
-    batch_size: Annotated[
-        int | None, typer.Option(help="What you train with now; gives a second winner, at this size.")
-    ] = None,
-    num_workers: Annotated[int | None, typer.Option(help="What you use now. [default: 0]")] = None,
-    pin_memory: Annotated[
-        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="What you do now. [default: no]")
-    ] = None,
-    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="What you use now. [default: off]")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")] = None,
-    precision: Annotated[
-        list[str] | None,
-        typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
-    ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")] = None,
-    max_workers: Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")] = None,
-    trials: Annotated[int, typer.Option(help="Most trials that are really run.")] = _DEFAULT.num_trials,
-    time_budget: Annotated[float, typer.Option(help="Seconds for the whole run.")] = _DEFAULT.time_budget_s,
-    out: Annotated[str, typer.Option(help="Parent of the run's own folder.")] = _DEFAULT.out,
-    seed: Annotated[int, typer.Option(help="Of the search and of the workload.")] = _DEFAULT.seed,
-    json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")] = False,
+    dataset: options.Dataset = _DEFAULT.workload.dataset,
+    model: options.Model = _DEFAULT.workload.model,
+    data_root: options.DataRoot = None,
+    image_size: options.ImageSize = None,
+    num_classes: options.NumClasses = None,
+    optimizer: options.Optimizer = "sgd",
+    batch_size: options.BatchSize = None,
+    num_workers: options.NumWorkers = None,
+    pin_memory: options.PinMemory = None,
+    amp: options.Amp = None,
+    device: options.Device = None,
+    precision: options.Precisions = None,
+    max_batch_size: options.MaxBatchSize = None,
+    max_workers: options.MaxWorkers = None,
+    tune: options.Tune = None,
+    fix: options.Fix = None,
+    warm_start: options.WarmStart = None,
+    trials: options.Trials = _DEFAULT.num_trials,
+    time_budget: options.TimeBudget = _DEFAULT.time_budget_s,
+    out: options.Out = _DEFAULT.out,
+    seed: options.Seed = _DEFAULT.seed,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Find the configuration that trains fastest here, and confirm it.
 
@@ -106,6 +98,9 @@ def run(
             time_budget_s=time_budget,
             out=out,
             seed=seed,
+            tune=tuned_of(tune or []),
+            fix=fixed_of(fix or []),
+            warm_start=warm_start,
         )
         _run(check(config), as_json=json, quiet=quiet, debug=debug)
 

@@ -43,6 +43,8 @@ class Findings:
     facts: WorkloadFacts | None = None
     yours: TrialConfig | None = None
     assumed: tuple[str, ...] = ()
+    warm: TrialConfig | None = None
+    """Another run's winner, to be tried first."""
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: list[MemoryCeiling] = field(default_factory=list)
     free_bytes: int | None = None

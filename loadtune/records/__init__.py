@@ -3,7 +3,21 @@
 Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fraction`` 0 to 1.
 """
 
-from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.configs import (
+    DIMENSIONS,
+    MEMORY_FORMATS,
+    OPTIONAL_DIMENSIONS,
+    PRECISIONS,
+    Dimension,
+    Fixed,
+    LoaderConfig,
+    MemoryFormat,
+    OptionalDimension,
+    Precision,
+    Recipe,
+    Setting,
+    TrialConfig,
+)
 from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.records.memory import AllocationTrace, CeilingLimit, FitReport, MemoryCeiling
@@ -44,7 +58,10 @@ from loadtune.records.workload import (
 )
 
 __all__ = [
+    "DIMENSIONS",
+    "MEMORY_FORMATS",
     "MEMORY_KINDS",
+    "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
     "SCHEMA_VERSION",
     "AllocationTrace",
@@ -53,9 +70,11 @@ __all__ = [
     "CeilingLimit",
     "ComputePoint",
     "Device",
+    "Dimension",
     "FailureKind",
     "Finalist",
     "FitReport",
+    "Fixed",
     "FootprintReport",
     "GpuFacts",
     "GpuProcess",
@@ -70,11 +89,13 @@ __all__ = [
     "MemoryLines",
     "MemoryTrace",
     "OptimizerName",
+    "OptionalDimension",
     "Precision",
     "Progress",
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "Setting",
     "StepAccount",
     "Telemetry",
     "TensorKind",

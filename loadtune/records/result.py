@@ -12,7 +12,7 @@ from loadtune.records.workload import TuneConfig, WorkloadFacts
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
-TrialOrigin = Literal["yours", "seed", "search"]
+TrialOrigin = Literal["yours", "seed", "warm start", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from loadtune.stages.confirming import confirmation
 from loadtune.stages.memory import memory
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
-from loadtune.stages.searching import space, study
+from loadtune.stages.searching import study
+from loadtune.stages.spanning import space
 
 __all__ = ["Run", "compute", "confirmation", "memory", "recipes", "space", "start", "study"]

@@ -123,13 +123,13 @@ def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
 
 
 def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
+    """What bounds the batch beside memory; one that the user named is never too slow to look at."""
     config = run.found.config
     quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
     affordable = int(run.step_limit_s / quickest)
     caps: dict[CeilingLimit, int] = {
         "dataset": facts.dataset_length,
-        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
+        "time": max(affordable, config.named_batch_size or 1, facts.min_batch_size),
     }
     if config.max_batch_size is not None:
         caps["cap"] = config.max_batch_size

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
+from loadtune.findings import Findings
 from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.recipe import choose_recipes
-from loadtune.records import ComputePoint, Precision, Recipe, WorkloadFacts
+from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, WorkloadFacts
 from loadtune.report.wording import recipe_text
 from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.warm import warm_start
 from loadtune.study.yours import check_against_facts
 from loadtune.units import rate_text, seconds_text
 
@@ -14,8 +16,9 @@ from loadtune.units import rate_text, seconds_text
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the bench and check what was asked for against it."""
     with run.found.stage("start"):
+        run.found.warm = warm_start(run.found.config.warm_start)
         facts = run.found.facts = run.bench.describe()
-        check_against_facts(run.found.config, facts)
+        check_against_facts(run.found.config, facts, run.found.device.kind)
         shape = "×".join(map(str, facts.input_shape))
         run.found.tell(
             f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, one takes a worker "
@@ -32,10 +35,11 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
         chosen = choose_recipes(
             run.bench,
             facts,
-            config.precisions or facts.precisions,
+            config.considered or facts.precisions,
             optimizer=config.workload.optimizer,
             largest=largest,
             time_budget_s=config.time_budget_s,
+            memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
         )
         run.found.recipes = chosen.choices
         for note in chosen.notes:
@@ -71,10 +75,15 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
 
 
 def loader_top(run: Run, facts: WorkloadFacts) -> int:
-    """Largest batch that one worker makes in the time allowed for it; the user's own is never too large to look at."""
-    return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.yours.batch_size or 1)
+    """Largest batch that one worker makes in the time allowed for it; one that was named is never too large."""
+    return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.named_batch_size or 1)
 
 
 def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
     """What was timed with this recipe."""
     return next(p for p in points if p.recipe == recipe)
+
+
+def fastest(found: Findings) -> ComputePoint:
+    """The compute-only rate that no configuration is expected to beat."""
+    return max(found.compute_points, key=lambda p: p.samples_per_s)

@@ -20,6 +20,9 @@ MIN_TRIALS = 2
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
 
+MISREAD = 1.1
+"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
 PATIENCE = 8
 """Trials without a gain of 1% after which the search ends."""
 
@@ -79,6 +82,8 @@ class StudyLoop:
     until_s: float
     num_seeds: int = 0
     """Trials that are run in any case: a ceiling that one of them seems to reach may itself have been misread."""
+    num_configs: int | None = None
+    """Configurations that fit. None: more than can be looked at."""
     ceiling_per_s: float | None = None
     """Best compute-only rate of all. None: not known."""
     best: float | None = None
@@ -86,6 +91,8 @@ class StudyLoop:
     """Why it ended, for people."""
     out_of_time: bool = False
     """It ended because `until_s` was near."""
+    yours_suffices: bool = False
+    """It ended because the user's own loader settings leave nothing to be gained."""
     _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
     _idle: int = 0
@@ -103,23 +110,42 @@ class StudyLoop:
             self._seen[asked.config] = outcome
             self._tell(asked, outcome)
             self._count(outcome)
+            self._judge_yours(asked, outcome)
             yield _trial(asked, outcome)
         self.ended = ended
 
     def _end(self) -> str:
         if len(self._seconds) >= self.num_trials:
             return f"{self.num_trials} trials were run"
+        if self.yours_suffices:
+            return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
+        if self.num_configs is not None and self._num_fitting >= self.num_configs:
+            return "every configuration of the space was looked at"
         if self._idle >= MAX_IDLE:
             return "no configuration was left that could win"
-        if self._stale >= PATIENCE:
-            return f"{PATIENCE} trials in a row brought no gain"
         seeded = len(self._seconds) >= self.num_seeds
-        if seeded and self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
+        if seeded and self._stale >= PATIENCE:
+            return f"{PATIENCE} trials in a row brought no gain"
+        if seeded and self._reaches_ceiling(self.best):
             return "the compute-only rate is reached"
         if len(self._seconds) < MIN_TRIALS:
             return ""
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > self.until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
+
+    @property
+    def _num_fitting(self) -> int:
+        """Configurations looked at that the space says fit."""
+        return sum(not isinstance(seen, Refusal) or seen.bound is not None for seen in self._seen.values())
+
+    def _reaches_ceiling(self, rate: float | None) -> bool:
+        return bool(self.ceiling_per_s and rate and rate >= NEAR_CEILING * self.ceiling_per_s)
+
+    def _judge_yours(self, asked: Asked, outcome: Outcome) -> None:
+        """Whether the search may end with its first trial: a rate that is above the ceiling says it was misread."""
+        if asked.origin == "yours" and isinstance(outcome, Measurement) and self.ceiling_per_s:
+            rate = outcome.samples_per_s
+            self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
         started = self.clock.now()

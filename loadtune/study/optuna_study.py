@@ -1,53 +1,54 @@
 """The Optuna study, and the only module that knows Optuna: ask for a configuration, tell what came of it.
 
-In: a `SearchSpace`, seeds, a SQLite file. Out: configurations to try. What cannot run is told as COMPLETE and
+In: a `SearchSpace`, seeds, where to keep the study. Out: configurations to try. What cannot run is told as COMPLETE and
 infeasible with the worst value so far: told as FAIL, Optuna would forget it and try it again.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import optuna
 
-from loadtune.records import Precision, TrialConfig, TrialOrigin
+from loadtune.records import Dimension, TrialConfig, TrialOrigin
 from loadtune.study.loop import Asked
-from loadtune.study.space import SearchSpace
+from loadtune.study.space import SearchSpace, is_ordered
 
 MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
 
 
 class OptunaStudy:
-    """Ask/tell over batch_size × num_workers × pin_memory × precision, maximising samples/s."""
+    """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
-    def __init__(self, space: SearchSpace, seeds: Sequence[tuple[TrialOrigin, TrialConfig]], path: Path, seed: int):
+    `storage` is a URL of Optuna's; None keeps the study in memory.
+    """
+
+    def __init__(
+        self, space: SearchSpace, seeds: Sequence[tuple[TrialOrigin, TrialConfig]], storage: str | None, seed: int
+    ) -> None:
         self._space = space
+        self._seeds = deque(seeds)
         self._worst: float | None = None
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
             self._study = optuna.create_study(
                 study_name="loadtune",
-                storage=f"sqlite:///{path}",
+                storage=storage,
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(len(seeds), MAX_STARTUP)),
             )
-        for origin, config in seeds:
-            self._study.enqueue_trial(self._params(config), user_attrs={"origin": origin}, skip_if_exists=True)
 
     def ask(self) -> Asked:
+        if self._seeds:
+            origin, seed = self._seeds.popleft()
+            self._study.enqueue_trial(self._params(seed), user_attrs={"origin": origin})
         trial = self._study.ask()
-        space = self._space
-        config = space.config(
-            space.batch_sizes[trial.suggest_int("batch_size_index", 0, len(space.batch_sizes) - 1)],
-            space.num_workers[trial.suggest_int("num_workers_index", 0, len(space.num_workers) - 1)],
-            trial.suggest_categorical("pin_memory", space.pin_memory),
-            cast(Precision, trial.suggest_categorical("precision", space.precisions)),
-        )
-        origin: TrialOrigin = trial.user_attrs.get("origin", "search")
+        point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
+        config = self._space.at(point)
         self._open[trial.number] = trial
-        return Asked(number=trial.number, config=config, origin=origin)
+        return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
 
     def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
         self._worst = samples_per_s if self._worst is None else min(self._worst, samples_per_s)
@@ -70,12 +71,22 @@ class OptunaStudy:
         self._study.tell(trial, value)
 
     def _params(self, config: TrialConfig) -> dict[str, Any]:
+        axes, point = self._space.axes, self._space.point(config)
         return {
-            "batch_size_index": self._space.batch_sizes.index(config.batch_size),
-            "num_workers_index": self._space.num_workers.index(config.loader.num_workers),
-            "pin_memory": config.loader.pin_memory,
-            "precision": config.precision,
+            _param(name, axis): axis.index(point[name]) if is_ordered(axis) else point[name]
+            for name, axis in axes.items()
         }
+
+
+def _suggest(trial: optuna.Trial, name: Dimension, axis: Sequence[Any]) -> Any:
+    if is_ordered(axis):
+        return axis[trial.suggest_int(_param(name, axis), 0, len(axis) - 1)]
+    return trial.suggest_categorical(name, axis)
+
+
+def _param(name: Dimension, axis: Sequence[Any]) -> str:
+    """Numbers are searched by their index, which the parameter's name says."""
+    return f"{name}_index" if is_ordered(axis) else name
 
 
 @contextmanager
