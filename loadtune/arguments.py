@@ -5,7 +5,9 @@ Every message names the flag, what was found, what is allowed and what to do. Ap
 
 import math
 import re
-from typing import cast, get_args
+from collections.abc import Collection
+from dataclasses import fields, replace
+from typing import TypeVar, cast, get_args
 
 from loadtune.errors import UsageError
 from loadtune.records import (
@@ -143,6 +145,26 @@ def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool |
         pin_memory=pin_memory,
         precision=None if amp is None else precision_of("--amp", amp),
     )
+
+
+def resumed_config(kept: TuneConfig, asked: TuneConfig, given: Collection[str], num_run: int) -> TuneConfig:
+    """The config of a run that goes on: its own, but for the options `given`; ``--trials`` are more than `num_run`."""
+    config = _overlaid(kept, asked, given, precisions="precision", time_budget_s="time_budget")
+    return replace(
+        config,
+        workload=_overlaid(kept.workload, asked.workload, given),
+        yours=_overlaid(kept.yours, asked.yours, given, precision="amp"),
+        num_trials=num_run + asked.num_trials if "trials" in given else kept.num_trials,
+    )
+
+
+_Record = TypeVar("_Record", TuneConfig, WorkloadSpec, YourSettings)
+
+
+def _overlaid(kept: _Record, asked: _Record, given: Collection[str], **option_of: str) -> _Record:
+    """`kept` with the fields of `asked` whose option was given, which mostly has the field's name."""
+    named = [field.name for field in fields(kept) if option_of.get(field.name, field.name) in given]
+    return replace(kept, **{name: getattr(asked, name) for name in named})
 
 
 def check(config: TuneConfig) -> TuneConfig:

@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 
 from loadtune import __version__, options
-from loadtune.arguments import check, fixed_of, precisions_of, tuned_of, workload_of, yours_of
+from loadtune.arguments import check, fixed_of, precisions_of, resumed_config, tuned_of, workload_of, yours_of
 from loadtune.cli_memory import memory
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
@@ -21,7 +21,12 @@ from loadtune.records import HostFacts, TuneConfig, TuningResult
 from loadtune.terminal import show
 
 _DEFAULT = TuneConfig()
-_LOGS = {"bench.log", "study.db", "study.db-journal"}  # nobody reads them where there is no result beside them
+_LOGS = {
+    "bench.log",
+    "journal.jsonl",
+    "study.db",
+    "study.db-journal",
+}  # nobody reads them where there is no result beside them
 
 app = typer.Typer(
     help="Finds the batch size, workers, pinning and precision that train the most samples a second on this machine.",
@@ -52,8 +57,9 @@ def _all_commands(
     """What comes before a command's name."""
 
 
-@app.command()
+@app.command(cls=options.ResumableCommand)
 def run(
+    ctx: typer.Context,
     dataset: options.Dataset = _DEFAULT.workload.dataset,
     model: options.Model = _DEFAULT.workload.model,
     data_root: options.DataRoot = None,
@@ -71,6 +77,7 @@ def run(
     tune: options.Tune = None,
     fix: options.Fix = None,
     warm_start: options.WarmStart = None,
+    resume: options.Resume = None,
     trials: options.Trials = _DEFAULT.num_trials,
     time_budget: options.TimeBudget = _DEFAULT.time_budget_s,
     out: options.Out = _DEFAULT.out,
@@ -102,7 +109,10 @@ def run(
             fix=fixed_of(fix or []),
             warm_start=warm_start,
         )
-        _run(check(config), as_json=json, quiet=quiet, debug=debug)
+        folder = None
+        if resume is not None:
+            folder, config = _resumed(resume, config, {name for name in ctx.params if _is_given(ctx, name)})
+        _run(check(config), folder, as_json=json, quiet=quiet, debug=debug)
 
 
 @app.command()
@@ -129,7 +139,22 @@ def doctor(
 app.command()(memory)
 
 
-def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
+    """The run's folder, and its own config with what was given over it."""
+    from loadtune.report.journal import newest_run, read_journal
+
+    folder = newest_run(Path(asked.out if where == options.NEWEST else where))
+    kept = read_journal(folder)
+    num_run = sum(trial.screened is None for trial in kept.trials)
+    return folder, resumed_config(kept.head.config, asked, given, num_run)
+
+
+def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool, debug: bool) -> None:
     from loadtune.host import read_host
     from loadtune.report import store
 
@@ -138,11 +163,11 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
     _warn_of_workers(config, facts)
     out = Path(config.out)
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
-    folder = store.new_run_folder(out, config.workload.label)
+    folder = resumed or store.new_run_folder(out, config.workload.label)
     try:
-        result = _tune(config, folder, quiet)
+        result = _tune(config, folder, quiet, resume=resumed is not None)
     except (LoadtuneError, KeyboardInterrupt):
-        if not debug:
+        if not debug and resumed is None:
             _remove_if_empty(folder, made)
         raise
     _print_result(result, folder, as_json=as_json, quiet=quiet)
@@ -150,12 +175,12 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
         raise typer.Exit(code)
 
 
-def _tune(config: TuneConfig, folder: Path, quiet: bool) -> TuningResult:
+def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
     from loadtune.tune import tune_loader
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
-        return tune_loader(config, folder=folder, listener=display)
+        return tune_loader(config, folder=folder, listener=display, resume=resume)
 
 
 def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:

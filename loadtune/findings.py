@@ -88,6 +88,8 @@ class Findings:
 
     def note(self, sentence: str) -> None:
         """Keep a sentence the user should read before trusting the answer, and show it now."""
+        if sentence in self.notes:
+            return
         self.notes.append(sentence)
         self.tell(sentence, warning=True)
 

@@ -1,8 +1,9 @@
 """The options of ``loadtune run``, each with its help. Apart from `cli`, so that a command reads as what it does."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 Dataset = Annotated[str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")]
 Model = Annotated[str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")]
@@ -35,6 +36,10 @@ Fix = Annotated[
 WarmStart = Annotated[
     str | None, typer.Option(metavar="RESULT", help="Try the winner of this result.json, or run's folder, first.")
 ]
+Resume = Annotated[
+    str | None,
+    typer.Option(metavar="[FOLDER]", help="Go on with this run, or the newest; --trials then says how many more."),
+]
 Trials = Annotated[int, typer.Option(help="Most trials that are really run.")]
 TimeBudget = Annotated[float, typer.Option(help="Seconds for the whole run.")]
 Out = Annotated[str, typer.Option(help="Parent of the run's own folder.")]
@@ -42,3 +47,17 @@ Seed = Annotated[int, typer.Option(help="Of the search and of the workload.")]
 Json = Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")]
+
+
+class ResumableCommand(TyperCommand):
+    """A command whose ``--resume`` may come without a folder, which typer knows no way to say."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for at, word in enumerate(args):
+            if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+NEWEST = ":newest"
+"""Stands for the newest run: no folder is called so, as a colon is no part of a run's name."""

@@ -32,6 +32,8 @@ context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
     """Find the ceilings per precision."""
     found = run.found
+    if found.ceilings:
+        return
     with found.stage("memory"):
         for choice in found.recipes:
             recipe = chosen[choice.chosen.precision]
@@ -43,6 +45,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             found.note(note)
         _tell_slow(run, facts)
         found.free_bytes = _free_bytes(run)
+        run.keep_probes()
 
 
 def find_ceiling(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from loadtune.probe.compute import knee, reaches
 from loadtune.records import ComputePoint, TrialConfig, TrialOrigin, WorkloadFacts
+from loadtune.report.journal import Tried
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
@@ -31,7 +32,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("study"):
         check_budget(run)
         first = first_configs(run, facts, searched)
-        asked = OptunaStudy(searched, first, f"sqlite:///{run.folder / 'study.db'}", config.seed)
+        asked = OptunaStudy(searched, first, f"sqlite:///{run.folder / 'study.db'}", config.seed, known=found.trials)
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
@@ -84,6 +85,8 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         num_seeds=num_seeds,
         num_configs=sum(1 for _ in searched.configs()),
         ceiling_per_s=top.samples_per_s if _complete(run, searched, top) else None,
+        known=tuple(run.found.trials),
+        keep=lambda trial: run.keep(Tried(trial=trial)),
     )
 
 

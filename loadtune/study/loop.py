@@ -5,7 +5,7 @@ whoever iterates shows progress and keeps what there is when interrupted.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from loadtune.seams import Clock
 
 MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first prediction, so that there are two to compare.
-"""
+A run that was resumed for more trials runs one more."""
 
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
@@ -86,6 +86,10 @@ class StudyLoop:
     """Configurations that fit. None: more than can be looked at."""
     ceiling_per_s: float | None = None
     """Best compute-only rate of all. None: not known."""
+    known: Sequence[Trial] = ()
+    """Of earlier sessions: they count as run, and are not run again."""
+    keep: Callable[[Trial], None] = lambda trial: None
+    """Told each trial before the study is: what the study knows is then never lost."""
     best: float | None = None
     ended: str = ""
     """Why it ended, for people."""
@@ -95,8 +99,21 @@ class StudyLoop:
     """It ended because the user's own loader settings leave nothing to be gained."""
     _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
+    _num_run: int = 0
+    _num_known: int = 0
     _idle: int = 0
     _stale: int = 0
+
+    def __post_init__(self) -> None:
+        for trial in self.known:
+            outcome = trial.measurement or trial.failure
+            if outcome is None:
+                continue  # screened: another bound may hold by now
+            self._seen[trial.config] = outcome
+            self._num_known = self._num_run = self._num_run + 1
+            if isinstance(outcome, Measurement):
+                self._seconds.append(outcome.seconds)
+                self.best = max(self.best or 0.0, outcome.samples_per_s)
 
     def trials(self) -> Iterator[Trial]:
         """Each configuration the study looks at, with its outcome; ones seen before are answered from memory."""
@@ -107,15 +124,17 @@ class StudyLoop:
                 self._tell(asked, self._seen[asked.config])
                 continue
             outcome = self.refuse(asked.config, self.best) or self._run(asked.config)
+            trial = _trial(asked, outcome)
+            self.keep(trial)
             self._seen[asked.config] = outcome
             self._tell(asked, outcome)
             self._count(outcome)
             self._judge_yours(asked, outcome)
-            yield _trial(asked, outcome)
+            yield trial
         self.ended = ended
 
     def _end(self) -> str:
-        if len(self._seconds) >= self.num_trials:
+        if self._num_run >= self.num_trials:
             return f"{self.num_trials} trials were run"
         if self.yours_suffices:
             return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
@@ -123,12 +142,12 @@ class StudyLoop:
             return "every configuration of the space was looked at"
         if self._idle >= MAX_IDLE:
             return "no configuration was left that could win"
-        seeded = len(self._seconds) >= self.num_seeds
+        seeded = self._num_run >= self.num_seeds
         if seeded and self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
         if seeded and self._reaches_ceiling(self.best):
             return "the compute-only rate is reached"
-        if len(self._seconds) < MIN_TRIALS:
+        if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > self.until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
@@ -150,6 +169,7 @@ class StudyLoop:
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
         started = self.clock.now()
         outcome = self.run(config, self.best)
+        self._num_run += 1
         self._seconds.append(self.clock.now() - started)
         if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
             raise WorkloadError(

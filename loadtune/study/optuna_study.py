@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 
-from loadtune.records import Dimension, TrialConfig, TrialOrigin
+from loadtune.records import Dimension, Trial, TrialConfig, TrialOrigin
 from loadtune.study.loop import Asked
 from loadtune.study.space import SearchSpace, is_ordered
 
@@ -22,23 +22,38 @@ MAX_STARTUP = 5
 class OptunaStudy:
     """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
-    `storage` is a URL of Optuna's; None keeps the study in memory.
+    `storage` is a URL of Optuna's; None keeps the study in memory. `known` are trials of it that earlier sessions ran:
+    what they had begun and not ended is closed, because a trial that seems to run repels the sampler from its place.
     """
 
     def __init__(
-        self, space: SearchSpace, seeds: Sequence[tuple[TrialOrigin, TrialConfig]], storage: str | None, seed: int
+        self,
+        space: SearchSpace,
+        seeds: Sequence[tuple[TrialOrigin, TrialConfig]],
+        storage: str | None,
+        seed: int,
+        *,
+        known: Sequence[Trial] = (),
     ) -> None:
         self._space = space
-        self._seeds = deque(seeds)
-        self._worst: float | None = None
+        values = [trial.measurement.samples_per_s for trial in known if trial.measurement]
+        self._worst: float | None = min(values, default=None)
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
             self._study = optuna.create_study(
                 study_name="loadtune",
                 storage=storage,
                 direction="maximize",
-                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(len(seeds), MAX_STARTUP)),
+                load_if_exists=True,
             )
+        done = self._study.get_trials(deepcopy=False)
+        # From another place in its random numbers, or it would ask the first session's questions again.
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=seed + len(done), n_startup_trials=min(len(seeds), MAX_STARTUP)
+        )
+        ran = {trial.config for trial in known}
+        untold = self._close_stale(done, known)
+        self._seeds = deque([*untold, *(seed for seed in seeds if seed[1] not in ran)])
 
     def ask(self) -> Asked:
         if self._seeds:
@@ -49,6 +64,15 @@ class OptunaStudy:
         config = self._space.at(point)
         self._open[trial.number] = trial
         return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
+
+    def _close_stale(
+        self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]
+    ) -> list[tuple[TrialOrigin, TrialConfig]]:
+        """Close what never ended; of those, what was measured and never told, to be asked once more."""
+        stale = {trial.number for trial in done if trial.state == optuna.trial.TrialState.RUNNING}
+        for number in stale:
+            self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+        return [(trial.origin, trial.config) for trial in known if trial.number in stale]
 
     def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
         self._worst = samples_per_s if self._worst is None else min(self._worst, samples_per_s)

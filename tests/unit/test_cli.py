@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 import loadtune.host
 from loadtune.cli import app
 from loadtune.errors import DeviceError, WorkloadError
-from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult
+from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
+from loadtune.report.journal import Head, Journal, Tried
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -25,11 +26,15 @@ class FakeTuner:
 
     def __init__(self) -> None:
         self.asked: list[TuneConfig] = []
+        self.resumed: list[Path | None] = []
         self.error: BaseException | None = None
         self.result: TuningResult = load_result(KEPT)
 
-    def tune(self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None]) -> TuningResult:
+    def tune(
+        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool
+    ) -> TuningResult:
         self.asked.append(config)
+        self.resumed.append(folder if resume else None)
         (folder / "bench.log").write_text("what the bench wrote")
         listener(Progress(stage="start", message="built the workload", left_s=9.0))
         listener(Progress(stage="start", message="other processes are busy", warning=True, left_s=9.0))
@@ -295,3 +300,33 @@ def test_help_needs_neither_torch_nor_optuna_nor_scipy() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "doctor" in ended.stdout
     assert not {"torch", "optuna", "scipy", "numpy", "rich"} & set(ended.stderr.split())
+
+
+def resumable(folder: Path, config: TuneConfig, trials: int) -> None:
+    kept = load_result(KEPT)
+    journal = Journal(folder)
+    journal.keep(Head(config=config, host=kept.host, device=kept.device))
+    for trial in kept.trials[:trials]:
+        journal.keep(Tried(trial=trial))
+
+
+def test_a_resumed_run_takes_its_own_options_and_those_that_are_given(tuner: FakeTuner) -> None:
+    for name in ("2026-01-01T00-00-00Z", "2026-01-02T00-00-00Z"):
+        folder = Path("loadtune-results") / "w" / name
+        folder.mkdir(parents=True)
+        resumable(folder, TuneConfig(max_workers=3, num_trials=20, yours=YourSettings(num_workers=2)), 3)
+    assert invoke("run", "--resume").exit_code == 0
+    assert invoke("run", "--resume", "--trials", "5", "--amp", "bf16").exit_code == 0
+    assert invoke("run", "--resume", str(folder.with_name("2026-01-01T00-00-00Z")), "--model", "vgg11").exit_code == 0
+    assert [path and path.name[:10] for path in tuner.resumed] == ["2026-01-02", "2026-01-02", "2026-01-01"]
+    newest, more, other = tuner.asked
+    assert newest == TuneConfig(max_workers=3, num_trials=20, yours=YourSettings(num_workers=2))
+    assert more == dataclasses.replace(newest, num_trials=8, yours=YourSettings(num_workers=2, precision="bf16"))
+    assert (other.workload.model, other.num_trials) == ("vgg11", 20)
+
+
+def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
+    ended = invoke("run", "--resume")
+    assert ended.exit_code == 2
+    assert "loadtune-results holds no run that could be resumed" in ended.stderr
+    assert tuner.asked == []
