@@ -149,7 +149,9 @@ def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool |
 
 def resumed_config(kept: TuneConfig, asked: TuneConfig, given: Collection[str], num_run: int) -> TuneConfig:
     """The config of a run that goes on: its own, but for the options `given`; ``--trials`` are more than `num_run`."""
-    config = _overlaid(kept, asked, given, precisions="precision", time_budget_s="time_budget")
+    config = _overlaid(
+        kept, asked, given, precisions="precision", time_budget_s="time_budget", max_gpu_memory_bytes="max_gpu_memory"
+    )
     return replace(
         config,
         workload=_overlaid(kept.workload, asked.workload, given),

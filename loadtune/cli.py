@@ -13,7 +13,16 @@ from typing import Annotated, TextIO
 import typer
 
 from loadtune import __version__, options
-from loadtune.arguments import check, fixed_of, precisions_of, resumed_config, tuned_of, workload_of, yours_of
+from loadtune.arguments import (
+    check,
+    fixed_of,
+    memory_of,
+    precisions_of,
+    resumed_config,
+    tuned_of,
+    workload_of,
+    yours_of,
+)
 from loadtune.cli_memory import memory
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
@@ -74,6 +83,7 @@ def run(
     precision: options.Precisions = None,
     max_batch_size: options.MaxBatchSize = None,
     max_workers: options.MaxWorkers = None,
+    max_gpu_memory: options.MaxGpuMemory = None,
     tune: options.Tune = None,
     fix: options.Fix = None,
     warm_start: options.WarmStart = None,
@@ -108,6 +118,7 @@ def run(
             tune=tuned_of(tune or []),
             fix=fixed_of(fix or []),
             warm_start=warm_start,
+            max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         folder = None
         if resume is not None:

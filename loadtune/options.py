@@ -21,6 +21,9 @@ Precisions = Annotated[
     typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
 ]
 MaxBatchSize = Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")]
+MaxGpuMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most that training may take of the GPU, such as 24GiB.")
+]
 MaxWorkers = Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")]
 Tune = Annotated[
     list[str] | None,

@@ -33,8 +33,9 @@ def tune_loader(
     device = choose_device(host, config.device)
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
+    limit, log = config.max_gpu_memory_bytes, folder / "bench.log"
     with (
-        BenchClient(config.workload, device, log_path=folder / "bench.log", hang_s=hang_s) as bench,
+        BenchClient(config.workload, device, log_path=log, hang_s=hang_s, max_gpu_memory_bytes=limit) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()

@@ -119,3 +119,26 @@ class TuningResult:
     verdict: Verdict | None = None
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
+
+    @property
+    def frontier(self) -> tuple[Trial, ...]:
+        """Trials of which none other is faster with no more memory, least memory first.
+
+        Memory is the GPU's, reserved at its peak. Figures of the study, each seen once. Empty on a CPU.
+        """
+        seen = [
+            trial for trial in self.trials if trial.measurement and trial.measurement.peak_reserved_bytes is not None
+        ]
+        best: list[Trial] = []
+        for trial in sorted(seen, key=lambda trial: (_reserved(trial), -_rate(trial))):
+            if not best or _rate(trial) > _rate(best[-1]):
+                best.append(trial)
+        return tuple(best)
+
+
+def _rate(trial: Trial) -> float:
+    return trial.measurement.samples_per_s if trial.measurement else 0.0
+
+
+def _reserved(trial: Trial) -> int:
+    return (trial.measurement.peak_reserved_bytes or 0) if trial.measurement else 0

@@ -112,6 +112,8 @@ class TuneConfig:
     """Dimensions that are not searched, each once. The comparison is with ``yours`` all the same."""
     warm_start: str | None = None
     """A ``result.json``, or a folder with one, whose winner is tried first. None: no such result."""
+    max_gpu_memory_bytes: int | None = None
+    """What training may hold of the GPU, its context included. None: whatever is free."""
 
     def fixed(self, name: Dimension) -> Setting | None:
         """What the dimension is fixed at. None: it is not."""

@@ -86,7 +86,8 @@ def check_budget(run: Run) -> None:
     if found.free_bytes is None or free_bytes is None:
         return
     budget = max((ceiling.budget_bytes or 0 for ceiling in found.ceilings), default=0)
-    lost_bytes = found.free_bytes - free_bytes
+    spare_bytes = 0 if found.config.max_gpu_memory_bytes is None else max(0, found.free_bytes - budget)
+    lost_bytes = found.free_bytes - free_bytes - spare_bytes
     if lost_bytes <= max(LOST * budget, LOST_BYTES, found.lost_bytes):
         return
     found.lost_bytes = lost_bytes

@@ -48,6 +48,10 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
 def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
     if config.fixed("pin_memory") and device_kind != "cuda":
         raise UsageError("--fix pin_memory=true: pinning does nothing without a GPU. Leave it out, or choose a GPU.")
+    if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
+        raise UsageError(
+            "--max-gpu-memory limits a GPU's memory, and this run has none. Leave it out, or choose a GPU."
+        )
     wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
     if wanted and not facts.takes_channels_last:
         shape = "×".join(map(str, facts.input_shape))

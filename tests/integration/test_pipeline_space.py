@@ -61,6 +61,7 @@ def test_what_is_tuned_is_searched_and_the_rest_is_not(tmp_path: Path) -> None:
     [
         (TuneConfig(fix=(Fixed(name="batch_size", value=5000),)), "cuda", (3, 8, 8), "is the largest that does"),
         (TuneConfig(fix=(Fixed(name="pin_memory", value=True),)), "cpu", (3, 8, 8), "without a GPU"),
+        (TuneConfig(max_gpu_memory_bytes=1 << 34), "cpu", (3, 8, 8), "--max-gpu-memory limits a GPU's memory"),
         (TuneConfig(tune=("memory_format",)), "cuda", (8,), "batches of images, and a sample of this dataset is 8"),
         (TuneConfig(fix=(Fixed(name="precision", value="fp16"),)), "cuda", (8,), "fp16 is not available"),
     ],

@@ -96,6 +96,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words += (
         " --tune in_order,prefetch_factor --fix num_workers=2 --fix pin_memory=off,batch_size=8 --warm-start r.json"
     )
+    words += " --max-gpu-memory 24GiB"
     assert invoke("run", *words.split()).exit_code == 0
     asked = tuner.asked[0]
     assert dataclasses.asdict(asked.workload) == {
@@ -113,6 +114,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     fixed = {"num_workers": 2, "pin_memory": False, "batch_size": 8}
     assert {name: asked.fixed(name) for name in DIMENSIONS if asked.fixed(name) is not None} == fixed
     assert asked.warm_start == "r.json"
+    assert asked.max_gpu_memory_bytes == 24 * 2**30
 
 
 def test_without_options_the_records_own_defaults_hold(tuner: FakeTuner) -> None:
