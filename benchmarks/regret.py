@@ -22,7 +22,7 @@ from regret_table import GridSurface, leave_one_out, noise_of, read_grid
 from loadtune.units import percent_text
 
 GRIDS = Path(__file__).parent / "grids"
-QUICK_SEEDS = 4
+QUICK_SEEDS = 8
 GP_SEEDS = 20
 """At most: a GP trial costs 50 times a TPE one. Its row says how many it is made of."""
 

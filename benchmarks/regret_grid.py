@@ -194,10 +194,10 @@ def _slim(measured: Measurement) -> Measurement:
 
 
 def _verdict(grid: Grid) -> str:
-    """loadtune's winner against the best of those measured beside it, with the interval of the difference."""
-    winner, best = grid.duel.rows[0], max(grid.duel.rows, key=lambda row: row.rate)
-    width = math.hypot(run_half_width(winner), run_half_width(best)) if best != winner else 0.0
-    regret, cost = 1 - winner.rate / best.rate, grid.duel.loadtune.seconds if grid.duel.loadtune else math.nan
+    """loadtune's winner against the best of those measured beside it; a regret below 0 is a winner that beats them."""
+    winner, best = grid.duel.rows[0], max(grid.duel.rows[1:], key=lambda row: row.rate)
+    regret, width = 1 - winner.rate / best.rate, math.hypot(run_half_width(winner), run_half_width(best))
+    cost = grid.duel.loadtune.seconds if grid.duel.loadtune else math.nan
     noise = noise_of(grid.rows)
     return (
         f"{grid.name} on {grid.device.name}: winner {winner.rate:,.1f}/s, best beside it {best.rate:,.1f}/s, regret "

@@ -69,7 +69,13 @@ class Confirmed(msgspec.Struct, frozen=True, tag="confirmation"):
     failure: TrialFailure | None = None
 
 
-Line = Head | Probed | Tried | Confirmed
+class Timed(msgspec.Struct, frozen=True, tag="compute"):
+    """The confirmation timed a size that the compute curve had left out."""
+
+    point: ComputePoint
+
+
+Line = Timed | Head | Probed | Tried | Confirmed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,8 @@ class Kept:
     head: Head
     probed: Probed
     trials: tuple[Trial, ...]
+    timed: tuple[ComputePoint, ...]
+    """Beside those of the curve."""
     confirmed: tuple[Confirmed, ...]
     """Since the last trial: what was confirmed before it was another choice of finalists."""
 
@@ -124,6 +132,7 @@ def read_journal(folder: Path) -> Kept:
         head=heads[-1],
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
+        timed=tuple(line.point for line in lines if isinstance(line, Timed)),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
     )
 

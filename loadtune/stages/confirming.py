@@ -13,7 +13,7 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
-from loadtune.report.journal import Confirmed
+from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import settings_text
 from loadtune.stages.memory import check_budget
 from loadtune.stages.run import CONFIRM_SHARE, Run
@@ -164,6 +164,7 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
     if isinstance(timed, TrialFailure):
         return None
     run.found.compute_points += (timed,)
+    run.keep(Timed(point=timed))
     return timed.samples_per_s
 
 

@@ -142,10 +142,9 @@ class StudyLoop:
             return "every configuration of the space was looked at"
         if self._idle >= MAX_IDLE:
             return "no configuration was left that could win"
-        seeded = self._num_run >= self.num_seeds
-        if seeded and self._stale >= PATIENCE:
+        if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
-        if seeded and self._reaches_ceiling(self.best):
+        if self._num_run >= self.num_seeds and self._reaches_ceiling(self.best):
             return "the compute-only rate is reached"
         if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
@@ -196,7 +195,10 @@ class StudyLoop:
             return
         self._idle = 0
         rate = outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0
-        self._stale = 0 if rate > MIN_GAIN * (self.best or 0.0) else self._stale + 1
+        if rate > MIN_GAIN * (self.best or 0.0) or self._num_run <= self.num_seeds:
+            self._stale = 0  # seeds are predictions: that one of them is the best says nothing yet of the search
+        else:
+            self._stale += 1
         if rate > (self.best or 0.0):
             self.best = rate
 

@@ -38,6 +38,11 @@ class OptunaStudy:
         self._space = space
         values = [trial.measurement.samples_per_s for trial in known if trial.measurement]
         self._worst: float | None = min(values, default=None)
+        self._best: tuple[TrialConfig, float] | None = None
+        self._told: set[TrialConfig] = set()
+        self._sampled = False
+        for trial in known:
+            self._remember(trial.config, trial.measurement.samples_per_s if trial.measurement else None)
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
             self._study = optuna.create_study(
@@ -56,14 +61,23 @@ class OptunaStudy:
         self._seeds = deque([*untold, *(seed for seed in seeds if seed[1] not in ran)])
 
     def ask(self) -> Asked:
-        if self._seeds:
-            origin, seed = self._seeds.popleft()
-            self._study.enqueue_trial(self._params(seed), user_attrs={"origin": origin})
+        following = self._seeds.popleft() if self._seeds else self._neighbour()
+        if following is not None:
+            origin, config = following
+            self._study.enqueue_trial(self._params(config), user_attrs={"origin": origin})
         trial = self._study.ask()
         point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
         config = self._space.at(point)
         self._open[trial.number] = trial
         return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
+
+    def _neighbour(self) -> tuple[TrialOrigin, TrialConfig] | None:
+        """Every other time, a configuration beside the best so far that was not asked for yet; else the sampler's."""
+        self._sampled = not self._sampled
+        if self._sampled or self._best is None:
+            return None
+        near = self._space.neighbours(self._best[0])
+        return next((("search", config) for config in near if config not in self._told), None)
 
     def _close_stale(
         self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]
@@ -76,6 +90,7 @@ class OptunaStudy:
 
     def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
         self._worst = samples_per_s if self._worst is None else min(self._worst, samples_per_s)
+        self._remember(asked.config, samples_per_s)
         self._finish(asked, samples_per_s, excess=0.0, attrs={"screened": None})
 
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None:
@@ -88,11 +103,17 @@ class OptunaStudy:
 
     def _finish(self, asked: Asked, value: float, *, excess: float, attrs: dict[str, Any]) -> None:
         trial, loader = self._open.pop(asked.number), asked.config.loader
+        self._told.add(asked.config)
         shown = {"batch_size": loader.batch_size, "num_workers": loader.num_workers, "feasible": excess <= 0, **attrs}
         for name, attr in shown.items():
             trial.set_user_attr(name, attr)
         trial.set_constraint("runs", excess)
         self._study.tell(trial, value)
+
+    def _remember(self, config: TrialConfig, measured: float | None) -> None:
+        self._told.add(config)
+        if measured is not None and (self._best is None or measured > self._best[1]):
+            self._best = config, measured
 
     def _params(self, config: TrialConfig) -> dict[str, Any]:
         axes, point = self._space.axes, self._space.point(config)

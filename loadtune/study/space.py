@@ -19,6 +19,9 @@ COARSE_STEP = 1.2
 PREFETCH_FACTORS = (1, 2, 4, 8)
 """PyTorch's default is 2; what 8 batches a worker do not hide, more do not either, at twice the memory."""
 
+_OFFSETS = (-2, 2, -1, 1)
+"""Two rungs are a doubling of the batch: a step that shows through the noise. Down first: smaller is leaner."""
+
 _LOADER_AXES: tuple[Dimension, ...] = (
     "batch_size",
     "num_workers",
@@ -88,6 +91,20 @@ class SearchSpace:
         if self.excess(near) <= 0:
             return near
         return self.at(self.point(replace(near, loader=replace(near.loader, batch_size=self.ceilings[near.precision]))))
+
+    def neighbours(self, config: TrialConfig) -> Iterator[TrialConfig]:
+        """Configurations that fit and differ in one axis: two rungs down or up first, then one; other values last."""
+        axes, point = self.axes, self.point(config)
+        ladders = {name: axis for name, axis in axes.items() if is_ordered(axis)}
+        steps = [
+            (name, axis[at])
+            for offset in _OFFSETS
+            for name, axis in ladders.items()
+            if 0 <= (at := axis.index(point[name]) + offset) < len(axis)
+        ]
+        steps += [(name, value) for name, axis in axes.items() if name not in ladders for value in axis]
+        near = (self.at({**point, name: value}) for name, value in steps)
+        return (other for other in dict.fromkeys(near) if other != config and self.excess(other) <= 0)
 
     def configs(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once."""
