@@ -123,20 +123,25 @@ class GridSurface:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._measured = {row.config: row.rate for row in grid.rows}
         self._waits = {row.config: statistics.fmean(run.wait_fraction for run in row.runs) for row in grid.rows}
         self._fit = _Fit(grid.rows)
+        self._rates = {row.config: row.rate for row in grid.rows}
+        self._fed: dict[TrialConfig, float] = {}
         self.compute_per_s = {choice.chosen.precision: 0.0 for choice in grid.recipes}
         self.budget_bytes = grid.facts.memory_budget_bytes
 
     def training_rate(self, config: TrialConfig) -> float:
-        measured = self._measured.get(config)
-        return measured if measured is not None else self._fit(config)
+        if config not in self._rates:
+            self._rates[config] = self._fit(config)
+        return self._rates[config]
 
     def fed_rate(self, config: TrialConfig) -> float:
         """So that the wait is the measured one; where it was not, of the nearest row that was."""
-        near = min(self._waits, key=lambda known: float(np.sum((_place(known) - _place(config)) ** 2)))
-        return self.training_rate(config) / max(0.01, 1 - self._waits[near])
+        if config not in self._fed:
+            place = _place(config)
+            near = min(self._waits, key=lambda known: float(np.sum((_place(known) - place) ** 2)))
+            self._fed[config] = self.training_rate(config) / max(0.01, 1 - self._waits[near])
+        return self._fed[config]
 
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         return compute_bound(self._grid.compute_points, recipe, batch_size) or math.inf

@@ -188,7 +188,7 @@ class FakeBench:
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
         waiting = 1 - self.surface.training_rate(config) / self.surface.fed_rate(config)
-        luck = self._random.gauss(1.0, self.between_runs)
+        luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         step_s = config.batch_size / (self.surface.training_rate(config) * luck)
         num_steps = max(1, round(window_s / step_s))
         windows = []

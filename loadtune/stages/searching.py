@@ -84,7 +84,8 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         until_s=run.until(STUDY_SHARE),
         num_seeds=num_seeds,
         num_configs=sum(1 for _ in searched.configs()),
-        ceiling_per_s=top.samples_per_s if _complete(run, searched, top) else None,
+        # By its fastest window: others on the machine slow a ceiling down, and the search must not end at that.
+        ceiling_per_s=top.quickest_per_s if _complete(run, searched, top) else None,
         known=tuple(run.found.trials),
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
