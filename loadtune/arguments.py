@@ -5,10 +5,25 @@ Every message names the flag, what was found, what is allowed and what to do. Ap
 
 import math
 import re
-from typing import cast, get_args
+from collections.abc import Collection
+from dataclasses import fields, replace
+from typing import TypeVar, cast, get_args
 
 from loadtune.errors import UsageError
-from loadtune.records import PRECISIONS, OptimizerName, Precision, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records import (
+    DIMENSIONS,
+    MEMORY_FORMATS,
+    OPTIONAL_DIMENSIONS,
+    PRECISIONS,
+    Fixed,
+    OptimizerName,
+    OptionalDimension,
+    Precision,
+    Setting,
+    TuneConfig,
+    WorkloadSpec,
+    YourSettings,
+)
 
 _UNITS = {
     **dict.fromkeys(("", "B"), 1),
@@ -32,6 +47,55 @@ def precisions_of(words: list[str]) -> tuple[Precision, ...] | None:
         return None
     named = {precision_of("--precision", part.strip()) for word in words for part in word.split(",")}
     return tuple(precision for precision in PRECISIONS if precision in named)
+
+
+def tuned_of(words: list[str]) -> tuple[OptionalDimension, ...]:
+    """``["in_order,prefetch_factor"]`` in the order of OPTIONAL_DIMENSIONS, each once."""
+    named = [part.strip() for word in words for part in word.split(",")]
+    for name in named:
+        if name not in OPTIONAL_DIMENSIONS:
+            always = " It is always searched." if name in DIMENSIONS else ""
+            raise UsageError(
+                f"--tune is {name!r}; it can be {', '.join(OPTIONAL_DIMENSIONS)}.{always} Name some of these."
+            )
+    return tuple(name for name in OPTIONAL_DIMENSIONS if name in named)
+
+
+def fixed_of(words: list[str]) -> tuple[Fixed, ...]:
+    """``["num_workers=4", "pin_memory=true"]``, or joined by commas; each dimension once."""
+    fixed: dict[str, Fixed] = {}
+    for word in [part.strip() for each in words for part in each.split(",")]:
+        name, _, value = (part.strip() for part in word.partition("="))
+        dimension = next((dimension for dimension in DIMENSIONS if dimension == name), None)
+        if dimension is None:
+            raise UsageError(f"--fix is {word!r}; it takes name=value, and a name can be {', '.join(DIMENSIONS)}.")
+        fixing = Fixed(name=dimension, value=_setting_of(name, value))
+        if fixed.setdefault(name, fixing) != fixing:
+            raise UsageError(f"--fix gives {name} twice, as {fixed[name].value} and {fixing.value}. Give it once.")
+    return tuple(fixed.values())
+
+
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_LEAST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
+
+
+def _setting_of(name: str, word: str) -> Setting:
+    """The value of a dimension that ``--fix`` was given."""
+    if name == "precision":
+        return precision_of("--fix precision", word)
+    if name in _LEAST:
+        allowed, value = (
+            f"a whole number of at least {_LEAST[name]}",
+            int(word) if word.isascii() and word.isdigit() else -1,
+        )
+        found: Setting | None = value if value >= _LEAST[name] else None
+    elif name == "memory_format":
+        allowed, found = " or ".join(MEMORY_FORMATS), word if word in MEMORY_FORMATS else None
+    else:
+        allowed, found = "true or false", _BOOLEANS.get(word.lower())
+    if found is None:
+        raise UsageError(f"--fix {name} is {word!r}; it can be {allowed}. Write {name}=value so.")
+    return found
 
 
 def optimizer_of(word: str) -> OptimizerName:
@@ -83,6 +147,28 @@ def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool |
     )
 
 
+def resumed_config(kept: TuneConfig, asked: TuneConfig, given: Collection[str], num_run: int) -> TuneConfig:
+    """The config of a run that goes on: its own, but for the options `given`; ``--trials`` are more than `num_run`."""
+    config = _overlaid(
+        kept, asked, given, precisions="precision", time_budget_s="time_budget", max_gpu_memory_bytes="max_gpu_memory"
+    )
+    return replace(
+        config,
+        workload=_overlaid(kept.workload, asked.workload, given),
+        yours=_overlaid(kept.yours, asked.yours, given, precision="amp"),
+        num_trials=num_run + asked.num_trials if "trials" in given else kept.num_trials,
+    )
+
+
+_Record = TypeVar("_Record", TuneConfig, WorkloadSpec, YourSettings)
+
+
+def _overlaid(kept: _Record, asked: _Record, given: Collection[str], **option_of: str) -> _Record:
+    """`kept` with the fields of `asked` whose option was given, which mostly has the field's name."""
+    named = [field.name for field in fields(kept) if option_of.get(field.name, field.name) in given]
+    return replace(kept, **{name: getattr(asked, name) for name in named})
+
+
 def check(config: TuneConfig) -> TuneConfig:
     """The same config, every number of it within its range."""
     _check_seconds(config.time_budget_s)
@@ -95,6 +181,7 @@ def check(config: TuneConfig) -> TuneConfig:
     check_at_least("--num-classes", config.workload.num_classes, 1)
     _check_seed(config.seed)
     _check_batches(config)
+    _check_fixed(config)
     return config
 
 
@@ -125,3 +212,20 @@ def _check_batches(config: TuneConfig) -> None:
             f"--batch-size is {yours}, above --max-batch-size {largest}; your own batch size must be among those"
             " considered. Raise --max-batch-size, or leave one of them out."
         )
+
+
+def _check_fixed(config: TuneConfig) -> None:
+    """What is fixed must be neither searched nor ruled out by another option."""
+    for fixed in config.fix:
+        if fixed.name in config.tune:
+            raise UsageError(f"{fixed.name} is given to --tune and to --fix; it is searched or fixed. Leave one out.")
+    for name, flag, most in (
+        ("batch_size", "--max-batch-size", config.max_batch_size),
+        ("num_workers", "--max-workers", config.max_workers),
+    ):
+        value = next((int(fixed.value) for fixed in config.fix if fixed.name == name), 0)
+        if most is not None and value > most:
+            raise UsageError(f"--fix {name} is {value}, above {flag} {most}. Raise {flag}, or leave one of them out.")
+    precision = config.fixed("precision")
+    if precision is not None and config.precisions is not None and precision not in config.precisions:
+        raise UsageError(f"--fix precision is {precision}, which --precision leaves out. Leave one of them out.")

@@ -12,8 +12,17 @@ from typing import Annotated, TextIO
 
 import typer
 
-from loadtune import __version__
-from loadtune.arguments import check, precisions_of, workload_of, yours_of
+from loadtune import __version__, options
+from loadtune.arguments import (
+    check,
+    fixed_of,
+    memory_of,
+    precisions_of,
+    resumed_config,
+    tuned_of,
+    workload_of,
+    yours_of,
+)
 from loadtune.cli_memory import memory
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
@@ -21,7 +30,12 @@ from loadtune.records import HostFacts, TuneConfig, TuningResult
 from loadtune.terminal import show
 
 _DEFAULT = TuneConfig()
-_LOGS = {"bench.log", "study.db", "study.db-journal"}  # nobody reads them where there is no result beside them
+_LOGS = {
+    "bench.log",
+    "journal.jsonl",
+    "study.db",
+    "study.db-journal",
+}  # nobody reads them where there is no result beside them
 
 app = typer.Typer(
     help="Finds the batch size, workers, pinning and precision that train the most samples a second on this machine.",
@@ -52,40 +66,35 @@ def _all_commands(
     """What comes before a command's name."""
 
 
-@app.command()
+@app.command(cls=options.ResumableCommand)
 def run(
-    dataset: Annotated[
-        str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")
-    ] = _DEFAULT.workload.dataset,
-    model: Annotated[
-        str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")
-    ] = _DEFAULT.workload.model,
-    data_root: Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
-    batch_size: Annotated[
-        int | None, typer.Option(help="What you train with now; gives a second winner, at this size.")
-    ] = None,
-    num_workers: Annotated[int | None, typer.Option(help="What you use now. [default: 0]")] = None,
-    pin_memory: Annotated[
-        bool | None, typer.Option("--pin-memory/--no-pin-memory", help="What you do now. [default: no]")
-    ] = None,
-    amp: Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="What you use now. [default: off]")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")] = None,
-    precision: Annotated[
-        list[str] | None,
-        typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
-    ] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")] = None,
-    max_workers: Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")] = None,
-    trials: Annotated[int, typer.Option(help="Most trials that are really run.")] = _DEFAULT.num_trials,
-    time_budget: Annotated[float, typer.Option(help="Seconds for the whole run.")] = _DEFAULT.time_budget_s,
-    out: Annotated[str, typer.Option(help="Parent of the run's own folder.")] = _DEFAULT.out,
-    seed: Annotated[int, typer.Option(help="Of the search and of the workload.")] = _DEFAULT.seed,
-    json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")] = False,
+    ctx: typer.Context,
+    dataset: options.Dataset = _DEFAULT.workload.dataset,
+    model: options.Model = _DEFAULT.workload.model,
+    data_root: options.DataRoot = None,
+    image_size: options.ImageSize = None,
+    num_classes: options.NumClasses = None,
+    optimizer: options.Optimizer = "sgd",
+    batch_size: options.BatchSize = None,
+    num_workers: options.NumWorkers = None,
+    pin_memory: options.PinMemory = None,
+    amp: options.Amp = None,
+    device: options.Device = None,
+    precision: options.Precisions = None,
+    max_batch_size: options.MaxBatchSize = None,
+    max_workers: options.MaxWorkers = None,
+    max_gpu_memory: options.MaxGpuMemory = None,
+    tune: options.Tune = None,
+    fix: options.Fix = None,
+    warm_start: options.WarmStart = None,
+    resume: options.Resume = None,
+    trials: options.Trials = _DEFAULT.num_trials,
+    time_budget: options.TimeBudget = _DEFAULT.time_budget_s,
+    out: options.Out = _DEFAULT.out,
+    seed: options.Seed = _DEFAULT.seed,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
 ) -> None:
     """Find the configuration that trains fastest here, and confirm it.
 
@@ -106,8 +115,15 @@ def run(
             time_budget_s=time_budget,
             out=out,
             seed=seed,
+            tune=tuned_of(tune or []),
+            fix=fixed_of(fix or []),
+            warm_start=warm_start,
+            max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
-        _run(check(config), as_json=json, quiet=quiet, debug=debug)
+        folder = None
+        if resume is not None:
+            folder, config = _resumed(resume, config, {name for name in ctx.params if _is_given(ctx, name)})
+        _run(check(config), folder, as_json=json, quiet=quiet, debug=debug)
 
 
 @app.command()
@@ -141,7 +157,22 @@ def doctor(
 app.command()(memory)
 
 
-def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None:
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
+    """The run's folder, and its own config with what was given over it."""
+    from loadtune.report.journal import newest_run, read_journal
+
+    folder = newest_run(Path(asked.out if where == options.NEWEST else where))
+    kept = read_journal(folder)
+    num_run = sum(trial.screened is None for trial in kept.trials)
+    return folder, resumed_config(kept.head.config, asked, given, num_run)
+
+
+def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool, debug: bool) -> None:
     from loadtune.host import read_host
     from loadtune.report import store
 
@@ -150,11 +181,11 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
     _warn_of_workers(config, facts)
     out = Path(config.out)
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
-    folder = store.new_run_folder(out, config.workload.label)
+    folder = resumed or store.new_run_folder(out, config.workload.label)
     try:
-        result = _tune(config, folder, quiet)
+        result = _tune(config, folder, quiet, resume=resumed is not None)
     except (LoadtuneError, KeyboardInterrupt):
-        if not debug:
+        if not debug and resumed is None:
             _remove_if_empty(folder, made)
         raise
     _print_result(result, folder, as_json=as_json, quiet=quiet)
@@ -162,12 +193,12 @@ def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None
         raise typer.Exit(code)
 
 
-def _tune(config: TuneConfig, folder: Path, quiet: bool) -> TuningResult:
+def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
     from loadtune.tune import tune_loader
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
-        return tune_loader(config, folder=folder, listener=display)
+        return tune_loader(config, folder=folder, listener=display, resume=resume)
 
 
 def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:

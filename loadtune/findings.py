@@ -47,6 +47,8 @@ class Findings:
     facts: WorkloadFacts | None = None
     yours: TrialConfig | None = None
     assumed: tuple[str, ...] = ()
+    warm: TrialConfig | None = None
+    """Another run's winner, to be tried first."""
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: list[MemoryCeiling] = field(default_factory=list)
     free_bytes: int | None = None
@@ -94,6 +96,8 @@ class Findings:
 
     def note(self, sentence: str) -> None:
         """Keep a sentence the user should read before trusting the answer, and show it now."""
+        if sentence in self.notes:
+            return
         self.notes.append(sentence)
         self.tell(sentence, warning=True)
 

@@ -95,11 +95,15 @@ class Surface:
 
     def training_rate(self, config: TrialConfig) -> float:
         """Samples/s of real training: the least of compute, loader and transfer; in turn where no worker helps."""
-        compute = self.compute_rate(config.recipe, config.batch_size)
-        transfer = self.pinned_per_s if config.loader.pin_memory else self.pageable_per_s
+        fed = self.fed_rate(config)
         if config.loader.num_workers == 0:
-            return 1 / (self.sample_s + 1 / min(compute, transfer))
-        return min(compute, transfer, config.loader.num_workers / self.sample_s)
+            return 1 / (self.sample_s + 1 / fed)
+        return min(fed, config.loader.num_workers / self.sample_s)
+
+    def fed_rate(self, config: TrialConfig) -> float:
+        """The same where a batch is always there: the lesser of compute and transfer."""
+        transfer = self.pinned_per_s if config.loader.pin_memory else self.pageable_per_s
+        return min(self.compute_rate(config.recipe, config.batch_size), transfer)
 
     def wait_fraction(self, config: TrialConfig) -> float:
         """Share of the time in which training waits for its loader, the pinning thread included."""
@@ -193,7 +197,7 @@ class FakeBench:
             return _too_small("training")
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
-        luck = self._random.gauss(1.0, self.between_runs)
+        luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         step_s = config.batch_size / (self.surface.training_rate(config) * luck)
         num_steps = max(1, round(window_s / step_s))
         windows = []

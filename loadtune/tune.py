@@ -13,27 +13,35 @@ from loadtune.errors import LoadtuneError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+from loadtune.report.journal import Head, Journal, read_journal
 from loadtune.report.store import new_run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
+from loadtune.stages.resuming import restore
 
 
-def tune_loader(config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None) -> TuningResult:
+def tune_loader(
+    config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None, resume: bool = False
+) -> TuningResult:
     """Find the fastest configuration for this machine; writes ``result.json`` and ``study.db`` into `folder`.
 
-    `folder` defaults to a new one below ``config.out``. Ctrl-C ends early: the result says so and claims nothing that
+    `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
+    ``config.num_trials`` trials in all. Ctrl-C ends early: the result says so and claims nothing that
     was not confirmed. Raises LoadtuneError for what a user can mend.
     """
     host = read_host()
     device = choose_device(host, config.device)
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
+    limit, log = config.max_gpu_memory_bytes, folder / "bench.log"
     with (
-        BenchClient(config.workload, device, log_path=folder / "bench.log", hang_s=hang_s) as bench,
+        BenchClient(config.workload, device, log_path=log, hang_s=hang_s, max_gpu_memory_bytes=limit) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()
-        return tune_on(bench, sensor, MonotonicClock(), config, host, device, folder, listener, read_host)
+        return tune_on(
+            bench, sensor, MonotonicClock(), config, host, device, folder, listener, read_host, resume=resume
+        )
 
 
 def tune_on(
@@ -46,11 +54,18 @@ def tune_on(
     folder: Path,
     listener: Listener | None = None,
     host_now: Callable[[], HostFacts] | None = None,
+    *,
+    resume: bool = False,
 ) -> TuningResult:
     """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
+    kept = read_journal(folder) if resume else None
+    if kept is not None:
+        restore(kept, found)
+    journal = Journal(folder)
+    journal.keep(Head(config=config, host=host, device=device))
     try:
-        story(Run(bench, sensor, clock, found, folder, host_now or (lambda: host)))
+        story(Run(bench, sensor, clock, found, folder, host_now or (lambda: host), journal, kept))
     except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:

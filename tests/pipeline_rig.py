@@ -19,7 +19,8 @@ def tune_fake(
     host: HostFacts | None = None,
     device: Device = GPU,
     host_now: Callable[[], HostFacts] | None = None,
+    resume: bool = False,
 ) -> TuningResult:
     sensor, clock = FakeSensor(bench.clock), bench.clock
     config, host = config or TuneConfig(), host or fake_host()
-    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now)
+    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume)

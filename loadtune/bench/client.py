@@ -75,8 +75,9 @@ class BenchClient:
         log_path: Path,
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
+        max_gpu_memory_bytes: int | None = None,
     ) -> None:
-        self._begin = Begin(spec=spec, device=device, objects=objects)
+        self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
         self._log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None

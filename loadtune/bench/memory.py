@@ -67,17 +67,25 @@ class CudaMemory:
     """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
 
     Others' share is taken to be what it was then, because the driver does not tell in containers whose memory is whose.
+    `most_bytes` is what this process may hold at all, its context included; None: whatever is free.
     """
 
-    def __init__(self, device: torch.device, free_before: int | None = None) -> None:
+    def __init__(self, device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> None:
         self._device = device
         self._free_before = free_before
+        self._most_bytes = most_bytes
         self._idle_bytes = 0
 
     def capacity_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]
 
     def budget_bytes(self) -> int:
+        available = self._available_bytes()
+        if self._most_bytes is None:
+            return available
+        return min(available, max(0, self._most_bytes - (self.outside_bytes() or 0)))
+
+    def _available_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 
     def reset_peaks(self) -> None:
@@ -93,19 +101,26 @@ class CudaMemory:
     def outside_bytes(self) -> int | None:
         if self._free_before is None:
             return None
-        return max(0, self._free_before - self.budget_bytes())
+        return max(0, self._free_before - self._available_bytes())
 
     def num_retries(self) -> int | None:
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
     @contextmanager
     def capped(self) -> Iterator[None]:
-        fraction = min(1.0, self.budget_bytes() / self.capacity_bytes())
-        torch.cuda.set_per_process_memory_fraction(fraction, self._device)
+        self._allow(self.budget_bytes())
         try:
             yield
         finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+            self._allow_most()
+
+    def _allow_most(self) -> None:
+        """Where a limit was asked for it holds for every run, so that a trial above it fails instead of passing it."""
+        self._allow(self.capacity_bytes() if self._most_bytes is None else self.budget_bytes())
+
+    def _allow(self, allocated_bytes: int) -> None:
+        fraction = min(1.0, allocated_bytes / self.capacity_bytes())
+        torch.cuda.set_per_process_memory_fraction(fraction, self._device)
 
     def recovers(self) -> bool:
         gc.collect()
@@ -118,6 +133,7 @@ class CudaMemory:
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
+        self._allow_most()
 
     def free_pinned(self) -> None:
         empty = getattr(torch._C, "_host_emptyCache", None)
@@ -181,6 +197,6 @@ def _start_threads() -> None:
     torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
 
 
-def memory_of(device: torch.device, free_before: int | None = None) -> DeviceMemory:
-    """The books of this device."""
-    return CudaMemory(device, free_before) if device.type == "cuda" else CpuMemory()
+def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
+    """The books of this device; `most_bytes` limits a GPU's."""
+    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory()

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.records import ComputePoint, OptimizerName, Precision, Recipe, RecipeChoice, TrialFailure, WorkloadFacts
+from loadtune.records import (
+    ComputePoint,
+    MemoryFormat,
+    OptimizerName,
+    Precision,
+    Recipe,
+    RecipeChoice,
+    TrialFailure,
+    WorkloadFacts,
+)
 from loadtune.seams import Bench
 
 MODERATE_BATCH = 256
@@ -51,10 +60,12 @@ def choose_recipes(
     optimizer: OptimizerName,
     largest: int,
     time_budget_s: float,
+    memory_format: MemoryFormat | None = None,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
-    `largest` bounds the batch (dataset length, ``--max-batch-size``). Raises WorkloadError where no precision trains.
+    `largest` bounds the batch (dataset length, ``--max-batch-size``). `memory_format` is taken whatever it gains; None:
+    the faster one is. Raises WorkloadError where no precision trains.
     """
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s)
     choices: list[RecipeChoice] = []
@@ -71,7 +82,7 @@ def choose_recipes(
             than = reference.recipe.precision
             notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
             continue
-        choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer)
+        choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer, memory_format)
         choices.append(choice)
         notes += left_out
     if not choices:
@@ -126,25 +137,31 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
 
 
 def _best_recipe(
-    bench: Bench, facts: WorkloadFacts, plain: ComputePoint, point_s: float, optimizer: OptimizerName
+    bench: Bench,
+    facts: WorkloadFacts,
+    plain: ComputePoint,
+    point_s: float,
+    optimizer: OptimizerName,
+    memory_format: MemoryFormat | None,
 ) -> tuple[RecipeChoice, list[str]]:
     """Climb from the plain recipe: each change is tried on the best so far and kept if it pays."""
     best, points, notes = plain, [plain], []
-    for name, change in _changes(facts, plain.recipe.precision, optimizer).items():
+    for name, change in _changes(facts, plain.recipe.precision, optimizer, memory_format).items():
         point = bench.time_compute(change(best.recipe), plain.batch_size, point_s)
         if isinstance(point, TrialFailure):
             notes.append(f"{name} was left out in {plain.recipe.precision}: {point.message}")
             continue
         points.append(point)
-        best = point if point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
+        asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
+        best = point if asked_for or point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
 
 
 def _changes(
-    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName
+    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName, memory_format: MemoryFormat | None
 ) -> dict[str, Callable[[Recipe], Recipe]]:
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
-    if len(facts.input_shape) == 3:  # batches of (C, H, W) samples are the 4-D tensors that channels_last is for
+    if facts.takes_channels_last and memory_format != "contiguous":
         changes["channels_last"] = lambda recipe: replace(recipe, memory_format="channels_last")
     if (precision, optimizer) not in BREAKS_FUSED:
         changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)

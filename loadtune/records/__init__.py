@@ -4,7 +4,21 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.bounds import LoaderPoint, TransferPoint
-from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
+from loadtune.records.configs import (
+    DIMENSIONS,
+    MEMORY_FORMATS,
+    OPTIONAL_DIMENSIONS,
+    PRECISIONS,
+    Dimension,
+    Fixed,
+    LoaderConfig,
+    MemoryFormat,
+    OptionalDimension,
+    Precision,
+    Recipe,
+    Setting,
+    TrialConfig,
+)
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.footprint import (
     BatchEstimate,
@@ -57,7 +71,10 @@ from loadtune.records.workload import (
 )
 
 __all__ = [
+    "DIMENSIONS",
+    "MEMORY_FORMATS",
     "MEMORY_KINDS",
+    "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
     "SCHEMA_VERSION",
     "AllocationTrace",
@@ -67,10 +84,12 @@ __all__ = [
     "CeilingLimit",
     "ComputePoint",
     "Device",
+    "Dimension",
     "EpochCost",
     "FailureKind",
     "Finalist",
     "FitReport",
+    "Fixed",
     "FootprintReport",
     "GpuFacts",
     "GpuProcess",
@@ -87,12 +106,14 @@ __all__ = [
     "MemoryLines",
     "MemoryTrace",
     "OptimizerName",
+    "OptionalDimension",
     "Precision",
     "Progress",
     "Reading",
     "Recipe",
     "RecipeChoice",
     "SavingCost",
+    "Setting",
     "StepAccount",
     "StepOptimizer",
     "StepVariant",

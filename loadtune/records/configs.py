@@ -8,6 +8,26 @@ Precision = Literal["fp32", "fp16", "bf16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 MemoryFormat = Literal["contiguous", "channels_last"]
+MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
+
+OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "persistent_workers"]
+"""Searched where ``--tune`` names them; else PyTorch's defaults hold, and the recipe's memory format."""
+OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
+
+Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision"] | OptionalDimension
+"""What a study can choose, or ``--fix`` can pin."""
+DIMENSIONS: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", *OPTIONAL_DIMENSIONS)
+
+Setting = int | bool | str
+"""A value of a dimension, in PyTorch's own spelling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """A dimension that is not searched, because ``--fix`` says what it is."""
+
+    name: Dimension
+    value: Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +41,9 @@ class LoaderConfig:
     """Batches asked for ahead per worker (PyTorch's default is 2). Without meaning at 0 workers."""
     persistent_workers: bool = True
     """Keep workers from one epoch to the next. Without meaning at 0 workers."""
+    in_order: bool = True
+    """Hand batches out in the order they were asked for. False: as they are made, so that none waits for a slow one;
+    the order of training then differs from run to run. Without meaning at 0 workers."""
 
     @property
     def num_prefetched(self) -> int:
@@ -36,6 +59,7 @@ class LoaderConfig:
         }
         if self.num_workers > 0:
             chosen |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent_workers}
+            chosen |= {} if self.in_order else {"in_order": False}  # PyTorch's default needs no line in a script
         return chosen
 
 

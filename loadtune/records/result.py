@@ -14,7 +14,7 @@ from loadtune.records.workload import TuneConfig, WorkloadFacts
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
-TrialOrigin = Literal["yours", "seed", "search"]
+TrialOrigin = Literal["yours", "seed", "warm start", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,3 +167,26 @@ class TuningResult:
     with a smaller batch. Empty: it failed, or no time was left."""
     transfer_points: tuple[TransferPoint, ...] = ()
     """Copies of the winner's batch to a GPU, from the memory that it trains from."""
+
+    @property
+    def frontier(self) -> tuple[Trial, ...]:
+        """Trials of which none other is faster with no more memory, least memory first.
+
+        Memory is the GPU's, reserved at its peak. Figures of the study, each seen once. Empty on a CPU.
+        """
+        seen = [
+            trial for trial in self.trials if trial.measurement and trial.measurement.peak_reserved_bytes is not None
+        ]
+        best: list[Trial] = []
+        for trial in sorted(seen, key=lambda trial: (_reserved(trial), -_rate(trial))):
+            if not best or _rate(trial) > _rate(best[-1]):
+                best.append(trial)
+        return tuple(best)
+
+
+def _rate(trial: Trial) -> float:
+    return trial.measurement.samples_per_s if trial.measurement else 0.0
+
+
+def _reserved(trial: Trial) -> int:
+    return (trial.measurement.peak_reserved_bytes or 0) if trial.measurement else 0

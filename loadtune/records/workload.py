@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loadtune.records.configs import Precision
+from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimension, Precision, Setting
 
 OptimizerName = Literal["sgd", "adamw"]
 
@@ -70,6 +70,11 @@ class WorkloadFacts:
     memory_budget_bytes: int
     """What training may take of it now, this process's own share included."""
 
+    @property
+    def takes_channels_last(self) -> bool:
+        """Batches of (C, H, W) samples are the 4-D tensors that channels_last is for."""
+        return len(self.input_shape) == 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YourSettings:
@@ -101,3 +106,27 @@ class TuneConfig:
     out: str = "loadtune-results"
     """Parent of the run's own folder."""
     seed: int = 0
+    tune: tuple[OptionalDimension, ...] = ()
+    """Dimensions searched beside batch size, workers, pinning and precision."""
+    fix: tuple[Fixed, ...] = ()
+    """Dimensions that are not searched, each once. The comparison is with ``yours`` all the same."""
+    warm_start: str | None = None
+    """A ``result.json``, or a folder with one, whose winner is tried first. None: no such result."""
+    max_gpu_memory_bytes: int | None = None
+    """What training may hold of the GPU, its context included. None: whatever is free."""
+
+    def fixed(self, name: Dimension) -> Setting | None:
+        """What the dimension is fixed at. None: it is not."""
+        return next((fixed.value for fixed in self.fix if fixed.name == name), None)
+
+    @property
+    def considered(self) -> tuple[Precision, ...] | None:
+        """Precisions to look at. None: all the device supports."""
+        fixed = next((precision for precision in PRECISIONS if precision == self.fixed("precision")), None)
+        return self.precisions if fixed is None else (fixed,)
+
+    @property
+    def named_batch_size(self) -> int | None:
+        """The largest size that somebody asked for, which is looked at whatever it takes: fixed, or the user's own."""
+        named = [int(size) for size in (self.fixed("batch_size"), self.yours.batch_size) if size is not None]
+        return max(named, default=None)

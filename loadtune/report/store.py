@@ -97,13 +97,20 @@ def _result_file(path: Path) -> Path:
             f"{path} does not exist. A result is a result.json, a run's folder, a workload's folder, or the folder that"
             " holds those. Run `loadtune run` first, or name where its result lies."
         )
-    for pattern in (RESULT_FILE, f"*/{RESULT_FILE}", f"*/*/{RESULT_FILE}"):
-        if found := list(path.glob(pattern)):
-            return max(found, key=lambda file: run_order(file.parent.name))
+    if found := newest_with(path, RESULT_FILE):
+        return found
     raise ResultError(
         f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error writes"
         " none. Run `loadtune run`, or name another folder."
     )
+
+
+def newest_with(path: Path, name: str) -> Path | None:
+    """The file of this name in the folder, or in the newest run up to two folders below. None: there is none."""
+    for pattern in (name, f"*/{name}", f"*/*/{name}"):
+        if found := list(path.glob(pattern)):
+            return max(found, key=lambda file: run_order(file.parent.name))
+    return None
 
 
 def run_order(name: str) -> tuple[str, int, str]:

@@ -98,6 +98,8 @@ def searched_text(config: TrialConfig) -> str:
     ]
     if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
         parts.insert(2, f"prefetch {loader.prefetch_factor}")
+    parts += [] if loader.in_order else ["out of order"]
+    parts += [] if loader.persistent_workers else ["workers ended each epoch"]
     return ", ".join(parts)
 
 

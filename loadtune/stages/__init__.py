@@ -6,6 +6,7 @@ from loadtune.stages.costs import costs
 from loadtune.stages.memory import memory
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
-from loadtune.stages.searching import space, study
+from loadtune.stages.searching import study
+from loadtune.stages.spanning import space
 
 __all__ = ["Run", "bounds", "compute", "confirmation", "costs", "memory", "recipes", "space", "start", "study"]

@@ -1,6 +1,6 @@
 """The finalists measured again, and what their figures say. Only these are reported."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from loadtune.errors import BenchError
@@ -13,6 +13,7 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
+from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import settings_text
 from loadtune.stages.memory import check_budget
 from loadtune.stages.run import CONFIRM_SHARE, Run
@@ -46,9 +47,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         configs = pick_finalists(
             found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
         )
-        for outcome in confirm(
-            configs, lambda c: timed(run, c, CONFIRM_SHARE, None), run.clock, run.confirm_until_s, yours=found.yours
-        ):
+        for outcome in confirm(configs, _confirmed_once(run), run.clock, run.confirm_until_s, yours=found.yours):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
             found.tell(outcome_text(outcome[0], *_split(outcome[1])))
@@ -57,6 +56,27 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         if nothing_else_ran(found.trials, found.yours, found.finalists):
             found.note("Nothing but your own configuration could be run: it wins for want of any other.")
         _conclude(run, facts)
+
+
+def _confirmed_once(run: Run) -> Callable[[TrialConfig], Measurement | TrialFailure]:
+    """Measures a configuration and keeps what came of it; what an earlier session kept is answered from there.
+
+    After a trial that is newer than those, they are of another choice of finalists, and all is measured anew.
+    """
+    kept = [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else list(run.kept.confirmed)
+
+    def outcome(config: TrialConfig) -> Measurement | TrialFailure:
+        before = next((line for line in kept if line.config == config), None)
+        if before is not None:
+            kept.remove(before)
+            if known := before.measurement or before.failure:
+                return known
+        now = timed(run, config, CONFIRM_SHARE, None)
+        measurement, failure = _split(now)
+        run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
+        return now
+
+    return outcome
 
 
 def _conclude(run: Run, facts: WorkloadFacts) -> None:
@@ -133,6 +153,7 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
     if isinstance(timed, TrialFailure):
         return None
     run.found.compute_points += (timed,)
+    run.keep(Timed(point=timed))
     return timed.samples_per_s
 
 

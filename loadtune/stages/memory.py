@@ -32,6 +32,8 @@ context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
     """Find the ceilings per precision."""
     found = run.found
+    if found.ceilings:
+        return
     with found.stage("memory"):
         for choice in found.recipes:
             recipe = chosen[choice.chosen.precision]
@@ -43,6 +45,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             found.note(note)
         _tell_slow(run, facts)
         found.free_bytes = _free_bytes(run)
+        run.keep_probes()
 
 
 def find_ceiling(
@@ -83,7 +86,8 @@ def check_budget(run: Run) -> None:
     if found.free_bytes is None or free_bytes is None:
         return
     budget = max((ceiling.budget_bytes or 0 for ceiling in found.ceilings), default=0)
-    lost_bytes = found.free_bytes - free_bytes
+    spare_bytes = 0 if found.config.max_gpu_memory_bytes is None else max(0, found.free_bytes - budget)
+    lost_bytes = found.free_bytes - free_bytes - spare_bytes
     if lost_bytes <= max(LOST * budget, LOST_BYTES, found.lost_bytes):
         return
     found.lost_bytes = lost_bytes
@@ -123,13 +127,13 @@ def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
 
 
 def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory; a batch size the user gave is never too slow to look at."""
+    """What bounds the batch beside memory; one that the user named is never too slow to look at."""
     config = run.found.config
     quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
     affordable = int(run.step_limit_s / quickest)
     caps: dict[CeilingLimit, int] = {
         "dataset": facts.dataset_length,
-        "time": max(affordable, config.yours.batch_size or 1, facts.min_batch_size),
+        "time": max(affordable, config.named_batch_size or 1, facts.min_batch_size),
     }
     if config.max_batch_size is not None:
         caps["cap"] = config.max_batch_size

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 
+from loadtune.findings import Findings
 from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.recipe import choose_recipes
-from loadtune.records import ComputePoint, Precision, Recipe, WorkloadFacts
+from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, WorkloadFacts
 from loadtune.report.wording import recipe_text
+from loadtune.stages.resuming import check_same_workload
 from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.warm import warm_start
 from loadtune.study.yours import check_against_facts
 from loadtune.units import rate_text, seconds_text
 
@@ -14,28 +17,37 @@ from loadtune.units import rate_text, seconds_text
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the bench and check what was asked for against it."""
     with run.found.stage("start"):
-        facts = run.found.facts = run.bench.describe()
-        check_against_facts(run.found.config, facts)
+        run.found.warm = warm_start(run.found.config.warm_start)
+        facts = run.bench.describe()
+        if run.found.facts is not None:  # of an earlier session, whose study was made with them
+            check_same_workload(run.found.facts, facts)
+            return run.found.facts
+        run.found.facts = facts
+        check_against_facts(run.found.config, facts, run.found.device.kind)
         shape = "×".join(map(str, facts.input_shape))
         run.found.tell(
             f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, one takes a worker "
             f"{seconds_text(facts.sample_s)}; {facts.num_parameters:,} parameters"
         )
+        run.keep_probes()
     return facts
 
 
 def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
     """Decide memory format and optimizer per precision."""
     config = run.found.config
+    if run.found.recipes:
+        return {choice.chosen.precision: choice.chosen for choice in run.found.recipes}
     with run.found.stage("recipe"):
         largest = min(facts.dataset_length, config.max_batch_size or facts.dataset_length)
         chosen = choose_recipes(
             run.bench,
             facts,
-            config.precisions or facts.precisions,
+            config.considered or facts.precisions,
             optimizer=config.workload.optimizer,
             largest=largest,
             time_budget_s=config.time_budget_s,
+            memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
         )
         run.found.recipes = chosen.choices
         for note in chosen.notes:
@@ -43,12 +55,15 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
         for choice in chosen.choices:
             gain = f", {choice.gain:.2f}× the plain rate" if choice.gain else ""
             run.found.tell(f"{choice.chosen.precision}: {recipe_text(choice.chosen)}{gain}")
+        run.keep_probes()
     return chosen.by_precision
 
 
 def compute(run: Run, facts: WorkloadFacts) -> None:
     """Measure the compute-only rate up to saturation, from the points the recipes were chosen by."""
     found = run.found
+    if found.compute_points:
+        return
     with found.stage("compute"):
         known = [point_of(choice.points, choice.chosen) for choice in found.recipes]
         run_to = {ceiling.precision: min(ceiling.safe_batch_size, loader_top(run, facts)) for ceiling in found.ceilings}
@@ -68,13 +83,19 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
                 f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
                 f"{where}"
             )
+        run.keep_probes()
 
 
 def loader_top(run: Run, facts: WorkloadFacts) -> int:
-    """Largest batch that one worker makes in the time allowed for it; the user's own is never too large to look at."""
-    return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.yours.batch_size or 1)
+    """Largest batch that one worker makes in the time allowed for it; one that was named is never too large."""
+    return max(int(run.batch_limit_s / facts.sample_s), facts.min_batch_size, run.found.config.named_batch_size or 1)
 
 
 def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
     """What was timed with this recipe."""
     return next(p for p in points if p.recipe == recipe)
+
+
+def fastest(found: Findings) -> ComputePoint:
+    """The compute-only rate that no configuration is expected to beat."""
+    return max(found.compute_points, key=lambda p: p.samples_per_s)

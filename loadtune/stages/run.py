@@ -6,6 +6,7 @@ from pathlib import Path
 
 from loadtune.findings import Findings
 from loadtune.records import HostFacts
+from loadtune.report.journal import Journal, Kept, Line, Probed
 from loadtune.seams import Bench, Clock, Sensor
 
 TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
@@ -38,6 +39,31 @@ class Run:
     folder: Path
     host_now: Callable[[], HostFacts]
     """Reads the machine anew: its memory changes while a run goes on."""
+    journal: Journal | None = None
+    """None: what is found is not kept."""
+    kept: Kept | None = None
+    """What earlier sessions of this run left. None: this is the first."""
+
+    def keep(self, line: Line) -> None:
+        if self.journal is not None:
+            self.journal.keep(line)
+
+    def keep_probes(self) -> None:
+        """Keep what the stages before the study found until now."""
+        found = self.found
+        self.keep(
+            Probed(
+                facts=found.facts,
+                yours=found.yours,
+                assumed=found.assumed,
+                recipes=found.recipes,
+                ceilings=tuple(found.ceilings),
+                free_bytes=found.free_bytes,
+                compute_points=found.compute_points,
+                batch_sizes=found.batch_sizes,
+                notes=tuple(found.notes),
+            )
+        )
 
     @property
     def step_limit_s(self) -> float:

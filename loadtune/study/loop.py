@@ -5,7 +5,7 @@ whoever iterates shows progress and keeps what there is when interrupted.
 """
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,10 +15,13 @@ from loadtune.seams import Clock
 
 MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first prediction, so that there are two to compare.
-"""
+A run that was resumed for more trials runs one more."""
 
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
+
+MISREAD = 1.1
+"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 PATIENCE = 8
 """Trials without a gain of 1% after which the search ends."""
@@ -79,17 +82,38 @@ class StudyLoop:
     until_s: float
     num_seeds: int = 0
     """Trials that are run in any case: a ceiling that one of them seems to reach may itself have been misread."""
+    num_configs: int | None = None
+    """Configurations that fit. None: more than can be looked at."""
     ceiling_per_s: float | None = None
     """Best compute-only rate of all. None: not known."""
+    known: Sequence[Trial] = ()
+    """Of earlier sessions: they count as run, and are not run again."""
+    keep: Callable[[Trial], None] = lambda trial: None
+    """Told each trial before the study is: what the study knows is then never lost."""
     best: float | None = None
     ended: str = ""
     """Why it ended, for people."""
     out_of_time: bool = False
     """It ended because `until_s` was near."""
+    yours_suffices: bool = False
+    """It ended because the user's own loader settings leave nothing to be gained."""
     _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
     _seconds: list[float] = field(default_factory=list)
+    _num_run: int = 0
+    _num_known: int = 0
     _idle: int = 0
     _stale: int = 0
+
+    def __post_init__(self) -> None:
+        for trial in self.known:
+            outcome = trial.measurement or trial.failure
+            if outcome is None:
+                continue  # screened: another bound may hold by now
+            self._seen[trial.config] = outcome
+            self._num_known = self._num_run = self._num_run + 1
+            if isinstance(outcome, Measurement):
+                self._seconds.append(outcome.seconds)
+                self.best = max(self.best or 0.0, outcome.samples_per_s)
 
     def trials(self) -> Iterator[Trial]:
         """Each configuration the study looks at, with its outcome; ones seen before are answered from memory."""
@@ -100,30 +124,51 @@ class StudyLoop:
                 self._tell(asked, self._seen[asked.config])
                 continue
             outcome = self.refuse(asked.config, self.best) or self._run(asked.config)
+            trial = _trial(asked, outcome)
+            self.keep(trial)
             self._seen[asked.config] = outcome
             self._tell(asked, outcome)
             self._count(outcome)
-            yield _trial(asked, outcome)
+            self._judge_yours(asked, outcome)
+            yield trial
         self.ended = ended
 
     def _end(self) -> str:
-        if len(self._seconds) >= self.num_trials:
+        if self._num_run >= self.num_trials:
             return f"{self.num_trials} trials were run"
+        if self.yours_suffices:
+            return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
+        if self.num_configs is not None and self._num_fitting >= self.num_configs:
+            return "every configuration of the space was looked at"
         if self._idle >= MAX_IDLE:
             return "no configuration was left that could win"
         if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
-        seeded = len(self._seconds) >= self.num_seeds
-        if seeded and self.ceiling_per_s and self.best and self.best >= NEAR_CEILING * self.ceiling_per_s:
+        if self._num_run >= self.num_seeds and self._reaches_ceiling(self.best):
             return "the compute-only rate is reached"
-        if len(self._seconds) < MIN_TRIALS:
+        if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > self.until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
 
+    @property
+    def _num_fitting(self) -> int:
+        """Configurations looked at that the space says fit."""
+        return sum(not isinstance(seen, Refusal) or seen.bound is not None for seen in self._seen.values())
+
+    def _reaches_ceiling(self, rate: float | None) -> bool:
+        return bool(self.ceiling_per_s and rate and rate >= NEAR_CEILING * self.ceiling_per_s)
+
+    def _judge_yours(self, asked: Asked, outcome: Outcome) -> None:
+        """Whether the search may end with its first trial: a rate that is above the ceiling says it was misread."""
+        if asked.origin == "yours" and isinstance(outcome, Measurement) and self.ceiling_per_s:
+            rate = outcome.samples_per_s
+            self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
+
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
         started = self.clock.now()
         outcome = self.run(config, self.best)
+        self._num_run += 1
         self._seconds.append(self.clock.now() - started)
         if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
             raise WorkloadError(
@@ -150,7 +195,10 @@ class StudyLoop:
             return
         self._idle = 0
         rate = outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0
-        self._stale = 0 if rate > MIN_GAIN * (self.best or 0.0) else self._stale + 1
+        if rate > MIN_GAIN * (self.best or 0.0) or self._num_run <= self.num_seeds:
+            self._stale = 0  # seeds are predictions: that one of them is the best says nothing yet of the search
+        else:
+            self._stale += 1
         if rate > (self.best or 0.0):
             self.best = rate
 

@@ -1,56 +1,96 @@
 """The Optuna study, and the only module that knows Optuna: ask for a configuration, tell what came of it.
 
-In: a `SearchSpace`, seeds, a SQLite file. Out: configurations to try. What cannot run is told as COMPLETE and
+In: a `SearchSpace`, seeds, where to keep the study. Out: configurations to try. What cannot run is told as COMPLETE and
 infeasible with the worst value so far: told as FAIL, Optuna would forget it and try it again.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import optuna
 
-from loadtune.records import Precision, TrialConfig, TrialOrigin
+from loadtune.records import Dimension, Trial, TrialConfig, TrialOrigin
 from loadtune.study.loop import Asked
-from loadtune.study.space import SearchSpace
+from loadtune.study.space import SearchSpace, is_ordered
 
 MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
 
 
 class OptunaStudy:
-    """Ask/tell over batch_size × num_workers × pin_memory × precision, maximising samples/s."""
+    """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
-    def __init__(self, space: SearchSpace, seeds: Sequence[tuple[TrialOrigin, TrialConfig]], path: Path, seed: int):
+    `storage` is a URL of Optuna's; None keeps the study in memory. `known` are trials of it that earlier sessions ran:
+    what they had begun and not ended is closed, because a trial that seems to run repels the sampler from its place.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        seeds: Sequence[tuple[TrialOrigin, TrialConfig]],
+        storage: str | None,
+        seed: int,
+        *,
+        known: Sequence[Trial] = (),
+    ) -> None:
         self._space = space
-        self._worst: float | None = None
+        values = [trial.measurement.samples_per_s for trial in known if trial.measurement]
+        self._worst: float | None = min(values, default=None)
+        self._best: tuple[TrialConfig, float] | None = None
+        self._told: set[TrialConfig] = set()
+        self._sampled = False
+        for trial in known:
+            self._remember(trial.config, trial.measurement.samples_per_s if trial.measurement else None)
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
             self._study = optuna.create_study(
                 study_name="loadtune",
-                storage=f"sqlite:///{path}",
+                storage=storage,
                 direction="maximize",
-                sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(len(seeds), MAX_STARTUP)),
+                load_if_exists=True,
             )
-        for origin, config in seeds:
-            self._study.enqueue_trial(self._params(config), user_attrs={"origin": origin}, skip_if_exists=True)
+        done = self._study.get_trials(deepcopy=False)
+        # From another place in its random numbers, or it would ask the first session's questions again.
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=seed + len(done), n_startup_trials=min(len(seeds), MAX_STARTUP)
+        )
+        ran = {trial.config for trial in known}
+        untold = self._close_stale(done, known)
+        self._seeds = deque([*untold, *(seed for seed in seeds if seed[1] not in ran)])
 
     def ask(self) -> Asked:
+        following = self._seeds.popleft() if self._seeds else self._neighbour()
+        if following is not None:
+            origin, config = following
+            self._study.enqueue_trial(self._params(config), user_attrs={"origin": origin})
         trial = self._study.ask()
-        space = self._space
-        config = space.config(
-            space.batch_sizes[trial.suggest_int("batch_size_index", 0, len(space.batch_sizes) - 1)],
-            space.num_workers[trial.suggest_int("num_workers_index", 0, len(space.num_workers) - 1)],
-            trial.suggest_categorical("pin_memory", space.pin_memory),
-            cast(Precision, trial.suggest_categorical("precision", space.precisions)),
-        )
-        origin: TrialOrigin = trial.user_attrs.get("origin", "search")
+        point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
+        config = self._space.at(point)
         self._open[trial.number] = trial
-        return Asked(number=trial.number, config=config, origin=origin)
+        return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
+
+    def _neighbour(self) -> tuple[TrialOrigin, TrialConfig] | None:
+        """Every other time, a configuration beside the best so far that was not asked for yet; else the sampler's."""
+        self._sampled = not self._sampled
+        if self._sampled or self._best is None:
+            return None
+        near = self._space.neighbours(self._best[0])
+        return next((("search", config) for config in near if config not in self._told), None)
+
+    def _close_stale(
+        self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]
+    ) -> list[tuple[TrialOrigin, TrialConfig]]:
+        """Close what never ended; of those, what was measured and never told, to be asked once more."""
+        stale = {trial.number for trial in done if trial.state == optuna.trial.TrialState.RUNNING}
+        for number in stale:
+            self._study.tell(number, state=optuna.trial.TrialState.FAIL)
+        return [(trial.origin, trial.config) for trial in known if trial.number in stale]
 
     def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
         self._worst = samples_per_s if self._worst is None else min(self._worst, samples_per_s)
+        self._remember(asked.config, samples_per_s)
         self._finish(asked, samples_per_s, excess=0.0, attrs={"screened": None})
 
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None:
@@ -63,19 +103,35 @@ class OptunaStudy:
 
     def _finish(self, asked: Asked, value: float, *, excess: float, attrs: dict[str, Any]) -> None:
         trial, loader = self._open.pop(asked.number), asked.config.loader
+        self._told.add(asked.config)
         shown = {"batch_size": loader.batch_size, "num_workers": loader.num_workers, "feasible": excess <= 0, **attrs}
         for name, attr in shown.items():
             trial.set_user_attr(name, attr)
         trial.set_constraint("runs", excess)
         self._study.tell(trial, value)
 
+    def _remember(self, config: TrialConfig, measured: float | None) -> None:
+        self._told.add(config)
+        if measured is not None and (self._best is None or measured > self._best[1]):
+            self._best = config, measured
+
     def _params(self, config: TrialConfig) -> dict[str, Any]:
+        axes, point = self._space.axes, self._space.point(config)
         return {
-            "batch_size_index": self._space.batch_sizes.index(config.batch_size),
-            "num_workers_index": self._space.num_workers.index(config.loader.num_workers),
-            "pin_memory": config.loader.pin_memory,
-            "precision": config.precision,
+            _param(name, axis): axis.index(point[name]) if is_ordered(axis) else point[name]
+            for name, axis in axes.items()
         }
+
+
+def _suggest(trial: optuna.Trial, name: Dimension, axis: Sequence[Any]) -> Any:
+    if is_ordered(axis):
+        return axis[trial.suggest_int(_param(name, axis), 0, len(axis) - 1)]
+    return trial.suggest_categorical(name, axis)
+
+
+def _param(name: Dimension, axis: Sequence[Any]) -> str:
+    """Numbers are searched by their index, which the parameter's name says."""
+    return f"{name}_index" if is_ordered(axis) else name
 
 
 @contextmanager

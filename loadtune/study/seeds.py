@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from loadtune.records import ComputePoint, Measurement, TrialConfig, TrialOrigin
-from loadtune.study.space import SearchSpace
+from loadtune.study.space import SearchSpace, nearest_rung
 
 HEADROOM = 1.2
 """More workers than the arithmetic asks for: a loader alone was seen up to a fifth slower under training."""
@@ -19,32 +19,41 @@ def seed_configs(
     fastest: ComputePoint,
     sample_s: float,
     *,
+    knee_batch_size: int | None = None,
     kept_batch_size: int | None = None,
+    warm: TrialConfig | None = None,
 ) -> list[tuple[TrialOrigin, TrialConfig]]:
-    """The user's own configuration, the corner the bounds predict, and its neighbours where the prediction may err.
+    """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
-    `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it; `sample_s` what
-    one sample costs one worker. `kept_batch_size` is the user's own where a winner is wanted at it: the search, which
-    looks for the fastest of all, seldom comes by it.
+    `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it, where the search
+    starts; `knee_batch_size` where its curve is flat. `sample_s` is what one sample costs one worker.
+    `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
+    seldom comes by it.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
-    batch_size = _nearest(space.batch_sizes, min(fastest.batch_size, space.ceilings[precision]))
-    twice = _nearest(space.batch_sizes, min(2 * batch_size, space.ceilings[precision]))
+    ceiling = space.ceilings[precision]
+    batch_size = nearest_rung(space.batch_sizes, min(fastest.batch_size, ceiling))
+    larger = max(knee_batch_size or 0, 2 * batch_size)
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
     guesses = [
         space.config(batch_size, enough, pin, precision),
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
-        space.config(twice, most, pin, precision),
+        space.config(nearest_rung(space.batch_sizes, min(larger, ceiling)), most, pin, precision),
         space.config(
-            _nearest(space.batch_sizes, batch_size // 2), _nearest(space.num_workers, most // 2), pin, precision
+            nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
         ),
     ]
     seeds: list[tuple[TrialOrigin, TrialConfig]] = [] if yours is None else [("yours", yours)]
-    for guess in guesses:
-        if space.excess(guess) <= 0 and all(guess != config for _, config in seeds):
-            seeds.append(("seed", guess))
-    return seeds
+    if warm is not None:
+        here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
+        seeds.append(("warm start", space.clip(here)))
+    seeds += [("seed", guess) for guess in guesses]
+    first: dict[TrialConfig, TrialOrigin] = {}
+    for origin, config in seeds:
+        if space.excess(config) <= 0:
+            first.setdefault(config, origin)
+    return [(origin, config) for config, origin in first.items()]
 
 
 def enough_workers(space: SearchSpace, samples_per_s: float, sample_s: float) -> int:
@@ -62,8 +71,3 @@ def leaner(space: SearchSpace, config: TrialConfig, measured: Measurement, sampl
     if measured.wait_fraction > KEPT_UP or fewer >= config.loader.num_workers:
         return None
     return replace(config, loader=replace(config.loader, num_workers=fewer))
-
-
-def _nearest(ladder: tuple[int, ...], value: int) -> int:
-    """The largest rung not above `value`, or the lowest."""
-    return max((rung for rung in ladder if rung <= value), default=ladder[0])

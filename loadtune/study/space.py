@@ -1,18 +1,35 @@
-"""The search space: one ladder of batch sizes, one of workers, pinning, precision. Frozen for the whole study.
+"""The search space: one axis a dimension, each a tuple of values. Frozen for the whole study.
 
 Sizes are searched by their index in the ladder: an integer keeps their order for the sampler. A precision's lower
 ceiling is a constraint on the space, never another range.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
-from loadtune.records import LoaderConfig, Precision, Recipe, TrialConfig
+from loadtune.records import Dimension, LoaderConfig, MemoryFormat, Precision, Recipe, Setting, TrialConfig
 
 FINE_WORKERS = 8
 """Up to here every worker count is a rung; above it, steps of about a fifth: finer ones drown in the noise."""
 
 COARSE_STEP = 1.2
+
+PREFETCH_FACTORS = (1, 2, 4, 8)
+"""PyTorch's default is 2; what 8 batches a worker do not hide, more do not either, at twice the memory."""
+
+_OFFSETS = (-2, 2, -1, 1)
+"""Two rungs are a doubling of the batch: a step that shows through the noise. Down first: smaller is leaner."""
+
+_LOADER_AXES: tuple[Dimension, ...] = (
+    "batch_size",
+    "num_workers",
+    "pin_memory",
+    "prefetch_factor",
+    "in_order",
+    "persistent_workers",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +42,84 @@ class SearchSpace:
     recipes: Mapping[Precision, Recipe]
     ceilings: Mapping[Precision, int]
     """Largest batch per precision."""
+    prefetch_factors: tuple[int, ...] = (2,)
+    memory_formats: tuple[MemoryFormat, ...] = ()
+    """Empty: each precision's recipe has its own."""
+    in_order: tuple[bool, ...] = (True,)
+    persistent_workers: tuple[bool, ...] = (True,)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         return tuple(self.recipes)
 
+    @property
+    def axes(self) -> dict[Dimension, Sequence[Any]]:
+        """Values by dimension; the numbers among them in ascending order."""
+        axes: dict[Dimension, Sequence[Any]] = {
+            "batch_size": self.batch_sizes,
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+            "precision": self.precisions,
+            "prefetch_factor": self.prefetch_factors,
+            "in_order": self.in_order,
+            "persistent_workers": self.persistent_workers,
+        }
+        return axes | ({"memory_format": self.memory_formats} if self.memory_formats else {})
+
     def config(self, batch_size: int, num_workers: int, pin_memory: bool, precision: Precision) -> TrialConfig:
+        """These, and of the other dimensions what PyTorch and the recipe have by default, where that is searched."""
         loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
-        return TrialConfig(loader=loader, recipe=self.recipes[precision])
+        return self.at(self.point(TrialConfig(loader=loader, recipe=self.recipes[precision])))
+
+    def at(self, point: Mapping[Dimension, Any]) -> TrialConfig:
+        """The configuration at a point that names a value of every axis."""
+        loader = LoaderConfig(**{str(name): point[name] for name in _LOADER_AXES})
+        if loader.num_workers == 0:  # then nothing is prefetched, and configurations that differ in it are the same
+            loader = LoaderConfig(batch_size=loader.batch_size, pin_memory=loader.pin_memory)
+        recipe = self.recipes[point["precision"]]
+        if self.memory_formats:
+            recipe = replace(recipe, memory_format=point["memory_format"])
+        return TrialConfig(loader=loader, recipe=recipe)
+
+    def point(self, config: TrialConfig) -> dict[Dimension, Setting]:
+        """Where the configuration lies, or the nearest place to it: sizes give way downwards, the rest to the first."""
+        return {name: _nearest(axis, _setting(config, name)) for name, axis in self.axes.items()}
+
+    def clip(self, config: TrialConfig) -> TrialConfig:
+        """The configuration itself, or the one nearest to it that this space has and that fits."""
+        near = self.at(self.point(config))
+        if self.excess(near) <= 0:
+            return near
+        return self.at(self.point(replace(near, loader=replace(near.loader, batch_size=self.ceilings[near.precision]))))
+
+    def neighbours(self, config: TrialConfig) -> Iterator[TrialConfig]:
+        """Configurations that fit and differ in one axis: two rungs down or up first, then one; other values last."""
+        axes, point = self.axes, self.point(config)
+        ladders = {name: axis for name, axis in axes.items() if is_ordered(axis)}
+        steps = [
+            (name, axis[at])
+            for offset in _OFFSETS
+            for name, axis in ladders.items()
+            if 0 <= (at := axis.index(point[name]) + offset) < len(axis)
+        ]
+        steps += [(name, value) for name, axis in axes.items() if name not in ladders for value in axis]
+        near = (self.at({**point, name: value}) for name, value in steps)
+        return (other for other in dict.fromkeys(near) if other != config and self.excess(other) <= 0)
+
+    def configs(self) -> Iterator[TrialConfig]:
+        """Every configuration that fits, once."""
+        axes = self.axes
+        every = (self.at(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+        return (config for config in dict.fromkeys(every) if self.excess(config) <= 0)
 
     def excess(self, config: TrialConfig) -> int:
         """Samples by which a batch is above its precision's ceiling; 0 or less: it fits."""
         return config.batch_size - self.ceilings[config.precision]
+
+
+def nearest_rung(ladder: Sequence[int], value: int) -> int:
+    """The largest rung not above `value`, or the lowest."""
+    return max((rung for rung in ladder if rung <= value), default=ladder[0])
 
 
 def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -56,3 +139,18 @@ def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
     while (rung := rung * COARSE_STEP) < most:
         rungs.add(round(rung))
     return tuple(sorted(rungs))
+
+
+def _setting(config: TrialConfig, name: Dimension) -> Any:
+    return getattr(config.loader if name in _LOADER_AXES else config.recipe, name)
+
+
+def _nearest(axis: Sequence[Any], value: Any) -> Any:
+    if value in axis:
+        return value
+    return nearest_rung(axis, value) if is_ordered(axis) else axis[0]
+
+
+def is_ordered(axis: Sequence[Any]) -> bool:
+    """Whether its values are numbers, which a sampler should know the order of."""
+    return all(isinstance(value, int) and not isinstance(value, bool) for value in axis)

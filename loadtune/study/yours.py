@@ -27,28 +27,54 @@ def your_config(yours: YourSettings, largest: int) -> TrialConfig:
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
 
 
-def check_against_facts(config: TuneConfig, facts: WorkloadFacts) -> None:
+def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
     """Raise UsageError for a request that this dataset, model or device cannot meet."""
     _check_smallest(config, facts)
-    batch_size = config.yours.batch_size
-    if batch_size is not None and batch_size > facts.dataset_length:
-        raise UsageError(
-            f"--batch-size {batch_size} is larger than the dataset, which has {facts.dataset_length} samples: no full "
-            f"batch could be made. Allowed: 1 to {facts.dataset_length}."
-        )
-    for precision in (*(config.precisions or ()), config.yours.precision or "fp32"):
+    _check_fixed(config, facts, device_kind)
+    for found, batch_size in _batch_sizes(config).items():
+        if batch_size is not None and batch_size > facts.dataset_length and found != "--max-batch-size":
+            raise UsageError(
+                f"{found} {batch_size} is larger than the dataset, which has {facts.dataset_length} samples: no full "
+                f"batch could be made. Allowed: 1 to {facts.dataset_length}."
+            )
+    for precision in (*(config.considered or ()), config.yours.precision or "fp32"):
         if precision not in facts.precisions:
             raise UsageError(
                 f"{precision} is not available on {facts.device_name}. Allowed there: {', '.join(facts.precisions)}. "
-                "Choose among them with --precision and --amp."
+                "Choose among them with --precision, --fix precision=… and --amp."
             )
+
+
+def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
+    if config.fixed("pin_memory") and device_kind != "cuda":
+        raise UsageError("--fix pin_memory=true: pinning does nothing without a GPU. Leave it out, or choose a GPU.")
+    if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
+        raise UsageError(
+            "--max-gpu-memory limits a GPU's memory, and this run has none. Leave it out, or choose a GPU."
+        )
+    wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
+    if wanted and not facts.takes_channels_last:
+        shape = "×".join(map(str, facts.input_shape))
+        raise UsageError(
+            f"channels_last is for batches of images, and a sample of this dataset is {shape}. Leave memory_format out "
+            "of --tune and --fix."
+        )
+
+
+def _batch_sizes(config: TuneConfig) -> dict[str, int | None]:
+    """Those that the options name, by option."""
+    fixed = config.fixed("batch_size")
+    return {
+        "--batch-size": config.yours.batch_size,
+        "--max-batch-size": config.max_batch_size,
+        "--fix batch_size": None if fixed is None else int(fixed),
+    }
 
 
 def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
     least, length = facts.min_batch_size, facts.dataset_length
     allowed = {
-        f"--batch-size {config.yours.batch_size}": config.yours.batch_size,
-        f"--max-batch-size {config.max_batch_size}": config.max_batch_size,
+        **{f"{option} {size}": size for option, size in _batch_sizes(config).items()},
         f"the dataset has {length} sample{'' if length == 1 else 's'}": length,
     }
     for found, batch_size in allowed.items():

@@ -10,12 +10,13 @@ from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune.errors import ResultError
+from loadtune.report.journal import read_journal
 
 # Long enough for a search of a model whose step takes a millisecond, short enough for a test.
 SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
 LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
-RUN_FILES = ["bench.log", "result.json", "study.db"]
+RUN_FILES = ["bench.log", "journal.jsonl", "result.json", "study.db"]
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +127,30 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
         loadtune.best_loader_kwargs(tmp_path / "cwd" / "kept")
 
 
-def test_a_killed_run_takes_its_bench_and_workers_along(tmp_path):
+def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path):
+    kept = tmp_path / "cwd" / "kept"
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:
+        command.until(lambda: "[study, trial 2/" in command.stderr())
         command.until(lambda: len(command.descendants()) >= 3)  # the bench and two workers of a trial
         command.signal(signal.SIGKILL)
         assert command.end().left_behind == []
     finally:
         command.kill()
+    (journal,) = kept.glob("*/*/journal.jsonl")
+    before = read_journal(journal.parent)
+    assert len(before.trials) >= 2
+
+    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "10", "--json")
+    try:
+        ended = resumed.end()
+    finally:
+        resumed.kill()
+    assert ended.code == 0, ended.stderr
+    result = loadtune.load_result(kept)
+    assert [path.parent for path in kept.glob("*/*/result.json")] == [journal.parent]
+    assert result.trials[: len(before.trials)] == before.trials
+    assert sum(trial.screened is None for trial in result.trials[len(before.trials) :]) == 1
+    assert result.ceilings == before.probed.ceilings
+    assert "[memory" not in ended.stderr
+    assert result.best is not None

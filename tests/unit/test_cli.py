@@ -14,7 +14,8 @@ from typer.testing import CliRunner, Result
 import loadtune.host
 from loadtune.cli import app
 from loadtune.errors import DeviceError, WorkloadError
-from loadtune.records import Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult
+from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
+from loadtune.report.journal import Head, Journal, Tried
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -25,11 +26,15 @@ class FakeTuner:
 
     def __init__(self) -> None:
         self.asked: list[TuneConfig] = []
+        self.resumed: list[Path | None] = []
         self.error: BaseException | None = None
         self.result: TuningResult = load_result(KEPT)
 
-    def tune(self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None]) -> TuningResult:
+    def tune(
+        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool
+    ) -> TuningResult:
         self.asked.append(config)
+        self.resumed.append(folder if resume else None)
         (folder / "bench.log").write_text("what the bench wrote")
         listener(Progress(stage="start", message="built the workload", left_s=9.0))
         listener(Progress(stage="start", message="other processes are busy", warning=True, left_s=9.0))
@@ -88,6 +93,10 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         " --batch-size 8 --num-workers 0 --pin-memory --amp off --device cuda --precision bf16,off --precision BF16"
     )
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
+    words += (
+        " --tune in_order,prefetch_factor --fix num_workers=2 --fix pin_memory=off,batch_size=8 --warm-start r.json"
+    )
+    words += " --max-gpu-memory 24GiB"
     assert invoke("run", *words.split()).exit_code == 0
     asked = tuner.asked[0]
     assert dataclasses.asdict(asked.workload) == {
@@ -100,7 +109,12 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         "seed": 4,
     }
     assert dataclasses.astuple(asked.yours) == (8, 0, True, "fp32")
-    assert dataclasses.astuple(asked)[2:] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
+    assert dataclasses.astuple(asked)[2:10] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
+    assert asked.tune == ("prefetch_factor", "in_order")
+    fixed = {"num_workers": 2, "pin_memory": False, "batch_size": 8}
+    assert {name: asked.fixed(name) for name in DIMENSIONS if asked.fixed(name) is not None} == fixed
+    assert asked.warm_start == "r.json"
+    assert asked.max_gpu_memory_bytes == 24 * 2**30
 
 
 def test_without_options_the_records_own_defaults_hold(tuner: FakeTuner) -> None:
@@ -149,6 +163,23 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner) -> None:
         ("--amp on", "--amp is 'on'; it can be off (the same as fp32), fp16 or bf16."),
         ("--precision bf16,int8", "--precision is 'int8'"),
         ("--precision ,", "--precision is ''"),
+        (
+            "--tune compile",
+            "--tune is 'compile'; it can be prefetch_factor, memory_format, in_order, persistent_workers.",
+        ),
+        ("--tune num_workers", "It is always searched."),
+        ("--fix lr=1", "--fix is 'lr=1'; it takes name=value, and a name can be batch_size, num_workers,"),
+        ("--fix num_workers", "--fix num_workers is ''; it can be a whole number of at least 0."),
+        ("--fix num_workers=-1", "--fix num_workers is '-1'"),
+        ("--fix batch_size=0", "at least 1"),
+        ("--fix pin_memory=2", "--fix pin_memory is '2'; it can be true or false."),
+        ("--fix memory_format=nhwc", "it can be contiguous or channels_last."),
+        ("--fix precision=int8", "--fix precision is 'int8'"),
+        ("--fix num_workers=1,num_workers=2", "--fix gives num_workers twice, as 1 and 2."),
+        ("--fix in_order=no --tune in_order", "in_order is given to --tune and to --fix"),
+        ("--fix num_workers=9 --max-workers 4", "--fix num_workers is 9, above --max-workers 4."),
+        ("--fix batch_size=9 --max-batch-size 4", "--fix batch_size is 9, above --max-batch-size 4."),
+        ("--fix precision=bf16 --precision off", "--fix precision is bf16, which --precision leaves out."),
         ("--optimizer lion", "--optimizer is 'lion'"),
         ("--batch-size 128 --max-batch-size 64", "--batch-size is 128, above --max-batch-size 64"),
         ("--device cuda:7", "--device cuda:7 is not there"),
@@ -275,3 +306,33 @@ def test_help_needs_neither_torch_nor_optuna_nor_scipy() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "doctor" in ended.stdout
     assert not {"torch", "optuna", "scipy", "numpy", "rich"} & set(ended.stderr.split())
+
+
+def resumable(folder: Path, config: TuneConfig, trials: int) -> None:
+    kept = load_result(KEPT)
+    journal = Journal(folder)
+    journal.keep(Head(config=config, host=kept.host, device=kept.device))
+    for trial in kept.trials[:trials]:
+        journal.keep(Tried(trial=trial))
+
+
+def test_a_resumed_run_takes_its_own_options_and_those_that_are_given(tuner: FakeTuner) -> None:
+    for name in ("2026-01-01T00-00-00Z", "2026-01-02T00-00-00Z"):
+        folder = Path("loadtune-results") / "w" / name
+        folder.mkdir(parents=True)
+        resumable(folder, TuneConfig(max_workers=3, num_trials=20, yours=YourSettings(num_workers=2)), 3)
+    assert invoke("run", "--resume").exit_code == 0
+    assert invoke("run", "--resume", "--trials", "5", "--amp", "bf16").exit_code == 0
+    assert invoke("run", "--resume", str(folder.with_name("2026-01-01T00-00-00Z")), "--model", "vgg11").exit_code == 0
+    assert [path and path.name[:10] for path in tuner.resumed] == ["2026-01-02", "2026-01-02", "2026-01-01"]
+    newest, more, other = tuner.asked
+    assert newest == TuneConfig(max_workers=3, num_trials=20, yours=YourSettings(num_workers=2))
+    assert more == dataclasses.replace(newest, num_trials=8, yours=YourSettings(num_workers=2, precision="bf16"))
+    assert (other.workload.model, other.num_trials) == ("vgg11", 20)
+
+
+def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
+    ended = invoke("run", "--resume")
+    assert ended.exit_code == 2
+    assert "loadtune-results holds no run that could be resumed" in ended.stderr
+    assert tuner.asked == []

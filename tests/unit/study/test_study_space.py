@@ -1,9 +1,11 @@
 """Ladders and the space."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.records import Recipe, YourSettings
+from loadtune.records import LoaderConfig, Recipe, YourSettings
 from loadtune.study.seeds import seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
 from loadtune.study.yours import your_config
@@ -48,6 +50,24 @@ def test_the_users_own_settings_and_the_predicted_corner_come_first() -> None:
     assert corner.num_workers == 5  # 1.2 × 4,160/s at 1,000/s a worker
     assert seeds[2][1].loader.num_workers == 16
     assert len({config for _, config in seeds}) == len(seeds)
+
+
+def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
+    space = SearchSpace(
+        batch_sizes=(32, 64),
+        num_workers=(0, 4),
+        pin_memory=(False,),
+        recipes={"fp32": Recipe(), "bf16": Recipe(precision="bf16")},
+        ceilings={"fp32": 32, "bf16": 64},
+        prefetch_factors=(1, 4),
+        in_order=(True, False),
+    )
+    configs = list(space.configs())
+    assert len(configs) == len(set(configs)) == 3 * (1 + 4)  # three sizes fit, one precision each; 0 workers are one
+    assert all(space.clip(config) == config for config in configs)
+    beyond = replace(configs[-1], loader=LoaderConfig(batch_size=500, num_workers=9, prefetch_factor=3))
+    near = space.clip(replace(beyond, recipe=Recipe()))
+    assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (32, 4, 1)
 
 
 def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:

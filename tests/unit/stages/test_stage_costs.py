@@ -1,7 +1,6 @@
 """The stage after the confirmation: timed where there are workers and time, and never in the way of the answer."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,9 @@ from loadtune.records import (
     TuningResult,
     Window,
     Winner,
-    WorkerShare,
 )
 from loadtune.stages import Run, costs
 from loadtune.testing import FakeBench, FakeSensor, fake_facts, fake_host
-
-EVEN = WorkerShare(num_batches=10, wait_s=0.1, max_wait_s=0.02, num_made=10, made_s=10.0, max_made_s=1.0)
-SLOW = replace(EVEN, wait_s=9.0, made_s=30.0, max_made_s=3.0)
 
 
 def after_confirmation(
@@ -35,15 +30,13 @@ def after_confirmation(
     *,
     num_workers: int = 4,
     spent_s: float = 0.0,
-    workers: tuple[WorkerShare, ...] = (),
-    wait_s: float = 0.5,
 ) -> TuningResult:
     """A winner was found after so many seconds; what the stage adds."""
     found = Findings(TuneConfig(), fake_host(), GPU, bench.clock, "0")
     found.facts = fake_facts(bench.surface)
     config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=num_workers), recipe=Recipe())
-    window = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=640, wait_s=wait_s)
-    measured = Measurement(windows=(window,), first_batch_s=1.0, seconds=2.0, workers=workers)
+    window = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=640, wait_s=0.5)
+    measured = Measurement(windows=(window,), first_batch_s=1.0, seconds=2.0)
     found.finalists = (Finalist(config=config, runs=(measured, measured)),)
     found.best = Winner(config=config, samples_per_s=640.0, half_width_fraction=None, speedup=None)
     bench.clock.spend(spent_s)
@@ -90,10 +83,3 @@ def test_what_fails_is_left_out_and_the_winner_stands(
     assert result.best is not None
     assert result.epoch_cost is None
     assert (result.saving_cost is not None) == saved
-
-
-def test_a_slow_worker_of_the_winner_is_told_where_the_winner_waits() -> None:
-    told = after_confirmation(FakeBench(), workers=(EVEN, SLOW, EVEN, EVEN))
-    assert any("one worker" in note and "3.00×" in note for note in told.notes)
-    assert not after_confirmation(FakeBench(), workers=(EVEN, SLOW, EVEN, EVEN), wait_s=0.01).notes
-    assert not after_confirmation(FakeBench(), workers=(EVEN, EVEN, EVEN, EVEN)).notes

@@ -1,0 +1,192 @@
+"""Ways of searching, replayed over a table instead of a machine: how far each is from the best after so many trials.
+
+Every way sees the same space, the same noise and the same rule for its answer: the configuration with the best figure
+seen so far, whose true rate then counts. A trial is one that was really run; above a memory ceiling it is lost.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+from regret_table import Grid, GridSurface, Noise
+
+from loadtune import stages
+from loadtune.findings import Findings
+from loadtune.records import ComputePoint, Measurement, RecipeChoice, TrialConfig, TuneConfig
+from loadtune.stages import Run
+from loadtune.stages.memory import find_ceiling
+from loadtune.stages.searching import first_configs, study_loop
+from loadtune.study.optuna_study import OptunaStudy
+from loadtune.study.space import SearchSpace, is_ordered
+from loadtune.testing import FakeBench, FakeClock, FakeSensor, Surface
+
+Seen = tuple[TrialConfig, float]
+"""What was run and the figure it gave; 0 where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A table ready for play."""
+
+    grid: Grid
+    surface: Surface | GridSurface
+    noise: Noise
+
+    def begin(self, seed: int, num_trials: int) -> tuple[Run, SearchSpace]:
+        """A run whose probes are done, and the space they span."""
+        grid, clock = self.grid, FakeClock()
+        bench = FakeBench(
+            self.surface,  # type: ignore[arg-type]
+            clock=clock,
+            noise=self.noise.windows,
+            between_runs=self.noise.between_runs,
+            seed=seed,
+            facts=grid.facts,
+        )
+        config = TuneConfig(workload=grid.workload, num_trials=num_trials, seed=seed, time_budget_s=grid.time_budget_s)
+        found = Findings(config, grid.host, grid.device, clock, "replay")
+        found.facts, found.recipes, found.ceilings = grid.facts, grid.recipes, list(grid.ceilings)
+        found.compute_points = grid.compute_points
+        run = Run(bench, FakeSensor(clock), clock, found, Path(), lambda: grid.host)
+        return run, stages.space(run, grid.facts, {choice.chosen.precision: choice.chosen for choice in grid.recipes})
+
+    def best_rate(self) -> float:
+        _, space = self.begin(0, 1)
+        return max(self.surface.training_rate(config) for config in space.configs())
+
+
+def loadtune(field: Field, seed: int, num_trials: int, *, bounds: bool = True) -> Iterator[Seen]:
+    """The search as `loadtune run` has it: seeds, TPE, bounds, and its own end."""
+    run, space = field.begin(seed, num_trials)
+    first = first_configs(run, field.grid.facts, space)
+    loop = study_loop(run, field.grid.facts, space, OptunaStudy(space, first, None, seed), num_seeds=len(first))
+    if not bounds:
+        refuse = loop.refuse
+        loop.refuse = lambda config, best: refuse(config, None)
+    for trial in loop.trials():
+        run.found.trials.append(trial)
+        if trial.screened is None:
+            yield trial.config, trial.measurement.samples_per_s if trial.measurement else 0.0
+
+
+def unseeded(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> "Way":
+    """One of Optuna's samplers over the same space, told what does not fit as infeasible."""
+
+    def search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
+        run, space = field.begin(seed, num_trials)
+        study = optuna.create_study(direction="maximize", sampler=sampler(seed))
+        for _ in range(num_trials):
+            trial = study.ask()
+            config = space.at({name: _suggest(trial, name, axis) for name, axis in space.axes.items()})
+            rate = _measure(run, space, config)
+            trial.set_constraint("runs", float(space.excess(config)))
+            study.tell(trial, rate)
+            yield config, rate
+
+    return search
+
+
+def random_search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
+    """Configurations that fit, each once, in any order."""
+    run, space = field.begin(seed, num_trials)
+    every = list(space.configs())
+    for config in random.Random(seed).sample(every, min(num_trials, len(every))):
+        yield config, _measure(run, space, config)
+
+
+def rule(num_workers: int | None) -> "Way":
+    """A rule of thumb: so many workers (None: as many as cores), pinned, the largest batch, the fastest precision."""
+
+    def search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
+        run, space = field.begin(seed, num_trials)
+        recipe = max(field.grid.compute_points, key=lambda point: point.samples_per_s).recipe
+        workers = field.grid.host.num_usable_cores if num_workers is None else num_workers
+        config = space.config(space.batch_sizes[-1], workers, space.pin_memory[-1], recipe.precision)
+        config = space.clip(config)
+        yield config, _measure(run, space, config)
+
+    return search
+
+
+Way = Callable[[Field, int, int], Iterator[Seen]]
+
+WAYS: dict[str, Way] = {
+    "loadtune": loadtune,
+    "loadtune, no bounds": lambda field, seed, num: loadtune(field, seed, num, bounds=False),
+    "TPE": unseeded(lambda seed: optuna.samplers.TPESampler(seed=seed)),
+    "GP": unseeded(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "random": random_search,
+    "rule: workers = cores": rule(None),
+    "rule: 4 workers a GPU": rule(4),
+}
+
+
+def regrets(field: Field, way: Way, seed: int, num_trials: int, best: float) -> list[float]:
+    """Share of the best rate that the answer falls short of, after 1, 2, … `num_trials` trials."""
+    found: list[float] = []
+    answer: Seen | None = None
+    for config, rate in way(field, seed, num_trials):
+        if answer is None or rate > answer[1]:
+            answer = (config, rate)
+        found.append(1 - field.surface.training_rate(answer[0]) / best if answer[1] > 0 else 1.0)
+    return found + found[-1:] * (num_trials - len(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrowdedSurface(Surface):
+    """The fakes' machine, but with an optimum inside: more than 10 workers crowd each other, large batches cost."""
+
+    def training_rate(self, config: TrialConfig) -> float:
+        crowd = 1 + 0.03 * max(0, config.loader.num_workers - 10)
+        return Surface.training_rate(self, config) / crowd / (1 + 0.5 * (config.batch_size / 512) ** 2)
+
+
+def simulated(surface: Surface) -> Field:
+    """The public fakes' machine as a field: a surface of known shape, not a measurement."""
+    from loadtune.probe.compute import compute_curve
+    from loadtune.records import Device, Recipe
+    from loadtune.testing import fake_facts, fake_host
+
+    bench, host, facts = FakeBench(surface, noise=0.0), fake_host(), fake_facts(surface)
+    device = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
+    recipes = [Recipe(precision=p, memory_format="channels_last", fused_optimizer=True) for p in surface.compute_per_s]
+    points = [point for recipe in recipes if isinstance(point := bench.time_compute(recipe, 64, 1.0), ComputePoint)]
+    ceilings = [
+        find_ceiling(bench, recipe, facts, host, host, device, {"dataset": facts.dataset_length}) for recipe in recipes
+    ]
+    top = {ceiling.precision: ceiling.safe_batch_size for ceiling in ceilings}
+    curve = compute_curve(bench, points, top, clock=bench.clock, until_s=1e9, point_s=1.0)
+    grid = Grid(
+        name="simulated",
+        created="",
+        host=host,
+        device=device,
+        workload=TuneConfig().workload,
+        facts=facts,
+        recipes=tuple(RecipeChoice(chosen=point.recipe, points=(point,)) for point in points),
+        ceilings=tuple(ceilings),
+        compute_points=curve,
+        time_budget_s=300.0,
+    )
+    return Field(grid, surface, Noise(between_runs=0.06, windows=0.02))
+
+
+def _suggest(trial: optuna.Trial, name: str, axis: object) -> object:
+    values = list(axis)  # type: ignore[call-overload]
+    return (
+        values[trial.suggest_int(name, 0, len(values) - 1)]
+        if is_ordered(values)
+        else trial.suggest_categorical(name, values)
+    )
+
+
+def _measure(run: Run, space: SearchSpace, config: TrialConfig) -> float:
+    if space.excess(config) > 0:
+        return 0.0
+    from loadtune.stages.run import TRIAL_SHARE
+    from loadtune.stages.timing import timed
+
+    outcome = timed(run, config, TRIAL_SHARE, None)
+    return outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0

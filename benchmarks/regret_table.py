@@ -1,0 +1,194 @@
+"""Measured configurations of one workload on one machine, and a rate for those in between. Pure, but for the file.
+
+In: a table that ``regret.py --grid`` measured. Out: a surface that `loadtune.testing.FakeBench` replays. Between the
+measured rows the rate comes from a smooth fit of its logarithm (radial basis functions over batch, workers, pinning and
+precision); how far that is off where it is known, each row left out in turn, is `leave_one_out`.
+"""
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from scipy.interpolate import RBFInterpolator
+
+from loadtune.probe.compute import compute_bound
+from loadtune.records import (
+    PRECISIONS,
+    ComputePoint,
+    Device,
+    HostFacts,
+    Measurement,
+    MemoryCeiling,
+    Precision,
+    Recipe,
+    RecipeChoice,
+    TrialConfig,
+    TuningResult,
+    WorkloadFacts,
+    WorkloadSpec,
+    half_width_fraction,
+)
+
+SMOOTHING = 0.01
+"""Of the fit: runs of one configuration differ, so it is not to go through every point."""
+
+FLAGS = 1.5
+"""Weight of pinning, precision and having workers at all, beside steps of the ladders, which count 1 a doubling."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One configuration and every run of it."""
+
+    config: TrialConfig
+    runs: tuple[Measurement, ...]
+
+    @property
+    def rate(self) -> float:
+        return statistics.fmean(run.samples_per_s for run in self.runs)
+
+
+class Duel(msgspec.Struct, frozen=True):
+    """loadtune's winner and the table's best, measured again in turn."""
+
+    rows: tuple[Row, ...] = ()
+    """The winner first."""
+    loadtune: TuningResult | None = None
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """What was measured, on what, under which bounds."""
+
+    name: str
+    created: str
+    host: HostFacts
+    device: Device
+    workload: WorkloadSpec
+    facts: WorkloadFacts
+    recipes: tuple[RecipeChoice, ...]
+    ceilings: tuple[MemoryCeiling, ...]
+    compute_points: tuple[ComputePoint, ...]
+    time_budget_s: float
+    rows: tuple[Row, ...] = ()
+    grid_seconds: float = 0.0
+    """What measuring the rows took."""
+    duel: Duel = Duel()
+
+
+def read_grid(path: Path) -> Grid:
+    return msgspec.json.decode(path.read_bytes(), type=Grid)
+
+
+def write_grid(grid: Grid, path: Path) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(grid), indent=1) + b"\n")
+    temporary.replace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Relative standard deviations: from run to run, and from window to window within one."""
+
+    between_runs: float
+    windows: float
+
+
+def noise_of(rows: tuple[Row, ...]) -> Noise:
+    """Pooled over the rows."""
+    squares = [
+        (math.log(run.samples_per_s) - statistics.fmean(math.log(each.samples_per_s) for each in row.runs)) ** 2
+        for row in rows
+        for run in row.runs
+    ]
+    degrees = sum(len(row.runs) - 1 for row in rows)
+    widths = [
+        statistics.stdev(rates) / statistics.fmean(rates)
+        for row in rows
+        for run in row.runs
+        if len(rates := [window.num_samples / window.seconds for window in run.windows]) > 1
+    ]
+    return Noise(
+        between_runs=math.sqrt(math.fsum(squares) / degrees) if degrees else 0.0,
+        windows=statistics.median(widths) if widths else 0.0,
+    )
+
+
+class GridSurface:
+    """The table as a machine: measured where it was measured, fitted elsewhere. What `FakeBench` asks a surface."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._waits = {row.config: statistics.fmean(run.wait_fraction for run in row.runs) for row in grid.rows}
+        self._fit = _Fit(grid.rows)
+        self._rates = {row.config: row.rate for row in grid.rows}
+        self._fed: dict[TrialConfig, float] = {}
+        self.compute_per_s = {choice.chosen.precision: 0.0 for choice in grid.recipes}
+        self.budget_bytes = grid.facts.memory_budget_bytes
+
+    def training_rate(self, config: TrialConfig) -> float:
+        if config not in self._rates:
+            self._rates[config] = self._fit(config)
+        return self._rates[config]
+
+    def fed_rate(self, config: TrialConfig) -> float:
+        """So that the wait is the measured one; where it was not, of the nearest row that was."""
+        if config not in self._fed:
+            place = _place(config)
+            near = min(self._waits, key=lambda known: float(np.sum((_place(known) - place) ** 2)))
+            self._fed[config] = self.training_rate(config) / max(0.01, 1 - self._waits[near])
+        return self._fed[config]
+
+    def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
+        return compute_bound(self._grid.compute_points, recipe, batch_size) or math.inf
+
+    def peak_bytes(self, precision: Precision, batch_size: int) -> int:
+        return 0
+
+    def largest_batch(self, precision: Precision) -> int:
+        return next(ceiling.batch_size for ceiling in self._grid.ceilings if ceiling.precision == precision)
+
+
+class _Fit:
+    """Log-rate over where a configuration lies."""
+
+    def __init__(self, rows: tuple[Row, ...]) -> None:
+        places = np.array([_place(row.config) for row in rows])
+        logs = np.array([math.log(row.rate) for row in rows])
+        # A constant term alone: with few rows a slope in every direction would not be determined.
+        self._fit: Any = RBFInterpolator(places, logs, kernel="linear", smoothing=SMOOTHING, degree=0)
+
+    def __call__(self, config: TrialConfig) -> float:
+        return math.exp(float(self._fit(_place(config)[None])[0]))
+
+
+def _place(config: TrialConfig) -> Any:
+    loader = config.loader
+    flags = [float(loader.num_workers > 0), float(loader.pin_memory)]
+    precision = [float(config.precision == each) for each in PRECISIONS]
+    return np.array(
+        [math.log2(loader.batch_size), math.log2(1 + loader.num_workers), *(FLAGS * flag for flag in flags + precision)]
+    )
+
+
+def leave_one_out(grid: Grid) -> tuple[float, float]:
+    """Median and largest relative error of the fit at rows it did not see."""
+    errors = [
+        abs(_Fit((*grid.rows[:at], *grid.rows[at + 1 :]))(row.config) / row.rate - 1)
+        for at, row in enumerate(grid.rows)
+    ]
+    return statistics.median(errors), max(errors)
+
+
+def run_half_width(row: Row) -> float:
+    """Of the 95% interval of a row's mean, relative, from its runs."""
+    rates = [run.samples_per_s for run in row.runs]
+    if len(rates) < 2:
+        return half_width_fraction(row.runs[0].windows) or 0.0
+    from loadtune.records import students_t
+
+    return students_t(len(rates) - 1) * statistics.stdev(rates) / math.sqrt(len(rates)) / statistics.fmean(rates)

@@ -1,0 +1,114 @@
+"""Four workloads that differ in what bounds them, at full size and small enough for a CPU of two cores.
+
+Resolved by the bench through their import path. How large they are comes by environment variables, since a factory
+takes no arguments: ``REGRET_SMALL`` and ``REGRET_JPEGS``, which `spec_of` sets.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from loadtune.records import WorkloadSpec
+
+SMALL, JPEGS = "REGRET_SMALL", "REGRET_JPEGS"
+
+SPECS = {
+    "fake-resnet50": (
+        WorkloadSpec(dataset="FakeData", model="resnet50"),
+        WorkloadSpec(dataset="FakeData", model="regret_workloads:small_cnn", image_size=64, num_classes=10),
+    ),
+    "jpeg-vit": (
+        WorkloadSpec(dataset="regret_workloads:jpegs", model="vit_b_16", optimizer="adamw"),
+        WorkloadSpec(dataset="regret_workloads:jpegs", model="regret_workloads:small_cnn"),
+    ),
+    "memory-mlp": (
+        WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
+        WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
+    ),
+    "compute": (
+        WorkloadSpec(dataset="regret_workloads:pixels", model="convnext_large", optimizer="adamw"),
+        WorkloadSpec(dataset="regret_workloads:pixels", model="resnet18", num_classes=10),
+    ),
+}
+"""By name: at full size, and small."""
+
+
+def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
+    """The workload's names; sets what its factories read, for this process and those it starts."""
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
+    os.environ[SMALL] = "1" if small else ""
+    if name == "jpeg-vit":
+        os.environ[JPEGS] = str((folder or Path("/tmp/regret-jpegs")).absolute())
+        make_jpegs(Path(os.environ[JPEGS]), *((256, 160) if small else (20_000, 500)))
+    return SPECS[name][small]
+
+
+def make_jpegs(folder: Path, count: int, side: int) -> None:
+    """`count` photographs of noise on a slope, about as hard to decode as photographs are; those there stay."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir(parents=True, exist_ok=True)
+    slope = np.linspace(0, 200, side)[:, None, None] + np.linspace(0, 40, side)[None, :, None]
+    for number in range(count):
+        path = folder / f"{number:06}.jpg"
+        if not path.exists():
+            noise = np.random.default_rng(number).normal(0, 12, (side, side, 3))
+            Image.fromarray((slope + noise).clip(0, 255).astype("uint8")).save(path, quality=90)
+
+
+def jpegs() -> Any:
+    """Files decoded and augmented as ImageNet's usually are."""
+    from PIL import Image
+    from torch.utils.data import Dataset
+    from torchvision import transforms
+
+    paths = sorted(Path(os.environ[JPEGS]).glob("*.jpg"))
+    side = 64 if os.environ[SMALL] else 224
+    augment = transforms.Compose(
+        [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    )
+
+    class Jpegs(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(paths)
+
+        def __getitem__(self, index: int) -> Any:
+            with Image.open(paths[index]) as image:
+                return augment(image.convert("RGB")), index % 10
+
+    return Jpegs()
+
+
+def vectors() -> Any:
+    """In memory already: workers only add the way between processes."""
+    return _tensors((256,), 100_000)
+
+
+def pixels() -> Any:
+    """Images in memory, as light a loader as can be."""
+    return _tensors((3, 64, 64), 2_000) if os.environ[SMALL] else _tensors((3, 224, 224), 4_000)
+
+
+def _tensors(shape: tuple[int, ...], count: int) -> Any:
+    import torch
+    from torch.utils.data import TensorDataset
+
+    chance = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.rand(count, *shape, generator=chance), torch.arange(count) % 10)
+
+
+def mlp() -> Any:
+    from torch import nn
+
+    width = 256 if os.environ[SMALL] else 4096
+    return nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def small_cnn() -> Any:
+    from torch import nn
+
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
+    )

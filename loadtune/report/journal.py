@@ -1,0 +1,171 @@
+"""The journal of a run: everything it finds, as JSON lines, each on the disk before the run goes on.
+
+In: what was just found. Out: lines of ``journal.jsonl``, and what an earlier session left there. Beside ``study.db``,
+which keeps a figure a trial: here is the whole measurement, window by window, and what the probes found before it.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loadtune.errors import ResultError
+from loadtune.records import (
+    SCHEMA_VERSION,
+    ComputePoint,
+    Device,
+    HostFacts,
+    Measurement,
+    MemoryCeiling,
+    RecipeChoice,
+    Trial,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    WorkloadFacts,
+)
+from loadtune.report.store import newest_with
+
+JOURNAL_FILE = "journal.jsonl"
+
+
+class Head(msgspec.Struct, frozen=True, tag="session"):
+    """A session begins: first of all, and again with every resumption."""
+
+    config: TuneConfig
+    host: HostFacts
+    device: Device
+    schema_version: int = SCHEMA_VERSION
+
+
+class Probed(msgspec.Struct, frozen=True, tag="probed"):
+    """What the stages before the study found so far; fields as in `TuningResult`. The last such line counts."""
+
+    facts: WorkloadFacts | None = None
+    yours: TrialConfig | None = None
+    assumed: tuple[str, ...] = ()
+    recipes: tuple[RecipeChoice, ...] = ()
+    ceilings: tuple[MemoryCeiling, ...] = ()
+    free_bytes: int | None = None
+    """Of the GPU, when the ceilings were found."""
+    compute_points: tuple[ComputePoint, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Tried(msgspec.Struct, frozen=True, tag="trial"):
+    """A trial ended."""
+
+    trial: Trial
+
+
+class Confirmed(msgspec.Struct, frozen=True, tag="confirmation"):
+    """A run of the confirmation ended, in one of these two ways."""
+
+    config: TrialConfig
+    measurement: Measurement | None = None
+    failure: TrialFailure | None = None
+
+
+class Timed(msgspec.Struct, frozen=True, tag="compute"):
+    """The confirmation timed a size that the compute curve had left out."""
+
+    point: ComputePoint
+
+
+Line = Timed | Head | Probed | Tried | Confirmed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What earlier sessions left."""
+
+    head: Head
+    probed: Probed
+    trials: tuple[Trial, ...]
+    timed: tuple[ComputePoint, ...]
+    """Beside those of the curve."""
+    confirmed: tuple[Confirmed, ...]
+    """Since the last trial: what was confirmed before it was another choice of finalists."""
+
+
+class Journal:
+    """Appends to a run's journal. A line that a crash cut short is taken off first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / JOURNAL_FILE
+        if self._path.exists():
+            whole = self._path.read_bytes().rpartition(b"\n")
+            os.truncate(self._path, len(whole[0]) + len(whole[1]))
+
+    def keep(self, line: Line) -> None:
+        """Write the line, and return once it would survive a crash of the machine."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(line) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise ResultError(
+                f"{self._path} could not be written ({error.strerror or error}). It takes a folder with room that this "
+                "user may write to. Make room, or name another place with --out."
+            ) from error
+
+
+def read_journal(folder: Path) -> Kept:
+    """What the sessions in this run's folder found. Raises ResultError where that cannot be read, or is not there."""
+    path = folder / JOURNAL_FILE
+    try:
+        lines = list(_lines(path))
+    except OSError as error:
+        raise ResultError(
+            f"{path} cannot be read ({error.strerror or error}), so there is nothing to resume. It takes the folder of "
+            "a run. Name one, or run without --resume."
+        ) from error
+    heads = [line for line in lines if isinstance(line, Head)]
+    if not heads:
+        raise ResultError(f"{path} ends before it says what was run. There is nothing to resume: run without --resume.")
+    since = max((at for at, line in enumerate(lines) if isinstance(line, Tried)), default=0)
+    return Kept(
+        head=heads[-1],
+        probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
+        trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
+        timed=tuple(line.point for line in lines if isinstance(line, Timed)),
+        confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
+    )
+
+
+def newest_run(out: Path) -> Path:
+    """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
+    found = newest_with(out, JOURNAL_FILE)
+    if found is None:
+        raise ResultError(
+            f"{out} holds no run that could be resumed: no {JOURNAL_FILE} in it or up to two folders below. Name a "
+            "run's folder, or run without --resume."
+        )
+    return found.parent
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    """Every whole line; the last is not whole where a crash came in between."""
+    for number, content in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            version = msgspec.json.decode(content, type=_Version).schema_version
+            if version > SCHEMA_VERSION:
+                raise ResultError(
+                    f"{path} was written by a newer loadtune: its schema_version is {version}, this one reads up to "
+                    f"{SCHEMA_VERSION}. Update loadtune, or run without --resume."
+                )
+            yield msgspec.json.decode(content, type=Line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ResultError(
+                f"Line {number} of {path} is damaged: {error}. It takes an unchanged journal. Run without --resume."
+            ) from error
+
+
+class _Version(msgspec.Struct):
+    """The one field whose meaning no version may change; only a `Head` has it."""
+
+    schema_version: int = 0

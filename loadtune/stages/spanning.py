@@ -1,0 +1,137 @@
+"""The search space: spanned from what the probes found, then frozen; and the user's own configuration beside it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from loadtune.errors import UsageError
+from loadtune.findings import Findings
+from loadtune.probe.compute import knee
+from loadtune.records import (
+    MEMORY_FORMATS,
+    Dimension,
+    MemoryCeiling,
+    Precision,
+    Recipe,
+    TrialConfig,
+    TuneConfig,
+    WorkloadFacts,
+)
+from loadtune.stages.probing import fastest, loader_top
+from loadtune.stages.run import Run
+from loadtune.study.space import PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
+from loadtune.study.yours import assumed_settings, your_config
+from loadtune.units import seconds_text
+
+LADDER_SPAN = 16
+"""The ladder begins this far below the smallest saturating batch: smaller ones train at a fraction of the rate."""
+
+_TUNED: Mapping[Dimension, tuple[Any, ...]] = {
+    "prefetch_factor": PREFETCH_FACTORS,
+    "memory_format": MEMORY_FORMATS,
+    "in_order": (True, False),
+    "persistent_workers": (True, False),
+}
+_DEFAULTS: Mapping[Dimension, tuple[Any, ...]] = {
+    "prefetch_factor": (2,),
+    "memory_format": (),
+    "in_order": (True,),
+    "persistent_workers": (True,),
+}
+
+
+def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
+    """Freeze what the study searches, and settle the user's own configuration."""
+    found, config = run.found, run.found.config
+    ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in found.ceilings}
+    if found.yours is None or not found.batch_sizes:  # else they are of an earlier session, and its study has them
+        top = _top(run, facts, max(ceilings.values()))
+        found.yours = _yours(run, top)
+        found.assumed = assumed_settings(config.yours)
+        found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
+        run.keep_probes()
+    return SearchSpace(
+        batch_sizes=found.batch_sizes,
+        num_workers=_num_workers(found, found.yours),
+        pin_memory=_axis(found, "pin_memory", (False, True) if found.device.kind == "cuda" else (False,)),
+        recipes=chosen,
+        ceilings=ceilings,
+        prefetch_factors=_optional(found, "prefetch_factor"),
+        memory_formats=_optional(found, "memory_format") if "memory_format" in config.tune else (),
+        in_order=_optional(found, "in_order"),
+        persistent_workers=_optional(found, "persistent_workers"),
+    )
+
+
+def _top(run: Run, facts: WorkloadFacts, largest: int) -> int:
+    """The largest batch that fits, or that a worker makes in the time allowed for it."""
+    top = loader_top(run, facts)
+    if top >= largest:
+        return largest
+    run.found.note(
+        f"Batches above {top} were not searched: a worker would need more than {seconds_text(run.batch_limit_s)} for "
+        "one, too long to see every worker deliver a few times. A larger --time-budget admits them."
+    )
+    return top
+
+
+def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
+    fixed = found.config.fixed("batch_size")
+    if fixed is not None:
+        if int(fixed) > max(ceilings.values()):
+            raise UsageError(
+                f"--fix batch_size={fixed} does not train here: {max(ceilings.values())} is the largest that does. "
+                "Fix it at that or less, or leave it out."
+            )
+        return (int(fixed),)
+    saturated = knee(found.compute_points, fastest(found).recipe).batch_size
+    smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
+    return batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
+
+
+def _num_workers(found: Findings, yours: TrialConfig) -> tuple[int, ...]:
+    most = found.config.max_workers
+    if most is None:
+        ladder = worker_ladder(found.host.num_usable_cores, (yours.loader.num_workers,))
+    else:
+        ladder = worker_ladder(most)
+    return _axis(found, "num_workers", ladder)
+
+
+def _axis(found: Findings, name: Dimension, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    fixed = found.config.fixed(name)
+    return values if fixed is None else (fixed,)
+
+
+def _optional(found: Findings, name: Dimension) -> tuple[Any, ...]:
+    return _axis(found, name, (_TUNED if name in found.config.tune else _DEFAULTS)[name])
+
+
+def _searched_up_to(ceiling: MemoryCeiling, config: TuneConfig) -> int:
+    """The safe ceiling, or a size that was named where that is above it and was seen to fit."""
+    named = (config.yours.batch_size, config.fixed("batch_size"))
+    return max(ceiling.safe_batch_size, *(int(size) for size in named if size and int(size) <= ceiling.batch_size), 0)
+
+
+def _named_sizes(found: Findings, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
+    """Sizes that are rungs because somebody cares for them: the user's own, and ends that lie within reach."""
+    ends = [c.safe_batch_size for c in found.ceilings if c.limit != "time" and c.safe_batch_size <= top]
+    own = [found.yours.batch_size] if found.yours and found.yours.batch_size <= max(ceilings.values()) else []
+    return (*ends, *own)
+
+
+def _yours(run: Run, top: int) -> TrialConfig:
+    """The user's own configuration; an assumed batch size is one that its precision was seen to train."""
+    found = run.found
+    wanted = found.config.yours.precision or "fp32"
+    ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
+    yours = your_config(found.config.yours, top if ceiling is None else min(top, ceiling.safe_batch_size))
+    if yours.loader.pin_memory and found.device.kind != "cuda":
+        found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
+        yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
+    if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
+        found.note(
+            f"Your batch of {yours.batch_size} is above {ceiling.batch_size}, the largest that was seen to train in "
+            f"{wanted} here. The confirmation tries it."
+        )
+    return yours

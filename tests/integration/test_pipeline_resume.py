@@ -1,0 +1,165 @@
+"""A run that was cut off anywhere goes on where it was, and mixes with no other; over a fake bench."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import optuna
+import pytest
+from pipeline_rig import GPU, tune_fake
+
+from loadtune.errors import ResultError
+from loadtune.records import Progress, TuneConfig, TuningResult, WorkloadSpec
+from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
+from loadtune.report.store import load_result
+from loadtune.study.loop import Asked
+from loadtune.study.optuna_study import OptunaStudy
+from loadtune.testing import FakeBench, fake_host
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing in the tuner handles it."""
+
+
+def kill_at(stage: str, trial_number: int = 0):
+    def listen(progress: Progress) -> None:
+        if progress.stage == stage and (progress.trial_number or 0) >= trial_number and progress.current_samples_per_s:
+            raise Killed
+
+    return listen
+
+
+def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
+    bench = FakeBench()
+    with pytest.raises(Killed):
+        tune_fake(bench, folder, config, kill_at(stage, trial_number))
+    return bench
+
+
+def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
+    return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
+
+
+def states(folder: Path) -> list[str]:
+    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{folder / 'study.db'}")
+    return [trial.state.name for trial in study.trials]
+
+
+def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
+    killed(tmp_path, "study", 4)
+    assert "RUNNING" in states(tmp_path)
+    before = read_journal(tmp_path)
+    run = [trial for trial in before.trials if trial.screened is None]
+    assert len(run) == 4
+    bench = FakeBench(seed=1)
+    result = resumed(tmp_path, bench=bench)
+    assert "RUNNING" not in states(tmp_path)
+    assert result.trials[: len(before.trials)] == before.trials  # windows and all
+    assert sum(trial.screened is None for trial in result.trials) == TuneConfig().num_trials
+    assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again
+    assert result.ceilings == before.probed.ceilings
+    assert result.best is not None
+    assert any("was resumed: 4 of its trials" in note for note in result.notes)
+    assert load_result(tmp_path) == result
+
+
+def test_a_journal_cut_off_within_a_line_is_read_up_to_there_and_gone_on_with(tmp_path: Path) -> None:
+    killed(tmp_path, "study", 4)
+    path = tmp_path / JOURNAL_FILE
+    path.write_bytes(path.read_bytes()[:-100])
+    known = len(read_journal(tmp_path).trials)
+    result = resumed(tmp_path)
+    assert len(read_journal(tmp_path).trials) == len(result.trials) > known
+    assert result.best is not None
+
+
+def test_what_was_measured_and_not_told_is_told_later(tmp_path: Path) -> None:
+    """The journal is written first; a crash may come before the study hears of it."""
+
+    class Untold(OptunaStudy):
+        def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
+            if asked.number == 3:
+                raise Killed
+            super().tell_measured(asked, samples_per_s)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("loadtune.study.optuna_study.OptunaStudy", Untold)
+        with pytest.raises(Killed):
+            tune_fake(FakeBench(), tmp_path)
+    last = read_journal(tmp_path).trials[-1]
+    assert last.number == 3
+    assert states(tmp_path)[3] == "RUNNING"
+    result = resumed(tmp_path)
+    assert states(tmp_path)[3:5] == ["FAIL", "COMPLETE"]  # the second with what was measured in the first
+    assert [trial.config for trial in result.trials].count(last.config) == 1
+
+
+@pytest.mark.parametrize("stage", ["memory", "compute"])
+def test_a_run_that_ended_before_the_study_goes_on_with_the_probes_that_ended(tmp_path: Path, stage: str) -> None:
+    def listen(progress: Progress) -> None:
+        if progress.stage == stage:
+            raise Killed
+
+    with pytest.raises(Killed):
+        tune_fake(FakeBench(), tmp_path, None, listen)
+    before = read_journal(tmp_path).probed
+    result = resumed(tmp_path)
+    assert before.recipes
+    assert result.recipes == before.recipes
+    assert bool(before.ceilings) == (stage == "compute")
+    assert result.best is not None
+
+
+def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Path) -> None:
+    killed(tmp_path, "confirm")
+    kept = read_journal(tmp_path).confirmed
+    finished = resumed(tmp_path)
+    assert finished.best is not None
+    runs = [run for finalist in finished.finalists for run in finalist.runs]
+    assert all(line.measurement in runs for line in kept)
+    again = resumed(tmp_path)
+    assert again.best == finished.best
+    extended = resumed(tmp_path, TuneConfig(num_trials=TuneConfig().num_trials + 3), FakeBench(seed=2))
+    assert sum(t.screened is None for t in extended.trials) == TuneConfig().num_trials + 3
+    newer = [run for finalist in extended.finalists for run in finalist.runs]
+    assert not any(run in newer for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [
+        ({"config": TuneConfig(workload=WorkloadSpec(model="vit_b_16"))}, "model was 'resnet50' and is 'vit_b_16'"),
+        ({"config": TuneConfig(max_workers=2)}, "max_workers was None and is 2"),
+        ({"host": fake_host(num_usable_cores=4)}, "num_usable_cores was 16 and is 4"),
+        ({"host": replace(fake_host(), torch="9.9")}, "torch was '2.11.0' and is '9.9'"),
+        ({"device": replace(GPU, uuid="GPU-1")}, "uuid was 'GPU-0' and is 'GPU-1'"),
+    ],
+)
+def test_another_machine_or_job_is_refused_and_named(tmp_path: Path, differs: dict, told: str) -> None:
+    tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    bench = FakeBench()
+    with pytest.raises(ResultError, match="cannot be resumed here") as raised:
+        resumed(tmp_path, bench=bench, **differs)
+    assert told in str(raised.value)
+    assert bench.requests == []
+
+
+def test_another_dataset_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    with pytest.raises(ResultError, match="dataset_length was 1281167 and is 500"):
+        resumed(tmp_path, bench=FakeBench(facts=replace(FakeBench().describe(), dataset_length=500)))
+
+
+def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="holds no run that could be resumed"):
+        newest_run(tmp_path)
+    with pytest.raises(ResultError, match="nothing to resume"):
+        read_journal(tmp_path)
+    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"session","schema_vers')
+    with pytest.raises(ResultError, match="ends before it says what was run"):
+        read_journal(tmp_path)
+    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"session","schema_version":99}\n')
+    with pytest.raises(ResultError, match="newer loadtune"):
+        read_journal(tmp_path)
+    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"trial"}\n')
+    with pytest.raises(ResultError, match=r"Line 1 of .* is damaged"):
+        read_journal(tmp_path)

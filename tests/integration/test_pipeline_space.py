@@ -1,0 +1,153 @@
+"""What is searched, what is not, and when the search is over; over a fake bench."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.errors import ResultError, UsageError
+from loadtune.records import (
+    Device,
+    Fixed,
+    LoaderConfig,
+    Recipe,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    Winner,
+    YourSettings,
+)
+from loadtune.report.store import write_result
+from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
+
+FIXED = (
+    Fixed(name="precision", value="bf16"),
+    Fixed(name="batch_size", value=200),
+    Fixed(name="memory_format", value="contiguous"),
+)
+
+
+def values(result: TuningResult, name: str) -> set[object]:
+    return {getattr(t.config.loader, name) for t in result.trials if t.config.loader.num_workers}
+
+
+def test_a_small_space_is_run_whole_and_what_is_fixed_stays(tmp_path: Path) -> None:
+    config = TuneConfig(fix=FIXED, max_workers=3, num_trials=20, yours=YourSettings(batch_size=64, num_workers=2))
+    result = tune_fake(FakeBench(), tmp_path, config)
+    run = [trial.config for trial in result.trials if trial.screened is None]
+    assert {(c.batch_size, c.precision, c.recipe.memory_format) for c in run} == {(200, "bf16", "contiguous")}
+    assert {(c.loader.num_workers, c.loader.pin_memory) for c in run} == {(w, p) for w in range(4) for p in (0, 1)}
+    assert len(run) == 8
+    assert result.yours is not None
+    assert (result.yours.batch_size, result.yours.precision) == (64, "fp32")
+    assert any(finalist.config == result.yours for finalist in result.finalists)
+
+
+def test_what_is_tuned_is_searched_and_the_rest_is_not(tmp_path: Path) -> None:
+    tuned = TuneConfig(tune=("prefetch_factor", "memory_format", "in_order"), num_trials=24)
+    result = tune_fake(FakeBench(), tmp_path, tuned)
+    assert len(values(result, "prefetch_factor")) >= 3
+    assert values(result, "in_order") == {False, True}
+    assert values(result, "persistent_workers") == {True}
+    assert {t.config.recipe.memory_format for t in result.trials} == {"contiguous", "channels_last"}
+    assert result.best is not None
+    assert result.best.config.recipe.memory_format == "channels_last"
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "shape", "told"),
+    [
+        (TuneConfig(fix=(Fixed(name="batch_size", value=5000),)), "cuda", (3, 8, 8), "is the largest that does"),
+        (TuneConfig(fix=(Fixed(name="pin_memory", value=True),)), "cpu", (3, 8, 8), "without a GPU"),
+        (TuneConfig(max_gpu_memory_bytes=1 << 34), "cpu", (3, 8, 8), "--max-gpu-memory limits a GPU's memory"),
+        (TuneConfig(tune=("memory_format",)), "cuda", (8,), "batches of images, and a sample of this dataset is 8"),
+        (TuneConfig(fix=(Fixed(name="precision", value="fp16"),)), "cuda", (8,), "fp16 is not available"),
+    ],
+)
+def test_what_cannot_be_had_is_told(tmp_path: Path, config: TuneConfig, device: str, shape: object, told: str) -> None:
+    surface = Surface(compute_per_s={"fp32": 2300.0})
+    bench = FakeBench(surface, facts=replace(fake_facts(surface), input_shape=shape))
+    with pytest.raises(UsageError, match=told):
+        tune_fake(bench, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
+
+
+def elsewhere(folder: Path, result: TuningResult, **loader: int) -> Path:
+    """Another machine's result, with a winner of 48 workers."""
+    config = TrialConfig(
+        loader=LoaderConfig(**{"batch_size": 300, "num_workers": 48, "pin_memory": True, **loader}),
+        recipe=Recipe(precision="bf16"),
+    )
+    winner = Winner(config=config, samples_per_s=9000.0, half_width_fraction=None, speedup=None)
+    folder.mkdir()
+    return write_result(replace(result, best=winner), folder)
+
+
+def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path: Path) -> None:
+    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    path = elsewhere(tmp_path / "elsewhere", first)
+    result = tune_fake(FakeBench(), tmp_path / "elsewhere", TuneConfig(warm_start=str(path), num_trials=3))
+    (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
+    assert warm.number == 1
+    assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
+    assert warm.config.precision == "bf16"
+
+
+def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:
+    write_result(replace(tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2)), best=None), tmp_path)
+    with pytest.raises(ResultError, match="confirmed no winner"):
+        tune_fake(FakeBench(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
+
+
+def test_an_oom_in_a_trial_lowers_that_precisions_bound(tmp_path: Path) -> None:
+    """The probe saw these sizes train; with a loader beside them they do not."""
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        over = config.precision == "fp16" and config.batch_size >= 100
+        return TrialFailure(kind="oom", phase="training", message="planted") if over else None
+
+    result = tune_fake(FakeBench(fail=fail), tmp_path, TuneConfig(time_budget_s=600.0, num_trials=8))
+    failed = [trial.config.batch_size for trial in result.trials if trial.failure]
+    assert failed == sorted(failed, reverse=True)
+    assert len(failed) == len(set(failed))
+    assert result.best is not None
+    assert any("ran out of memory in a trial" in (trial.screened or "") for trial in result.trials)
+
+
+def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -> None:
+    def in_flight(config: TrialConfig) -> int:
+        return config.batch_size * config.loader.num_workers
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        over = in_flight(config) > 1500
+        return TrialFailure(kind="shm", phase="training", message="planted") if over else None
+
+    result = tune_fake(FakeBench(fail=fail), tmp_path, TuneConfig(num_trials=20))
+    failed = [in_flight(trial.config) for trial in result.trials if trial.failure]
+    assert failed == sorted(failed, reverse=True)
+    assert len(failed) == len(set(failed))
+
+
+def test_settings_that_leave_nothing_to_gain_end_the_search_within_a_minute(tmp_path: Path) -> None:
+    surface = Surface(compute_per_s={"fp32": 900.0}, channels_last_gain=1.0, fused_gain=1.0, half_batch=0.5)
+    bench = FakeBench(surface, between_runs=0.004)
+    yours = YourSettings(batch_size=64, num_workers=4, pin_memory=True)
+    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
+    assert [trial.origin for trial in result.trials] == ["yours"]
+    assert any("your own loader settings train at 97% of the compute-only rate" in note for note in result.notes)
+    assert result.seconds < 60
+    assert result.best is not None
+    assert result.best.speedup == pytest.approx(1.0, abs=0.03)
+
+
+def test_what_a_loader_was_seen_to_deliver_screens_smaller_ones_and_misleads_nobody(tmp_path: Path) -> None:
+    """Without a limit by pinning, the most workers win; those far fewer are ruled out by what was measured."""
+    surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
+    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(num_trials=30), host=fake_host(num_usable_cores=12))
+    ruled_out = [t.config for t in result.trials if "its loader was seen" in (t.screened or "")]
+    assert ruled_out
+    assert result.best is not None
+    reached = surface.training_rate(result.best.config)
+    assert all(surface.training_rate(config) < reached for config in ruled_out)
+    assert reached >= 0.97 * 12 / surface.sample_s

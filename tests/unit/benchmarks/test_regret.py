@@ -1,0 +1,115 @@
+"""The replay over a table: what it reads and fits, and that the search it plays is reproducible."""
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from regret_replay import WAYS, CrowdedSurface, Field, loadtune, regrets, simulated
+from regret_table import Grid, GridSurface, Row, leave_one_out, noise_of, read_grid, write_grid
+
+from loadtune.records import Measurement, TrialConfig, Window
+
+ROOT = Path(__file__).parents[3]
+GRIDS = sorted((ROOT / "benchmarks" / "grids").glob("*.json"))
+
+
+def row(config: TrialConfig, *rates: float) -> Row:
+    runs = tuple(
+        Measurement(
+            windows=tuple(
+                Window(start_s=float(at), seconds=1.0, num_steps=4, num_samples=round(rate * 1000)) for at in range(3)
+            ),
+            first_batch_s=0.1,
+            seconds=3.0,
+        )
+        for rate in rates
+    )
+    return Row(config=config, runs=runs)
+
+
+@pytest.fixture(scope="module")
+def field() -> Field:
+    return simulated(CrowdedSurface())
+
+
+@pytest.fixture(scope="module")
+def table(field: Field) -> Grid:
+    """Every fifth configuration of the simulated space, measured twice without noise of windows."""
+    _, space = field.begin(0, 1)
+    rows = [row(c, *(field.surface.training_rate(c) / 1000 * s for s in (0.97, 1.03))) for c in space.configs()]
+    return Grid(
+        **{name: getattr(field.grid, name) for name in field.grid.__struct_fields__} | {"rows": tuple(rows[::5])}
+    )
+
+
+def test_a_table_survives_its_file(table: Grid, tmp_path: Path) -> None:
+    write_grid(table, tmp_path / "deep" / "t.json")
+    assert read_grid(tmp_path / "deep" / "t.json") == table
+
+
+def test_noise_is_pooled_over_the_rows(table: Grid) -> None:
+    noise = noise_of(table.rows)
+    assert noise.between_runs == pytest.approx(math.log(1.03 / 0.97) / math.sqrt(2), rel=0.01)
+    assert noise.windows == 0.0
+
+
+def test_measured_rows_are_played_as_measured_and_the_rest_is_near(table: Grid, field: Field) -> None:
+    surface = GridSurface(table)
+    assert surface.training_rate(table.rows[7].config) == pytest.approx(table.rows[7].rate)
+    _, space = field.begin(0, 1)
+    errors = sorted(
+        abs(surface.training_rate(config) / field.surface.training_rate(config) - 1) for config in space.configs()
+    )
+    assert errors[len(errors) // 2] < 0.05
+    assert leave_one_out(table)[0] < 0.2
+
+
+@pytest.mark.parametrize("way", sorted(set(WAYS) - {"GP"}))
+def test_every_way_is_reproducible_and_gets_no_worse_with_what_it_saw(field: Field, way: str) -> None:
+    best = field.best_rate()
+    once, again = (regrets(field, WAYS[way], 3, 8, best) for _ in range(2))
+    assert once == again
+    assert len(once) == 8
+    assert all(0 <= regret <= 1 for regret in once)
+
+
+def test_the_bounds_mislead_nobody(field: Field) -> None:
+    """With them the search ends no farther from the best than without, over ten seeds."""
+    best, with_bounds, without = field.best_rate(), [], []
+    for seed in range(10):
+        with_bounds.append(regrets(field, loadtune, seed, 16, best)[-1])
+        without.append(regrets(field, WAYS["loadtune, no bounds"], seed, 16, best)[-1])
+    assert sum(with_bounds) <= sum(without) + 0.02 * 10
+
+
+_TRIALS = """
+from regret_replay import CrowdedSurface, loadtune, simulated
+print([(repr(config), rate) for config, rate in loadtune(simulated(CrowdedSurface()), 5, 14)])
+"""
+
+
+def test_a_fresh_process_tries_the_same() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", _TRIALS],
+            cwd=ROOT / "benchmarks",
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}", "PATH": "", "PYTHONHASHSEED": hashing},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for hashing in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0].count("LoaderConfig") >= 8
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_the_kept_tables_can_be_played(path: Path) -> None:
+    grid = read_grid(path)
+    played = Field(grid, GridSurface(grid), noise_of(grid.rows))
+    assert len(grid.rows) >= 24
+    assert 0 <= regrets(played, loadtune, 0, 6, played.best_rate())[-1] < 1
