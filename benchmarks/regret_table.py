@@ -126,7 +126,7 @@ class GridSurface:
         self._waits = {row.config: statistics.fmean(run.wait_fraction for run in row.runs) for row in grid.rows}
         self._fit = _Fit(grid.rows)
         self._rates = {row.config: row.rate for row in grid.rows}
-        self._fed: dict[TrialConfig, float] = {}
+        self._rows = tuple(self._waits)
         self.compute_per_s = {choice.chosen.precision: 0.0 for choice in grid.recipes}
         self.budget_bytes = grid.facts.memory_budget_bytes
 
@@ -135,13 +135,17 @@ class GridSurface:
             self._rates[config] = self._fit(config)
         return self._rates[config]
 
-    def fed_rate(self, config: TrialConfig) -> float:
-        """So that the wait is the measured one; where it was not, of the nearest row that was."""
-        if config not in self._fed:
+    def wait_fraction(self, config: TrialConfig) -> float:
+        """The measured one; where it was not, of the nearest row that was."""
+        if config not in self._waits:
             place = _place(config)
-            near = min(self._waits, key=lambda known: float(np.sum((_place(known) - place) ** 2)))
-            self._fed[config] = self.training_rate(config) / max(0.01, 1 - self._waits[near])
-        return self._fed[config]
+            near = min(self._rows, key=lambda known: float(np.sum((_place(known) - place) ** 2)))
+            self._waits[config] = self._waits[near]
+        return self._waits[config]
+
+    def pins_in_time(self, config: TrialConfig) -> bool:
+        """Nothing is known of the pinning thread."""
+        return True
 
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         return compute_bound(self._grid.compute_points, recipe, batch_size) or math.inf

@@ -95,21 +95,25 @@ class Surface:
 
     def training_rate(self, config: TrialConfig) -> float:
         """Samples/s of real training: the least of compute, loader and transfer; in turn where no worker helps."""
-        fed = self.fed_rate(config)
+        transfer = self.pinned_per_s if config.loader.pin_memory else self.pageable_per_s
+        fed = min(self.compute_rate(config.recipe, config.batch_size), transfer)
         if config.loader.num_workers == 0:
             return 1 / (self.sample_s + 1 / fed)
         return min(fed, config.loader.num_workers / self.sample_s)
-
-    def fed_rate(self, config: TrialConfig) -> float:
-        """The same where a batch is always there: the lesser of compute and transfer."""
-        transfer = self.pinned_per_s if config.loader.pin_memory else self.pageable_per_s
-        return min(self.compute_rate(config.recipe, config.batch_size), transfer)
 
     def wait_fraction(self, config: TrialConfig) -> float:
         """Share of the time in which training waits for its loader, the pinning thread included."""
         compute = self.compute_rate(config.recipe, config.batch_size)
         ahead = compute if config.loader.pin_memory else min(compute, self.pageable_per_s)
         return 1 - self.training_rate(config) / ahead
+
+    def pins_in_time(self, config: TrialConfig) -> bool:
+        """False: batches stand before the pinning thread, because it is slower than who makes and who takes them."""
+        loader = config.loader
+        if not (loader.pin_memory and loader.num_workers):
+            return True
+        makes, takes = loader.num_workers / self.sample_s, self.compute_rate(config.recipe, config.batch_size)
+        return self.pinned_per_s >= min(makes, takes)
 
     def loader_rate(self, config: LoaderConfig) -> float:
         """Samples/s of the loader alone; the pinning thread comes with the workers."""
@@ -202,7 +206,8 @@ class FakeBench:
         num_steps = max(1, round(window_s / step_s))
         windows = []
         while True:
-            windows.append(self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config)))
+            window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
+            windows.append(window if self.surface.pins_in_time(config) else replace(window, unpinned=3.0, ready=0.0))
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from loadtune.records import ComputePoint, Measurement, TrialConfig, TrialOrigin
+from loadtune.study.evidence import batches_stand_unpinned
 from loadtune.study.space import SearchSpace, nearest_rung
 
 HEADROOM = 1.2
@@ -68,6 +69,7 @@ def leaner(space: SearchSpace, config: TrialConfig, measured: Measurement, sampl
     A search for speed does not look for it, and workers that idle cost RAM, start-up and cores.
     """
     fewer = enough_workers(space, measured.samples_per_s, sample_s)
-    if measured.wait_fraction > KEPT_UP or fewer >= config.loader.num_workers:
+    held_up = measured.wait_fraction > KEPT_UP and not batches_stand_unpinned(measured)
+    if held_up or fewer >= config.loader.num_workers:
         return None
     return replace(config, loader=replace(config.loader, num_workers=fewer))
