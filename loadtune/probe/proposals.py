@@ -42,8 +42,7 @@ def second_size(tries: Tries) -> int | None:
     """Another size for the line: far enough from the first, never one that the first says cannot fit."""
     base, num_fits = tries.fitting[-1], len(tries.fitting)
     if tries.wall is not None:
-        smaller = max(tries.smallest, base.batch_size // 2)
-        return smaller if num_fits == 1 and smaller < base.batch_size else None
+        return _smaller(tries, base.batch_size) if num_fits == 1 else None
     size = base.batch_size * TIMES
     if base.peak_bytes and base.budget_bytes is not None:  # 0: the platform does not tell a process's own memory
         room = base.budget_bytes / base.peak_bytes
@@ -53,10 +52,20 @@ def second_size(tries: Tries) -> int | None:
         elif _has_grown(tries) or tries.forecast is not None:
             return None
         elif tries.line is not None:
-            size = base.batch_size + int(CLEAR * base.budget_bytes / tries.line.slope)
+            free = base.budget_bytes - base.peak_bytes
+            size = base.batch_size + int(min(CLEAR * base.budget_bytes, 0.95 * free) / tries.line.slope)
     elif num_fits > 1:
         return None
-    return _above(base.batch_size, min(tries.cap, size))
+    larger = _above(base.batch_size, min(tries.cap, size))
+    return (
+        _smaller(tries, base.batch_size) if larger is None and num_fits == 1 and base.batch_size < tries.cap else larger
+    )
+
+
+def _smaller(tries: Tries, base: int) -> int | None:
+    """Where no larger size is sure to fit the line's second point lies below."""
+    smaller = max(tries.smallest, base // 2)
+    return smaller if smaller < base else None
 
 
 def _has_grown(tries: Tries) -> bool:
