@@ -3,6 +3,17 @@
 Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fraction`` 0 to 1.
 """
 
+from loadtune.records.comparison import (
+    Change,
+    Check,
+    CheckOutcome,
+    Comparison,
+    PrecisionChange,
+    Ratio,
+    SameConfig,
+    Side,
+    Value,
+)
 from loadtune.records.configs import PRECISIONS, LoaderConfig, MemoryFormat, Precision, Recipe, TrialConfig
 from loadtune.records.footprint import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
@@ -51,6 +62,10 @@ __all__ = [
     "BatchEstimate",
     "Bound",
     "CeilingLimit",
+    "Change",
+    "Check",
+    "CheckOutcome",
+    "Comparison",
     "ComputePoint",
     "Device",
     "FailureKind",
@@ -71,10 +86,14 @@ __all__ = [
     "MemoryTrace",
     "OptimizerName",
     "Precision",
+    "PrecisionChange",
     "Progress",
+    "Ratio",
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "SameConfig",
+    "Side",
     "StepAccount",
     "Telemetry",
     "TensorKind",
@@ -87,6 +106,7 @@ __all__ = [
     "TrialOrigin",
     "TuneConfig",
     "TuningResult",
+    "Value",
     "Verdict",
     "Window",
     "Winner",

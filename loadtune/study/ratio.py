@@ -1,0 +1,53 @@
+"""Ratio of two throughputs that were measured at different times, with its interval. Pure.
+
+Unlike in one confirmation the two sides share no session, so neither knows the other's spread between runs: Welch's
+interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a share of
+the rate. It knows nothing of what a machine does from one day to the next.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtune.records import Finalist, Measurement, Ratio, students_t
+from loadtune.study.confirm import Spread, between_run_spread
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Repeated runs of one configuration, and the spread between runs on that side."""
+
+    mean_per_s: float
+    num_runs: int
+    spread: Spread | None
+    """None: nothing on that side ran twice."""
+
+    @property
+    def half_width_fraction(self) -> float | None:
+        return None if self.spread is None else self.spread.half_width(1 / self.num_runs)
+
+
+def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist]) -> Runs:
+    """Of a confirmation, whose spread is pooled over all its finalists."""
+    return Runs(finalist.samples_per_s, len(finalist.runs), between_run_spread([f.runs for f in finalists]))
+
+
+def repeated_runs(runs: Sequence[Measurement]) -> Runs:
+    """Of one configuration by itself, one run at the least."""
+    mean = math.fsum(run.samples_per_s for run in runs) / len(runs)
+    return Runs(mean, len(runs), between_run_spread([runs]))
+
+
+def ratio_of(before: Runs, after: Runs) -> Ratio:
+    """After over before; without an interval where a side has no spread."""
+    ratio = after.mean_per_s / before.mean_per_s
+    if before.spread is None or after.spread is None:
+        return Ratio(ratio=ratio)
+    shares = [before.spread.relative_sd**2 / before.num_runs, after.spread.relative_sd**2 / after.num_runs]
+    freedom = (before.spread.degrees_of_freedom, after.spread.degrees_of_freedom)
+    doubt = math.fsum(share**2 / degrees for share, degrees in zip(shares, freedom, strict=True))
+    if not doubt:  # identical runs, as only a fake makes them
+        return Ratio(ratio=ratio, low=ratio, high=ratio)
+    variance = math.fsum(shares)
+    width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance)
+    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
