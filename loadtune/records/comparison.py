@@ -67,6 +67,8 @@ class PrecisionChange:
     compute_before_per_s: float | None
     """Best samples/s with the batch on the device already, at any batch size."""
     compute_after_per_s: float | None
+    compute_ratio: Ratio | None = None
+    """Its interval knows the noise within one timing on each side, and not that between two of them."""
     safe_batch_before: int | None
     safe_batch_after: int | None
 

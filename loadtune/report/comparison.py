@@ -94,10 +94,15 @@ def check_view(check: Check) -> HandoverView:
 
 def ratio_words(ratio: Ratio) -> str:
     """``0.82× (0.79× to 0.85×)``; what the interval does not tell apart from 1 is called so."""
+    if ratio.different is None:
+        return f"{_interval(ratio)}, too few runs for an interval"
+    return _interval(ratio) if ratio.different else f"{_interval(ratio)}, not told apart"
+
+
+def _interval(ratio: Ratio) -> str:
     if ratio.low is None or ratio.high is None:
-        return f"{ratio_text(ratio.ratio)}, too few runs for an interval"
-    interval = f"{ratio_text(ratio.ratio)} ({ratio_text(ratio.low)} to {ratio_text(ratio.high)})"
-    return interval if ratio.different else f"{interval}, not told apart"
+        return ratio_text(ratio.ratio)
+    return f"{ratio_text(ratio.ratio)} ({ratio_text(ratio.low)} to {ratio_text(ratio.high)})"
 
 
 def _throughput(comparison: Comparison) -> str:
@@ -138,11 +143,12 @@ def _precisions(precisions: tuple[PrecisionChange, ...]) -> Table:
         (
             change.precision,
             f"{rate_text(change.compute_before_per_s)} → {rate_text(change.compute_after_per_s)}",
+            MISSING if change.compute_ratio is None else _interval(change.compute_ratio),
             f"{_count(change.safe_batch_before)} → {_count(change.safe_batch_after)}",
         )
         for change in precisions
     )
-    return Table(title="Ceilings", columns=("", "compute only", "safe batch"), rows=rows)
+    return Table(title="Ceilings", columns=("", "compute only", "ratio", "safe batch"), rows=rows)
 
 
 def _count(count: int | None) -> str:

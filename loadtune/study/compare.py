@@ -9,6 +9,7 @@ from loadtune.records import (
     PRECISIONS,
     Change,
     Comparison,
+    ComputePoint,
     Precision,
     PrecisionChange,
     SameConfig,
@@ -19,7 +20,7 @@ from loadtune.records import (
 )
 from loadtune.records.chosen import finalist_of
 from loadtune.study.changes import machine_changes, setting_changes, step_changes, workload_changes
-from loadtune.study.ratio import Runs, confirmed_runs, ratio_of
+from loadtune.study.ratio import Runs, compute_ratio, confirmed_runs, ratio_of
 
 
 def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool = False) -> Comparison:
@@ -66,7 +67,7 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
         half_width_fraction=None if winner is None else winner.half_width_fraction,
         compute_fraction=None if winner is None else winner.compute_fraction,
         wait_fraction=None if finalist is None else finalist.wait_fraction,
-        bound_by=None if result.verdict is None or winner != result.best else result.verdict.bound_by,
+        bound_by=result.verdict.bound_by if winner and winner == result.best and result.verdict else None,
     )
 
 
@@ -89,17 +90,20 @@ def _known(precision: Precision, *results: TuningResult) -> bool:
 
 
 def _precision(precision: Precision, before: TuningResult, after: TuningResult) -> PrecisionChange:
+    old, new = _compute(before, precision), _compute(after, precision)
     return PrecisionChange(
         precision=precision,
-        compute_before_per_s=_compute(before, precision),
-        compute_after_per_s=_compute(after, precision),
+        compute_before_per_s=None if old is None else old.samples_per_s,
+        compute_after_per_s=None if new is None else new.samples_per_s,
+        compute_ratio=compute_ratio(old, new) if old and new else None,
         safe_batch_before=_safe_batch(before, precision),
         safe_batch_after=_safe_batch(after, precision),
     )
 
 
-def _compute(result: TuningResult, precision: Precision) -> float | None:
-    return max((p.samples_per_s for p in result.compute_points if p.recipe.precision == precision), default=None)
+def _compute(result: TuningResult, precision: Precision) -> ComputePoint | None:
+    points = [point for point in result.compute_points if point.recipe.precision == precision]
+    return max(points, key=lambda point: point.samples_per_s, default=None)
 
 
 def _safe_batch(result: TuningResult, precision: Precision) -> int | None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Finalist, Measurement, Ratio, students_t
+from loadtune.records import ComputePoint, Finalist, Measurement, Ratio, students_t
 from loadtune.study.confirm import Spread, between_run_spread
 
 
@@ -50,4 +50,13 @@ def ratio_of(before: Runs, after: Runs) -> Ratio:
         return Ratio(ratio=ratio, low=ratio, high=ratio)
     variance = math.fsum(shares)
     width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance)
+    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
+
+
+def compute_ratio(before: ComputePoint, after: ComputePoint) -> Ratio:
+    """Of two compute-only rates, by the noise of their windows; each was timed once."""
+    ratio = after.samples_per_s / before.samples_per_s
+    if before.half_width_fraction is None or after.half_width_fraction is None:
+        return Ratio(ratio=ratio)
+    width = math.hypot(before.half_width_fraction, after.half_width_fraction)
     return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))

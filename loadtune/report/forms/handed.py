@@ -1,6 +1,8 @@
 """What every form starts from: a winner, its result, and one paragraph of where the figures come from."""
 
+import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
@@ -59,6 +61,17 @@ def comment(*sentences: str) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def assignment(name: str, values: dict[str, object]) -> str:
+def assignment(name: str, values: Mapping[str, object]) -> str:
     """``NAME = {…}``, one entry a line."""
-    return f"{name} = {{\n" + "".join(f'    "{key}": {value!r},\n' for key, value in values.items()) + "}\n"
+    return (
+        f"{name} = {{\n"
+        + "".join(f"    {_literal(key)}: {_literal(value)},\n" for key, value in values.items())
+        + "}\n"
+    )
+
+
+def _literal(value: object) -> str:
+    """Python as formatters leave it: JSON's quotes are Python's too."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(inner)}' for key, inner in value.items())}}}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)
