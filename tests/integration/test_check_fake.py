@@ -1,7 +1,6 @@
 """The check of a stored winner over a fake machine that did, or did not, lose speed."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from pipeline_rig import GPU, tune_fake
