@@ -25,7 +25,7 @@ RUN_SHARE = 0.1
 """Of the time budget, for the timed part of one run at most: several have to fit beside the start of the bench."""
 
 COMPUTE_S = 1.0
-"""For the compute-only rate after a loss, so that it can be told whether the device or the loader lost it."""
+"""For the compute-only rate, which warms the bench up and tells whether the device or the loader lost something."""
 
 Tell = Callable[[str], None]
 
@@ -89,11 +89,11 @@ def check_on(
     problem, figures = None, tuple[Change, ...]()
     try:
         bench.describe()
+        figures = _compute_change(baseline, _warm_up(bench, baseline))
         problem = _measure(bench, sensor, clock, baseline, runs, started + time_budget_s, tell)
     except (WorkloadError, BenchError) as error:
         problem = f"It could not be measured here: {error}"
-    if baseline.outcome(runs) == "fell":
-        figures = (*_compute_change(bench, baseline), *figure_changes(baseline.measured, runs))
+    figures = () if baseline.outcome(runs) == "held" else (*figures, *figure_changes(baseline.measured, runs))
     changes = machine_changes(baseline.result.host, baseline.result.device, host, device)
     return conclude(baseline, runs, clock.now() - started, problem=problem, changes=changes, figures=figures)
 
@@ -117,7 +117,7 @@ def _measure(
         found = run_trial(bench, sensor, clock, baseline.config, rule)
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
-        took = clock.now() - begun
+        took = max(took, clock.now() - begun)
         runs.append(found)
         tell(f"run {len(runs)}: {percent_text(found.samples_per_s / baseline.runs.mean_per_s)} of the baseline's mean")
         if baseline.outcome(runs) != "unclear":
@@ -125,17 +125,20 @@ def _measure(
     return None
 
 
-def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
-    """The compute-only rate then and now, where it was timed at this very size and recipe."""
-    recipe, batch_size = baseline.config.recipe, baseline.config.batch_size
-    points = baseline.result.compute_points
-    then = next((p for p in points if (p.recipe, p.batch_size) == (recipe, batch_size)), None)
-    if then is None:
+def _warm_up(bench: Bench, baseline: Baseline) -> float | None:
+    """Compute-only samples/s; None: it failed, and the runs will say so.
+
+    The baseline was confirmed on a bench that had trained for minutes. A fresh one loads libraries and chooses kernels
+    in its first steps, which would make the first run the slowest.
+    """
+    timed = bench.time_compute(baseline.config.recipe, baseline.config.batch_size, COMPUTE_S)
+    return None if isinstance(timed, TrialFailure) else timed.samples_per_s
+
+
+def _compute_change(baseline: Baseline, now_per_s: float | None) -> tuple[Change, ...]:
+    """Where it was timed at this very size and recipe then: whether the device or the loader lost it."""
+    asked, points = (baseline.config.recipe, baseline.config.batch_size), baseline.result.compute_points
+    then = next((point.samples_per_s for point in points if (point.recipe, point.batch_size) == asked), None)
+    if then is None or now_per_s is None:
         return ()
-    try:
-        now = bench.time_compute(recipe, batch_size, COMPUTE_S)
-    except BenchError:  # what was concluded stands without it
-        return ()
-    if isinstance(now, TrialFailure):
-        return ()
-    return (Change(name="compute_only_samples_per_s", before=then.samples_per_s, after=now.samples_per_s),)
+    return (Change(name="compute_only_samples_per_s", before=then, after=now_per_s),)

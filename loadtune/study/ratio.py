@@ -24,7 +24,10 @@ class Runs:
 
     @property
     def half_width_fraction(self) -> float | None:
-        return None if self.spread is None else self.spread.half_width(1 / self.num_runs)
+        """Of the 95% interval of the mean."""
+        if self.spread is None:
+            return None
+        return students_t(self.spread.degrees_of_freedom) * self.spread.relative_sd / math.sqrt(self.num_runs)
 
 
 def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist]) -> Runs:
@@ -47,10 +50,9 @@ def ratio_of(before: Runs, after: Runs) -> Ratio:
     freedom = (before.spread.degrees_of_freedom, after.spread.degrees_of_freedom)
     doubt = math.fsum(share**2 / degrees for share, degrees in zip(shares, freedom, strict=True))
     if not doubt:  # identical runs, as only a fake makes them
-        return Ratio(ratio=ratio, low=ratio, high=ratio)
+        return _within(ratio, 0.0)
     variance = math.fsum(shares)
-    width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance)
-    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
+    return _within(ratio, students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance))
 
 
 def compute_ratio(before: ComputePoint, after: ComputePoint) -> Ratio:
@@ -58,5 +60,9 @@ def compute_ratio(before: ComputePoint, after: ComputePoint) -> Ratio:
     ratio = after.samples_per_s / before.samples_per_s
     if before.half_width_fraction is None or after.half_width_fraction is None:
         return Ratio(ratio=ratio)
-    width = math.hypot(before.half_width_fraction, after.half_width_fraction)
-    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
+    return _within(ratio, math.hypot(before.half_width_fraction, after.half_width_fraction))
+
+
+def _within(ratio: float, half_width: float) -> Ratio:
+    """The half width is of the ratio's log."""
+    return Ratio(ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width))

@@ -50,7 +50,8 @@ def test_an_unquiet_machine_cannot_tell_and_keeps_to_its_time(stored: TuningResu
     check = checked(stored, bench, tolerance=0.02, budget_s=40.0)
     assert check.outcome == "unclear"
     assert len(check.runs) > 3
-    assert bench.clock.now() - started <= 40.0
+    longest = max(run.seconds for run in check.runs)
+    assert bench.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
     assert "--tolerance" in check.reason
 
 
