@@ -25,7 +25,7 @@ RUN_SHARE = 0.1
 """Of the time budget, for the timed part of one run at most: several have to fit beside the start of the bench."""
 
 COMPUTE_S = 1.0
-"""For the compute-only rate, which warms the bench up and tells whether the device or the loader lost something."""
+"""For the compute-only rate: before the runs to warm up, after a loss to tell whether it was the device's."""
 
 Tell = Callable[[str], None]
 
@@ -86,14 +86,16 @@ def check_on(
 ) -> Check:
     """`check_baseline` over any bench, sensor and clock: with the fakes of `loadtune.testing` it takes no time."""
     started, runs = clock.now(), list[Measurement]()
-    problem, figures = None, tuple[Change, ...]()
+    figures = tuple[Change, ...]()
     try:
         bench.describe()
-        figures = _compute_change(baseline, _warm_up(bench, baseline))
+        # The baseline was confirmed on a bench that had trained for minutes; a fresh one is slow in its first steps.
+        bench.time_compute(baseline.config.recipe, baseline.config.batch_size, COMPUTE_S)
         problem = _measure(bench, sensor, clock, baseline, runs, started + time_budget_s, tell)
     except (WorkloadError, BenchError) as error:
         problem = f"It could not be measured here: {error}"
-    figures = () if baseline.outcome(runs) == "held" else (*figures, *figure_changes(baseline.measured, runs))
+    if problem is None and baseline.outcome(runs) != "held":
+        figures = (*_compute_change(bench, baseline), *figure_changes(baseline.measured, runs))
     changes = machine_changes(baseline.result.host, baseline.result.device, host, device)
     return conclude(baseline, runs, clock.now() - started, problem=problem, changes=changes, figures=figures)
 
@@ -125,20 +127,16 @@ def _measure(
     return None
 
 
-def _warm_up(bench: Bench, baseline: Baseline) -> float | None:
-    """Compute-only samples/s; None: it failed, and the runs will say so.
-
-    The baseline was confirmed on a bench that had trained for minutes. A fresh one loads libraries and chooses kernels
-    in its first steps, which would make the first run the slowest.
-    """
-    timed = bench.time_compute(baseline.config.recipe, baseline.config.batch_size, COMPUTE_S)
-    return None if isinstance(timed, TrialFailure) else timed.samples_per_s
-
-
-def _compute_change(baseline: Baseline, now_per_s: float | None) -> tuple[Change, ...]:
+def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
     """Where it was timed at this very size and recipe then: whether the device or the loader lost it."""
     asked, points = (baseline.config.recipe, baseline.config.batch_size), baseline.result.compute_points
     then = next((point.samples_per_s for point in points if (point.recipe, point.batch_size) == asked), None)
-    if then is None or now_per_s is None:
+    if then is None:
         return ()
-    return (Change(name="compute_only_samples_per_s", before=then, after=now_per_s),)
+    try:
+        now = bench.time_compute(*asked, COMPUTE_S)
+    except BenchError:  # what was concluded stands without it
+        return ()
+    if isinstance(now, TrialFailure):
+        return ()
+    return (Change(name="compute_only_samples_per_s", before=then, after=now.samples_per_s),)

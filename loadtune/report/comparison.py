@@ -178,4 +178,4 @@ def value_text(name: str, value: Value) -> str:
     text = next((text for suffix, text in _UNITS.items() if name.endswith(suffix)), None)
     if text is not None:
         return text(value)
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return f"{value:,.3g}" if isinstance(value, float) else str(value)

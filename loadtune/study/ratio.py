@@ -60,7 +60,8 @@ def compute_ratio(before: ComputePoint, after: ComputePoint) -> Ratio:
     ratio = after.samples_per_s / before.samples_per_s
     if before.half_width_fraction is None or after.half_width_fraction is None:
         return Ratio(ratio=ratio)
-    return _within(ratio, math.hypot(before.half_width_fraction, after.half_width_fraction))
+    width = math.hypot(before.half_width_fraction, after.half_width_fraction)
+    return _within(ratio, width) if width < 1 else Ratio(ratio=ratio)  # wider than the rate itself: nothing is known
 
 
 def _within(ratio: float, half_width: float) -> Ratio:

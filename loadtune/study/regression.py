@@ -11,8 +11,8 @@ from loadtune.units import percent_text
 
 MIN_RUNS = 3
 """Before a check says anything. It looks again after every run from the third on: a truth at the very edge of the
-tolerance was called a loss in 3 to 7% of 4,000 simulated checks and held in 3 to 8%, with spreads of 2 and 6% on either
-side; a single look promises 2.5% each."""
+tolerance is called a loss in 4 to 7% of simulated checks and held in 2 to 8%, with spreads of 2 and 6% on either side
+(`benchmarks/check_errors.py`); a single look promises 2.5% each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,8 @@ def conclude(
 
 
 def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutcome) -> str:
-    ratio, tolerance = baseline.ratio(runs), percent_text(baseline.tolerance_fraction, 1)
+    ratio, share = baseline.ratio(runs), baseline.tolerance_fraction
+    tolerance = percent_text(share, 0 if round(100 * share, 6).is_integer() else 1)
     if ratio is None or ratio.low is None or ratio.high is None:
         return _too_few(baseline, len(runs))
     if outcome == "fell":
@@ -108,7 +109,7 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
         return _too_few(baseline, len(runs))
     return (
         f"The interval holds the edge of the tolerance of {tolerance}: it could have held or fallen."
-        f" {_advice(baseline, tolerance)}"
+        f" {_advice(baseline)}"
     )
 
 
@@ -121,7 +122,7 @@ def _too_few(baseline: Baseline, num_runs: int) -> str:
     )
 
 
-def _advice(baseline: Baseline, tolerance: str) -> str:
+def _advice(baseline: Baseline) -> str:
     known = baseline.runs.half_width_fraction
     if known is not None and known > baseline.tolerance_fraction:
         return (

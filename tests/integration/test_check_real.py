@@ -37,7 +37,7 @@ def claiming(rate, folder):
         kept,
         host=host,
         device=choose_device(host, "cpu"),
-        config=TuneConfig(workload=spec_of("PacedImages"), time_budget_s=60.0),
+        config=TuneConfig(workload=spec_of("PacedImages"), time_budget_s=30.0),
         finalists=(Finalist(config=CONFIG, runs=runs),),
         best=dataclasses.replace(kept.best, config=CONFIG),
     )

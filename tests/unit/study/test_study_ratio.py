@@ -59,6 +59,7 @@ def test_compute_only_rates_are_compared_by_their_windows() -> None:
         return ComputePoint(recipe=Recipe(), batch_size=8, windows=windows)
 
     assert compute_ratio(point(100), point(50)).low is None
+    assert compute_ratio(point(10, 1000), point(1000, 10)).low is None  # wider than the rate itself
     steady = compute_ratio(point(1000, 1001, 1000), point(500, 501, 500))
     assert steady.different is True
     assert compute_ratio(point(900, 1100, 1000), point(880, 1110, 980)).different is False
