@@ -28,8 +28,8 @@ def check(random_: random.Random, spread_then: float, spread_now: float, truth: 
     finalists = [[run_at(math.exp(random_.gauss(0, spread_then))) for _ in range(3)] for _ in range(3)]
     mean = math.fsum(run.samples_per_s for run in finalists[0]) / 3
     then = Baseline(
-        result=None,  # type: ignore[arg-type]  # the rule looks at the runs alone
-        config=None,  # type: ignore[arg-type]
+        result=None,  # the rule looks at the runs alone
+        config=None,
         measured=(),
         runs=Runs(mean, 3, between_run_spread(finalists)),
         tolerance_fraction=TOLERANCE,
