@@ -193,6 +193,6 @@ def run_half_width(row: Row) -> float:
     rates = [run.samples_per_s for run in row.runs]
     if len(rates) < 2:
         return half_width_fraction(row.runs[0].windows) or 0.0
-    from loadtune.records import students_t
+    from loadtune.records.intervals import students_t
 
     return students_t(len(rates) - 1) * statistics.stdev(rates) / math.sqrt(len(rates)) / statistics.fmean(rates)

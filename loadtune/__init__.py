@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from loadtune.adopt import best_loader_kwargs, best_recipe
     from loadtune.batch_size import find_batch_size
+    from loadtune.checking import check_baseline
     from loadtune.errors import (
         BenchError,
         DeviceError,
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from loadtune.footprint.trace import trace_memory
+    from loadtune.handover import export_tensorboard
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
+    from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
+    from loadtune.study.compare import compare
     from loadtune.tune import tune_loader
 
 __all__ = [
@@ -45,6 +49,10 @@ __all__ = [
     "__version__",
     "best_loader_kwargs",
     "best_recipe",
+    "check_baseline",
+    "compare",
+    "export",
+    "export_tensorboard",
     "find_batch_size",
     "load_result",
     "trace_memory",
@@ -54,6 +62,10 @@ __all__ = [
 _HOME = {
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
+    "check_baseline": "loadtune.checking",
+    "compare": "loadtune.study.compare",
+    "export": "loadtune.report.forms.write",
+    "export_tensorboard": "loadtune.handover",
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
     "trace_memory": "loadtune.footprint.trace",

@@ -8,34 +8,36 @@ import os
 import warnings
 from typing import Any
 
-from loadtune.errors import MachineMismatchError, MachineMismatchWarning, ResultError
+from loadtune.errors import MachineMismatchError, MachineMismatchWarning
 from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
+from loadtune.records.chosen import chosen_winner
 from loadtune.report.store import load_result
 
 
 def best_loader_kwargs(
-    path: str | os.PathLike[str] | None = None, *, strict: bool = False, at_your_batch: bool = False
+    path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> dict[str, Any]:
     """Arguments of the confirmed best: ``DataLoader(dataset, **best_loader_kwargs())``.
 
-    ``path`` is what `load_result` takes. ``at_your_batch`` takes the winner at the batch size the run was given.
+    ``path`` is what `load_result` takes. ``keep_batch_size`` takes the winner at the batch size that the run was given,
+    for those who may not change theirs.
     Another machine (GPU, usable cores or torch differ) is a MachineMismatchWarning, with ``strict`` an error.
     """
-    return _best_config(path, strict, at_your_batch).loader.kwargs()
+    return _best_config(path, strict, keep_batch_size).loader.kwargs()
 
 
 def best_recipe(
-    path: str | os.PathLike[str] | None = None, *, strict: bool = False, at_your_batch: bool = False
+    path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> Recipe:
     """Precision, memory format and fused optimizer that the loader arguments were measured with."""
-    return _best_config(path, strict, at_your_batch).recipe
+    return _best_config(path, strict, keep_batch_size).recipe
 
 
-def _best_config(path: str | os.PathLike[str] | None, strict: bool, at_your_batch: bool) -> TrialConfig:
+def _best_config(path: str | os.PathLike[str] | None, strict: bool, keep_batch_size: bool) -> TrialConfig:
     from loadtune.host import read_host  # not at import: the driver's library loads with it
 
     result = load_result(path)
-    config = _winner(result, at_your_batch)
+    config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     found = differences(result, read_host())
     if found and strict:
         raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` here, or leave strict=True out.")
@@ -43,22 +45,6 @@ def _best_config(path: str | os.PathLike[str] | None, strict: bool, at_your_batc
         message = _mismatch(found) + " It may not be the best here: run `loadtune run` on this machine."
         warnings.warn(message, MachineMismatchWarning, stacklevel=3)  # the line that called the public function
     return config
-
-
-def _winner(result: TuningResult, at_your_batch: bool) -> TrialConfig:
-    winner = result.best_at_your_batch if at_your_batch else result.best
-    if winner is not None:
-        return winner.config
-    if at_your_batch and result.config.yours.batch_size is None:
-        raise ResultError(
-            "The run has no winner at your batch size: it was not told one. Run `loadtune run` with --batch-size,"
-            " or leave at_your_batch out for the best at any batch size."
-        )
-    why = f" (cut short: {result.cut_short})" if result.cut_short else ""
-    raise ResultError(
-        f"The run of {result.created} has no confirmed winner{why}. Only a confirmed configuration is handed out."
-        " Run `loadtune run` to its end, or name another result."
-    )
 
 
 def differences(result: TuningResult, here: HostFacts) -> list[str]:

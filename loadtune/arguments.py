@@ -116,6 +116,15 @@ def memory_of(flag: str, word: str) -> int:
     return count
 
 
+def share_of(flag: str, word: str) -> float:
+    """``5%`` or ``0.05``: above 0 and below 1."""
+    found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", word.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"{flag} is {word!r}; it can be above 0% and below 100%, as 5% or 0.05. Write it so.")
+    return share
+
+
 def workload_of(
     dataset: str,
     model: str,
@@ -171,7 +180,7 @@ def _overlaid(kept: _Record, asked: _Record, given: Collection[str], **option_of
 
 def check(config: TuneConfig) -> TuneConfig:
     """The same config, every number of it within its range."""
-    _check_seconds(config.time_budget_s)
+    check_seconds("--time-budget", config.time_budget_s)
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)
     check_at_least("--num-workers", config.yours.num_workers, 0)
@@ -192,11 +201,11 @@ def check_at_least(flag: str, value: int | None, least: int) -> None:
         )
 
 
-def _check_seconds(value: float) -> None:
+def check_seconds(flag: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise UsageError(
-            f"--time-budget is {value:g}; it must be a number of seconds above 0. Give a minute at least for an answer"
-            " worth having, or leave --time-budget out."
+            f"{flag} is {value:g}; it must be a number of seconds above 0. Give a minute at least for an answer"
+            f" worth having, or leave {flag} out."
         )
 
 

@@ -1,5 +1,5 @@
-"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory` and `ending` the
-only module that prints or exits.
+"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
+`cli_check` and `ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -23,7 +23,9 @@ from loadtune.arguments import (
     workload_of,
     yours_of,
 )
+from loadtune.cli_check import check as check_command
 from loadtune.cli_memory import memory
+from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
@@ -154,7 +156,9 @@ def doctor(
             show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
-app.command()(memory)
+for _command in (memory, export, compare, schema):
+    app.command()(_command)
+app.command("check")(check_command)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -4,6 +4,17 @@ Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fra
 """
 
 from loadtune.records.bounds import LoaderPoint, TransferPoint
+from loadtune.records.comparison import (
+    Change,
+    Check,
+    CheckOutcome,
+    Comparison,
+    PrecisionChange,
+    Ratio,
+    SameConfig,
+    Side,
+    Value,
+)
 from loadtune.records.configs import (
     DIMENSIONS,
     MEMORY_FORMATS,
@@ -82,6 +93,10 @@ __all__ = [
     "BatchTry",
     "Bound",
     "CeilingLimit",
+    "Change",
+    "Check",
+    "CheckOutcome",
+    "Comparison",
     "ComputePoint",
     "Device",
     "Dimension",
@@ -108,12 +123,16 @@ __all__ = [
     "OptimizerName",
     "OptionalDimension",
     "Precision",
+    "PrecisionChange",
     "Progress",
+    "Ratio",
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "SameConfig",
     "SavingCost",
     "Setting",
+    "Side",
     "StepAccount",
     "StepOptimizer",
     "StepVariant",
@@ -130,6 +149,7 @@ __all__ = [
     "TrialOrigin",
     "TuneConfig",
     "TuningResult",
+    "Value",
     "Verdict",
     "WhatIf",
     "Window",

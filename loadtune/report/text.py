@@ -6,6 +6,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadtune.records import MemoryCeiling
+from loadtune.report.comparison import HandoverView
 from loadtune.report.figures import Table
 from loadtune.report.footprint import FootprintView
 from loadtune.report.memory import (
@@ -48,6 +49,13 @@ def footprint_text(view: FootprintView) -> RenderableType:
     """Tables, then what is said of them."""
     parts: list[RenderableType] = [_table(table) for table in view.tables]
     parts.append(Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in view.lines)))
+    return Group(*(Group(Text(), part) for part in parts))
+
+
+def handover_text(view: HandoverView) -> RenderableType:
+    """Tables, then what is said of them."""
+    parts: list[RenderableType] = [Text(view.title, style="bold"), *map(_table, view.tables)]
+    parts += [_lines(section) for section in view.sections]
     return Group(*(Group(Text(), part) for part in parts))
 
 

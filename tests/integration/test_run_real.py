@@ -78,9 +78,9 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
     assert not any(config.loader.num_workers for config, _ in runs) or any(with_workers)
 
 
-@pytest.mark.parametrize("at_your_batch", [False, True])
-def test_a_dataloader_takes_the_answer(run_folder, at_your_batch):
-    kwargs = loadtune.best_loader_kwargs(run_folder.parent, at_your_batch=at_your_batch)
+@pytest.mark.parametrize("keep_batch_size", [False, True])
+def test_a_dataloader_takes_the_answer(run_folder, keep_batch_size):
+    kwargs = loadtune.best_loader_kwargs(run_folder.parent, keep_batch_size=keep_batch_size)
     batches = iter(DataLoader(bench_workloads.Images(), shuffle=True, drop_last=True, **kwargs))
     inputs, targets = next(batches)
     assert tuple(inputs.shape) == (kwargs["batch_size"], 3, 8, 8)

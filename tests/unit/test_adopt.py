@@ -40,7 +40,7 @@ def test_the_arguments_are_the_winners_and_nothing_is_said(result: TuningResult)
 
 
 def test_the_winner_at_your_batch_can_be_had(result: TuningResult) -> None:
-    assert best_loader_kwargs(KEPT, at_your_batch=True)["batch_size"] == 64
+    assert best_loader_kwargs(KEPT, keep_batch_size=True)["batch_size"] == 64
 
 
 def test_the_recipe_goes_with_it(result: TuningResult) -> None:
@@ -94,4 +94,4 @@ def test_nothing_unconfirmed_is_handed_out(result: TuningResult, tmp_path: Path)
 def test_no_batch_size_of_yours_is_told(result: TuningResult, tmp_path: Path) -> None:
     path = write_result(dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None), tmp_path)
     with pytest.raises(ResultError, match="--batch-size"):
-        best_loader_kwargs(path, at_your_batch=True)
+        best_loader_kwargs(path, keep_batch_size=True)

@@ -21,7 +21,9 @@ def line(fixed: float, per_sample: float, budget: float) -> FakeBench:
 @given(
     fixed=st.floats(1e6, 5e9), per_sample=st.floats(1e4, 5e8), budget=st.floats(6e9, 150e9), cap=st.integers(1, 10**6)
 )
-@example(fixed=4282732489, per_sample=51415218, budget=6113269977, cap=10**6)  # full but for 3 samples at the first size
+@example(
+    fixed=4282732489, per_sample=51415218, budget=6113269977, cap=10**6
+)  # full but for 3 samples at the first size
 def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap: int) -> None:
     bench = line(fixed, per_sample, budget)
     largest = min(cap, bench.surface.largest_batch("fp32"))

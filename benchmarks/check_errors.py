@@ -1,0 +1,55 @@
+"""How often ``loadtune check`` is wrong, and how often it can tell: simulated runs through its own rule.
+
+    python benchmarks/check_errors.py [CHECKS]
+
+A baseline of three finalists with three runs each, then runs now until the rule tells, eight at the most. Noise between
+runs is log-normal. Rows: spread then, spread now, what is left of the rate; columns: shares of the checks.
+"""
+
+import math
+import random
+import sys
+
+from loadtune.records import Measurement, Window
+from loadtune.study.confirm import between_run_spread
+from loadtune.study.ratio import Runs
+from loadtune.study.regression import Baseline
+
+TOLERANCE = 0.05
+MOST_RUNS = 8
+
+
+def run_at(rate: float) -> Measurement:
+    window = Window(start_s=0.0, seconds=1.0, num_steps=1, num_samples=round(1e6 * rate))
+    return Measurement(windows=(window,), first_batch_s=0.0, seconds=1.0)
+
+
+def check(random_: random.Random, spread_then: float, spread_now: float, truth: float) -> str:
+    finalists = [[run_at(math.exp(random_.gauss(0, spread_then))) for _ in range(3)] for _ in range(3)]
+    mean = math.fsum(run.samples_per_s for run in finalists[0]) / 3
+    then = Baseline(
+        result=None,  # the rule looks at the runs alone
+        config=None,
+        measured=(),
+        runs=Runs(mean, 3, between_run_spread(finalists)),
+        tolerance_fraction=TOLERANCE,
+    )
+    runs: list[Measurement] = []
+    while len(runs) < MOST_RUNS and then.outcome(runs) == "unclear":
+        runs.append(run_at(truth * math.exp(random_.gauss(0, spread_now))))
+    return then.outcome(runs)
+
+
+def main() -> None:
+    num_checks = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    random_ = random.Random(0)
+    print(f"{'then':>5} {'now':>5} {'left':>5} {'held':>6} {'fell':>6} {'unclear':>8}")
+    for then, now in ((0.02, 0.02), (0.02, 0.06), (0.06, 0.02), (0.06, 0.06)):
+        for truth in (1.0, 1 - TOLERANCE, 0.90, 0.85, 0.70):
+            found = [check(random_, then, now, truth) for _ in range(num_checks)]
+            shares = [found.count(outcome) / num_checks for outcome in ("held", "fell", "unclear")]
+            print(f"{then:5.0%} {now:5.0%} {truth:5.0%} {shares[0]:6.1%} {shares[1]:6.1%} {shares[2]:8.1%}")
+
+
+if __name__ == "__main__":
+    main()

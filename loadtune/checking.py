@@ -1,0 +1,142 @@
+"""Measure a stored winner again, now: is it still as fast? In: a baseline. Out: a `Check`. For CI, so it is brief.
+
+Real steps with fresh loaders on the real bench, as the confirmation did them, until the interval of the ratio tells or
+the time is spent. What keeps the winner from being measured here is an answer too: it could not be told.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from loadtune.bench import BenchClient
+from loadtune.errors import BenchError, DeviceError, WorkloadError
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.records import Change, Check, Device, HostFacts, Measurement, TrialFailure, TuningResult
+from loadtune.seams import Bench, Clock, Sensor
+from loadtune.stages.run import CONFIRM_SHARE
+from loadtune.study.changes import figure_changes, machine_changes
+from loadtune.study.regression import Baseline, baseline_of, conclude
+from loadtune.study.stopping import StoppingRule
+from loadtune.study.trial import run_trial
+from loadtune.units import percent_text
+
+RUN_SHARE = 0.1
+"""Of the time budget, for the timed part of one run at most: several have to fit beside the start of the bench."""
+
+COMPUTE_S = 1.0
+"""For the compute-only rate: before the runs to warm up, after a loss to tell whether it was the device's."""
+
+Tell = Callable[[str], None]
+
+
+def check_baseline(
+    result: TuningResult,
+    *,
+    tolerance_fraction: float = 0.05,
+    time_budget_s: float = 60.0,
+    keep_batch_size: bool = False,
+    tell: Tell = lambda line: None,
+) -> Check:
+    """Measure the winner of a stored result again on this machine, for `time_budget_s` at most.
+
+    ``tolerance_fraction`` is the loss of samples/s that is let pass, above 0 and below 1. ``keep_batch_size`` takes the
+    winner at the user's batch size. Raises ResultError where the result has no such winner.
+    """
+    baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
+    host, clock = read_host(), MonotonicClock()
+    try:
+        device = same_device(result, host)
+    except DeviceError as error:
+        return conclude(baseline, (), 0.0, problem=f"It could not be measured here: {error}")
+    with (
+        tempfile.TemporaryDirectory(prefix="loadtune-check-") as folder,
+        BenchClient(result.config.workload, device, log_path=Path(folder) / "bench.log") as bench,
+        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
+    ):
+        bench.start()
+        return check_on(bench, sensor, clock, baseline, host, device, time_budget_s, tell)
+
+
+def same_device(result: TuningResult, host: HostFacts) -> Device:
+    """The device here that is the baseline's: the very GPU, or the freest of its name. Raises DeviceError."""
+    wanted = result.device
+    if wanted.kind == "cpu":
+        device = choose_device(host, "cpu")
+        if device.name != wanted.name:
+            raise DeviceError(f"the baseline was measured on {wanted.name}, and this is {device.name}.")
+        return device
+    gpus = tuple(gpu for gpu in host.gpus if gpu.name == wanted.name)
+    if not gpus:
+        there = ", ".join(sorted({gpu.name for gpu in host.gpus})) or "no GPU"
+        raise DeviceError(f"the baseline was measured on {wanted.name}, and here is {there}.")
+    same = any(gpu.uuid == wanted.uuid for gpu in gpus)
+    return choose_device(replace(host, gpus=gpus), wanted.uuid if same else None)
+
+
+def check_on(
+    bench: Bench,
+    sensor: Sensor,
+    clock: Clock,
+    baseline: Baseline,
+    host: HostFacts,
+    device: Device,
+    time_budget_s: float,
+    tell: Tell = lambda line: None,
+) -> Check:
+    """`check_baseline` over any bench, sensor and clock: with the fakes of `loadtune.testing` it takes no time."""
+    started, runs = clock.now(), list[Measurement]()
+    figures = tuple[Change, ...]()
+    try:
+        bench.describe()
+        # The baseline was confirmed on a bench that had trained for minutes; a fresh one is slow in its first steps.
+        bench.time_compute(baseline.config.recipe, baseline.config.batch_size, COMPUTE_S)
+        problem = _measure(bench, sensor, clock, baseline, runs, started + time_budget_s, tell)
+    except (WorkloadError, BenchError) as error:
+        problem = f"It could not be measured here: {error}"
+    if problem is None and baseline.outcome(runs) != "held":
+        figures = (*_compute_change(bench, baseline), *figure_changes(baseline.measured, runs))
+    changes = machine_changes(baseline.result.host, baseline.result.device, host, device)
+    return conclude(baseline, runs, clock.now() - started, problem=problem, changes=changes, figures=figures)
+
+
+def _measure(
+    bench: Bench,
+    sensor: Sensor,
+    clock: Clock,
+    baseline: Baseline,
+    runs: list[Measurement],
+    until_s: float,
+    tell: Tell,
+) -> str | None:
+    """Fill `runs` until they tell or the time is spent. Returns what kept it from going on; None: nothing did."""
+    took = 0.0
+    as_confirmed = CONFIRM_SHARE * baseline.result.config.time_budget_s
+    seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
+    while not runs or clock.now() + took <= until_s:
+        begun = clock.now()
+        rule = StoppingRule(num_workers=baseline.config.loader.num_workers, max_s=seconds)
+        found = run_trial(bench, sensor, clock, baseline.config, rule)
+        if isinstance(found, TrialFailure):
+            return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
+        took = max(took, clock.now() - begun)
+        runs.append(found)
+        tell(f"run {len(runs)}: {percent_text(found.samples_per_s / baseline.runs.mean_per_s)} of the baseline's mean")
+        if baseline.outcome(runs) != "unclear":
+            break
+    return None
+
+
+def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
+    """Where it was timed at this very size and recipe then: whether the device or the loader lost it."""
+    asked, points = (baseline.config.recipe, baseline.config.batch_size), baseline.result.compute_points
+    then = next((point.samples_per_s for point in points if (point.recipe, point.batch_size) == asked), None)
+    if then is None:
+        return ()
+    try:
+        now = bench.time_compute(*asked, COMPUTE_S)
+    except BenchError:  # what was concluded stands without it
+        return ()
+    if isinstance(now, TrialFailure):
+        return ()
+    return (Change(name="compute_only_samples_per_s", before=then, after=now.samples_per_s),)

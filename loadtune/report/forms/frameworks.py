@@ -1,0 +1,134 @@
+"""Arguments for training frameworks, as Python to import: Lightning 2.6, Transformers 5.23, Accelerate 1.15.
+
+What a framework has no argument for stands as code or as a comment, so that nothing measured is lost in silence.
+"""
+
+from loadtune.records import OptimizerName, Precision
+from loadtune.report.forms.handed import Handed, assignment, comment
+
+_LIGHTNING_PRECISION: dict[Precision, str] = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
+_ACCELERATE_PRECISION: dict[Precision, str] = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
+_MOMENTUM = "momentum=0.9"
+
+_DATA_MODULE = '''
+class TunedData(LightningDataModule):
+    """Your training dataset, loaded as it was measured."""
+
+    def __init__(self, train_dataset):
+        super().__init__()
+        self.train_dataset = train_dataset
+
+    def train_dataloader(self):
+        return DataLoader(
+            self.train_dataset, shuffle=True, drop_last=True, **LOADER_KWARGS
+        )
+'''
+_INPUTS_CHANNELS_LAST = """
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        inputs, targets = batch
+        return inputs.to(memory_format=torch.channels_last), targets
+"""
+_MODEL_CHANNELS_LAST = """
+
+class ChannelsLast(Callback):
+    def setup(self, trainer, pl_module, stage):
+        pl_module.to(memory_format=torch.channels_last)
+"""
+
+
+def lightning(handed: Handed) -> str:
+    """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
+    last = _channels_last(handed)
+    trainer: dict[str, object] = {
+        "accelerator": handed.result.device.kind,
+        "devices": 1,
+        "precision": _LIGHTNING_PRECISION[handed.config.precision],
+    }
+    imports = "import torch\nfrom lightning.pytorch import Callback, LightningDataModule\n"
+    code = [
+        comment(
+            handed.provenance,
+            "Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)) is what was measured.",
+            *_fused(handed, "In configure_optimizers"),
+        ),
+        (imports if last else "from lightning.pytorch import LightningDataModule\n")
+        + "from torch.utils.data import DataLoader\n",
+        assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
+        _DATA_MODULE + (_INPUTS_CHANNELS_LAST + _MODEL_CHANNELS_LAST if last else "") + "\n",
+        assignment("TRAINER_KWARGS", trainer),
+    ]
+    return "\n".join(code) + ('TRAINER_KWARGS["callbacks"] = [ChannelsLast()]\n' if last else "")
+
+
+def transformers(handed: Handed) -> str:
+    """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
+    loader = handed.config.loader.kwargs()
+    arguments: dict[str, object] = {"per_device_train_batch_size": loader.pop("batch_size")}
+    arguments |= {f"dataloader_{name}": value for name, value in loader.items()}
+    arguments |= {"dataloader_drop_last": True}
+    arguments |= {} if handed.config.precision == "fp32" else {handed.config.precision: True}
+    arguments |= _optim(handed.result.config.workload.optimizer, fused=handed.config.recipe.fused_optimizer)
+    arguments |= {"accelerator_config": {"non_blocking": True}} if handed.config.loader.pin_memory else {}
+    arguments |= {"use_cpu": True} if handed.result.device.kind == "cpu" else {}
+    sgd = handed.result.config.workload.optimizer == "sgd"
+    return "\n".join(
+        [
+            comment(
+                handed.provenance,
+                "TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS). The batch is that of one GPU: with more of them"
+                " visible, Trainer trains on as many batches at once.",
+                *_model_channels_last(handed),
+                *(_fused(handed, "Trainer names no fused SGD; with optimizers=") if sgd else ()),
+            ),
+            assignment("TRAINING_ARGUMENTS", arguments),
+        ]
+    )
+
+
+def accelerate(handed: Handed) -> str:
+    """``ACCELERATOR_KWARGS`` and the loader's arguments, which Accelerate leaves to PyTorch."""
+    arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[handed.config.precision]}
+    arguments |= {"cpu": True} if handed.result.device.kind == "cpu" else {}
+    non_blocking = "DataLoaderConfiguration(non_blocking=True)"
+    pinned = handed.config.loader.pin_memory
+    code = [
+        comment(
+            handed.provenance,
+            "accelerator = Accelerator(**ACCELERATOR_KWARGS), and accelerator.prepare(model, optimizer,"
+            " DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS)).",
+            *_model_channels_last(handed),
+            *_fused(handed, "The optimizer"),
+        ),
+        *(["from accelerate.utils import DataLoaderConfiguration\n"] if pinned else []),
+        assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
+        assignment("ACCELERATOR_KWARGS", arguments),
+    ]
+    return "\n".join(code) + (f'ACCELERATOR_KWARGS["dataloader_config"] = {non_blocking}\n' if pinned else "")
+
+
+def _optim(optimizer: OptimizerName, *, fused: bool) -> dict[str, object]:
+    """Trainer's own name for it. Its SGD has no momentum unless told, and no fused form."""
+    if optimizer == "sgd":
+        return {"optim": "sgd", "optim_args": _MOMENTUM}
+    return {"optim": "adamw_torch_fused" if fused else "adamw_torch"}
+
+
+def _channels_last(handed: Handed) -> bool:
+    return handed.config.recipe.memory_format == "channels_last"
+
+
+def _model_channels_last(handed: Handed) -> tuple[str, ...]:
+    """Neither Trainer nor Accelerate knows of memory formats."""
+    if not _channels_last(handed):
+        return ()
+    return (
+        "Measured with channels_last, which it has no argument for: before training, model ="
+        " model.to(memory_format=torch.channels_last), and in forward the same of the images.",
+    )
+
+
+def _fused(handed: Handed, where: str) -> tuple[str, ...]:
+    if not handed.config.recipe.fused_optimizer:
+        return ()
+    name = {"sgd": "SGD", "adamw": "AdamW"}[handed.result.config.workload.optimizer]
+    return (f"{where}: torch.optim.{name}(…, fused=True), as it was measured.",)

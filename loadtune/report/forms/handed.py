@@ -1,0 +1,77 @@
+"""What every form starts from: a winner, its result, and one paragraph of where the figures come from."""
+
+import json
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
+from loadtune.records.chosen import chosen_winner, finalist_of
+from loadtune.units import rate_text
+
+_WIDTH = 78
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """One winner, and the result it comes from."""
+
+    result: TuningResult
+    winner: Winner
+
+    @property
+    def config(self) -> TrialConfig:
+        return self.winner.config
+
+    @property
+    def finalist(self) -> Finalist | None:
+        return finalist_of(self.result, self.config)
+
+    @property
+    def workload(self) -> str:
+        return f"{self.result.config.workload.dataset} + {self.result.config.workload.model}"
+
+    @property
+    def throughput(self) -> str:
+        """``4,050/s ± 162/s``; without an interval where too few runs were made for one."""
+        rate, width = self.winner.samples_per_s, self.winner.half_width_fraction
+        return rate_text(rate) if width is None else f"{rate_text(rate)} ± {rate_text(rate * width)}"
+
+    @property
+    def machine(self) -> str:
+        host = self.result.host
+        return f"{self.result.device.name}, {host.num_usable_cores} usable cores, torch {host.torch or 'not known'}"
+
+    @property
+    def provenance(self) -> str:
+        return (
+            f"Confirmed by loadtune {self.result.loadtune_version}: {self.throughput} training {self.workload} on"
+            f" {self.machine}. Run of {self.result.created}."
+        )
+
+
+def handed(result: TuningResult, *, keep_batch_size: bool = False) -> Handed:
+    """The confirmed winner. Raises ResultError where there is none."""
+    return Handed(result, chosen_winner(result, keep_batch_size=keep_batch_size))
+
+
+def comment(*sentences: str) -> str:
+    """Lines that begin with ``# ``. Names of a workload may hold anything, so no line of theirs gets out of them."""
+    lines = [line for sentence in sentences for line in textwrap.wrap(" ".join(sentence.split()), _WIDTH)]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def assignment(name: str, values: Mapping[str, object]) -> str:
+    """``NAME = {…}``, one entry a line."""
+    return (
+        f"{name} = {{\n"
+        + "".join(f"    {_literal(key)}: {_literal(value)},\n" for key, value in values.items())
+        + "}\n"
+    )
+
+
+def _literal(value: object) -> str:
+    """Python as formatters leave it: JSON's quotes are Python's too."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(inner)}' for key, inner in value.items())}}}"
+    return json.dumps(value) if isinstance(value, str) else repr(value)

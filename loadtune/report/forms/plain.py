@@ -1,0 +1,84 @@
+"""Forms that any program reads: JSON, environment variables, Markdown."""
+
+from loadtune.report.export import loader_code, recipe_code
+from loadtune.report.forms.handed import Handed
+from loadtune.report.store import as_json
+from loadtune.report.wording import BOUND_TEXT, PRECISION_TEXT
+from loadtune.units import MISSING, percent_text, ratio_text
+
+_PREFIX = "LOADTUNE_"
+
+
+def json(handed: Handed) -> str:
+    """The loader's arguments, the recipe, and what they reached; the whole record is ``result.json`` itself."""
+    winner, result = handed.winner, handed.result
+    return as_json(
+        {
+            "loader": handed.config.loader.kwargs(),
+            "recipe": handed.config.recipe,
+            "optimizer": result.config.workload.optimizer,
+            "samples_per_s": winner.samples_per_s,
+            "half_width_fraction": winner.half_width_fraction,
+            "workload": handed.workload,
+            "device": result.device,
+            "num_usable_cores": result.host.num_usable_cores,
+            "torch": result.host.torch,
+            "created": result.created,
+            "loadtune_version": result.loadtune_version,
+        }
+    ).decode()
+
+
+def env(handed: Handed) -> str:
+    """``LOADTUNE_BATCH_SIZE=256``, …; truth as 1 and 0. Nothing else, because $GITHUB_ENV takes no comments."""
+    recipe = handed.config.recipe
+    values = handed.config.loader.kwargs() | {
+        "precision": recipe.precision,
+        "memory_format": recipe.memory_format,
+        "fused_optimizer": recipe.fused_optimizer,
+    }
+    words = {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+    return "".join(f"{_PREFIX}{name.upper()}={value}\n" for name, value in words.items())
+
+
+def markdown(handed: Handed) -> str:
+    """For a pull request, a wiki or a job's summary."""
+    config, kind = handed.config, handed.result.device.kind
+    rows = [(name, f"`{value}`") for name, value in config.loader.kwargs().items()]
+    rows += [
+        ("precision", PRECISION_TEXT[config.precision]),
+        ("memory format", config.recipe.memory_format),
+        ("fused optimizer", "yes" if config.recipe.fused_optimizer else "no"),
+        ("throughput", f"**{handed.throughput}**"),
+        ("speed-up", _speedup(handed)),
+        ("of compute-only rate", percent_text(handed.winner.compute_fraction)),
+        ("bound by", _bound(handed)),
+    ]
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows)
+    step = recipe_code(config, handed.result.config.workload.optimizer, kind)
+    return (
+        f"### {_escaped(handed.workload)} on {_escaped(handed.result.device.name)}\n\n"
+        f"| | |\n|---|---|\n{table}\n"
+        f"{_escaped(handed.provenance)}\n\n"
+        f"```python\n{loader_code(config)}\n{step}```\n"
+    )
+
+
+def _speedup(handed: Handed) -> str:
+    winner = handed.winner
+    if winner.speedup_low is None or winner.speedup_high is None:
+        return ratio_text(winner.speedup)
+    return f"{ratio_text(winner.speedup)} ({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
+
+
+def _bound(handed: Handed) -> str:
+    """The verdict is about the best at any batch size, and about no other."""
+    result = handed.result
+    if result.verdict is None or handed.winner != result.best:
+        return MISSING
+    return BOUND_TEXT[result.verdict.bound_by]
+
+
+def _escaped(text: str) -> str:
+    """Names may hold what Markdown reads as markup."""
+    return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))

@@ -1,0 +1,70 @@
+"""Ratio of two throughputs that were measured at different times, with its interval. Pure.
+
+Unlike in one confirmation the two sides share no session, so neither knows the other's spread between runs: Welch's
+interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a share of
+the rate. It knows nothing of what a machine does from one day to the next.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtune.records import ComputePoint, Finalist, Measurement, Ratio
+from loadtune.records.intervals import students_t
+from loadtune.study.confirm import Spread, between_run_spread
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Repeated runs of one configuration, and the spread between runs on that side."""
+
+    mean_per_s: float
+    num_runs: int
+    spread: Spread | None
+    """None: nothing on that side ran twice."""
+
+    @property
+    def half_width_fraction(self) -> float | None:
+        """Of the 95% interval of the mean."""
+        if self.spread is None:
+            return None
+        return students_t(self.spread.degrees_of_freedom) * self.spread.relative_sd / math.sqrt(self.num_runs)
+
+
+def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist]) -> Runs:
+    """Of a confirmation, whose spread is pooled over all its finalists."""
+    return Runs(finalist.samples_per_s, len(finalist.runs), between_run_spread([f.runs for f in finalists]))
+
+
+def repeated_runs(runs: Sequence[Measurement]) -> Runs:
+    """Of one configuration by itself, one run at the least."""
+    mean = math.fsum(run.samples_per_s for run in runs) / len(runs)
+    return Runs(mean, len(runs), between_run_spread([runs]))
+
+
+def ratio_of(before: Runs, after: Runs) -> Ratio:
+    """After over before; without an interval where a side has no spread."""
+    ratio = after.mean_per_s / before.mean_per_s
+    if before.spread is None or after.spread is None:
+        return Ratio(ratio=ratio)
+    shares = [before.spread.relative_sd**2 / before.num_runs, after.spread.relative_sd**2 / after.num_runs]
+    freedom = (before.spread.degrees_of_freedom, after.spread.degrees_of_freedom)
+    doubt = math.fsum(share**2 / degrees for share, degrees in zip(shares, freedom, strict=True))
+    if not doubt:  # identical runs, as only a fake makes them
+        return _within(ratio, 0.0)
+    variance = math.fsum(shares)
+    return _within(ratio, students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance))
+
+
+def compute_ratio(before: ComputePoint, after: ComputePoint) -> Ratio:
+    """Of two compute-only rates, by the noise of their windows; each was timed once."""
+    ratio = after.samples_per_s / before.samples_per_s
+    if before.half_width_fraction is None or after.half_width_fraction is None:
+        return Ratio(ratio=ratio)
+    width = math.hypot(before.half_width_fraction, after.half_width_fraction)
+    return _within(ratio, width) if width < 1 else Ratio(ratio=ratio)  # wider than the rate itself: nothing is known
+
+
+def _within(ratio: float, half_width: float) -> Ratio:
+    """The half width is of the ratio's log."""
+    return Ratio(ratio=ratio, low=ratio * math.exp(-half_width), high=ratio * math.exp(half_width))

@@ -1,0 +1,98 @@
+"""The check of a stored winner over a fake machine that did, or did not, lose speed."""
+
+import dataclasses
+
+import pytest
+from pipeline_rig import GPU, tune_fake
+
+from loadtune.checking import check_on, same_device
+from loadtune.errors import DeviceError, WorkloadError
+from loadtune.records import Check, Device, TrialFailure, TuningResult
+from loadtune.study.regression import baseline_of
+from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
+    return tune_fake(FakeBench(), tmp_path_factory.mktemp("stored"))
+
+
+def checked(
+    stored: TuningResult, bench: FakeBench, *, tolerance: float = 0.1, budget_s: float = 60.0, cores: int = 16
+) -> Check:
+    baseline = baseline_of(stored, tolerance)
+    host = fake_host(num_usable_cores=cores)
+    return check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, host, GPU, budget_s)
+
+
+def test_an_unchanged_machine_holds(stored: TuningResult) -> None:
+    check = checked(stored, FakeBench(seed=7))
+    assert check.outcome == "held", check.reason
+    assert len(check.runs) >= 3
+    assert check.seconds < 60.0
+    assert check.changes == ()
+
+
+def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResult) -> None:
+    check = checked(stored, FakeBench(Surface(pinned_per_s=2600.0), seed=7), cores=12)
+    assert check.outcome == "fell", check.reason
+    assert check.ratio is not None
+    assert check.ratio.ratio == pytest.approx(2 / 3, abs=0.08)
+    assert [change.name for change in check.changes] == ["num_usable_cores"]
+    compute = next(change for change in check.figures if change.name == "compute_only_samples_per_s")
+    assert isinstance(compute.before, float)
+    assert compute.after == pytest.approx(compute.before, rel=0.05)
+
+
+def test_an_unquiet_machine_cannot_tell_and_keeps_to_its_time(stored: TuningResult) -> None:
+    bench = FakeBench(between_runs=0.3, seed=1)
+    started = bench.clock.now()
+    check = checked(stored, bench, tolerance=0.02, budget_s=40.0)
+    assert check.outcome == "unclear"
+    assert len(check.runs) > 3
+    longest = max(run.seconds for run in check.runs)
+    assert bench.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
+    assert "--tolerance" in check.reason
+
+
+def test_a_short_time_allows_one_run_and_says_so(stored: TuningResult) -> None:
+    check = checked(stored, FakeBench(), budget_s=1.0)
+    assert (check.outcome, len(check.runs)) == ("unclear", 1)
+    assert "Raise --time-budget" in check.reason
+
+
+def test_a_run_that_fails_cannot_tell(stored: TuningResult) -> None:
+    failure = TrialFailure(kind="oom", phase="training", message="out of memory at a batch of 256")
+    check = checked(stored, FakeBench(fail=lambda config: failure))
+    assert (check.outcome, check.ratio) == ("unclear", None)
+    assert "Run 1 failed (oom): out of memory" in check.reason
+
+
+def test_a_workload_that_cannot_be_built_here_cannot_tell(stored: TuningResult) -> None:
+    class Unbuilt(FakeBench):
+        def describe(self):  # type: ignore[no-untyped-def]
+            raise WorkloadError("no module named mine")
+
+    check = checked(stored, Unbuilt())
+    assert check.outcome == "unclear"
+    assert "no module named mine" in check.reason
+
+
+def test_the_very_gpu_is_taken_or_one_of_its_name(stored: TuningResult) -> None:
+    host = fake_host(num_gpus=2)
+    second = dataclasses.replace(stored, device=dataclasses.replace(GPU, uuid=host.gpus[1].uuid))
+    assert same_device(second, host).uuid == host.gpus[1].uuid
+    elsewhere = dataclasses.replace(stored, device=dataclasses.replace(GPU, uuid="GPU-of-another-machine"))
+    assert same_device(elsewhere, host).name == GPU.name
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        (Device(kind="cuda", uuid="GPU-1", name="NVIDIA H200"), "measured on NVIDIA H200, and here is Fake GPU"),
+        (Device(kind="cpu", name="Xeon"), "measured on Xeon, and this is Fake CPU"),
+    ],
+)
+def test_another_device_is_not_measured(stored: TuningResult, device: Device, told: str) -> None:
+    with pytest.raises(DeviceError, match=told):
+        same_device(dataclasses.replace(stored, device=device), fake_host())

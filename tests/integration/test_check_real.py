@@ -1,0 +1,65 @@
+"""A stored winner measured again by a real bench: what is true of it holds, and a claim of twice as much does not."""
+
+import dataclasses
+import json
+
+import pytest
+from bench_in_thread import BenchInThread
+from bench_rig import spec_of, trial
+from cli_rig import Command
+from forms_rig import KEPT
+from typer.testing import CliRunner
+
+from loadtune.cli import app
+from loadtune.host import choose_device, read_host
+from loadtune.records import Finalist, Measurement, TuneConfig, Window
+from loadtune.report.store import load_result, write_result
+
+CONFIG = trial(batch_size=4)
+
+
+PACE_PER_S = 50.0
+
+
+@pytest.fixture
+def in_thread(monkeypatch):
+    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
+
+
+def claiming(rate, folder):
+    """A kept result on this machine whose winner reached about so many samples/s, three times."""
+    host, kept = read_host(), load_result(KEPT)
+    windows = [
+        Window(start_s=0.0, seconds=10.0, num_steps=100, num_samples=int(10 * rate * r)) for r in (0.98, 1, 1.02)
+    ]
+    runs = tuple(Measurement(windows=(window,), first_batch_s=0.1, seconds=11.0) for window in windows)
+    result = dataclasses.replace(
+        kept,
+        host=host,
+        device=choose_device(host, "cpu"),
+        config=TuneConfig(workload=spec_of("PacedImages"), time_budget_s=30.0),
+        finalists=(Finalist(config=CONFIG, runs=runs),),
+        best=dataclasses.replace(kept.best, config=CONFIG),
+    )
+    folder.mkdir()
+    return str(write_result(result, folder))
+
+
+def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_thread):
+    true, doubled = claiming(PACE_PER_S, tmp_path / "true"), claiming(2 * PACE_PER_S, tmp_path / "doubled")
+    command = Command(tmp_path / "run", "check", "--baseline", true, "--tolerance", "50%")
+    try:
+        held = command.end()
+    finally:
+        command.kill()
+    assert held.code == 0, held.stdout + held.stderr
+    assert "Held" in held.stdout
+    assert held.stderr.count("of the baseline's mean") >= 3
+    assert held.left_behind == []
+
+    fell = CliRunner().invoke(app, ["check", "--baseline", doubled, "--tolerance", "10%", "--json"])
+    found = json.loads(fell.stdout)
+    assert (fell.exit_code, found["outcome"]) == (1, "fell"), found["reason"]
+    assert found["ratio"]["high"] < 0.9
+    assert found["ratio"]["ratio"] == pytest.approx(0.5, abs=0.2)
+    assert len(found["runs"]) >= 3

@@ -1,0 +1,166 @@
+"""Exported forms in the hands of the libraries they are for; those that are not installed are left out."""
+
+import subprocess
+import sys
+
+import bench_workloads
+import pytest
+import torch
+from forms_rig import KEPT, imported, on_cpu
+from torch import nn
+from torch.utils.data import DataLoader
+
+from loadtune import UsageError, export, export_tensorboard
+
+LOSS = nn.functional.cross_entropy
+
+
+class Net(nn.Module):
+    """Remembers how its last images lay in memory, and in which type it computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(4 * 36, bench_workloads.NUM_CLASSES)
+
+    def forward(self, images):
+        self.was_channels_last = images.is_contiguous(memory_format=torch.channels_last)
+        outputs = self.linear(self.conv(images).flatten(1))
+        self.dtype = outputs.dtype
+        return outputs
+
+
+class Few(bench_workloads.Images):
+    def __len__(self):
+        return 20
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_dataloader_takes_the_module(tmp_path, num_workers):
+    kwargs = imported(export(on_cpu(num_workers=num_workers), "python"), tmp_path).LOADER_KWARGS
+    batches = list(DataLoader(Few(), shuffle=True, drop_last=True, **kwargs))
+    assert [len(targets) for _, targets in batches] == [8, 8]
+
+
+def test_the_loop_trains_from_a_real_loader():
+    model = Net()
+    before = model.linear.weight.detach().clone()
+    text = export(on_cpu(precision="bf16", channels_last=True), "pytorch")
+    exec(compile(text, "loop.py", "exec"), {"dataset": Few(), "model": model, "loss_fn": LOSS})
+    assert not torch.equal(model.linear.weight, before)
+    assert (model.was_channels_last, model.dtype) == (True, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_lightning_trains_with_its_arguments(tmp_path, precision, dtype):
+    pl = pytest.importorskip("lightning.pytorch")
+    tuned = imported(export(on_cpu(precision=precision, channels_last=True), "lightning"), tmp_path)
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+            self.sizes = []
+
+        def training_step(self, batch, _):
+            self.sizes.append(len(batch[1]))
+            return LOSS(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    module = Module()
+    pl.Trainer(**tuned.TRAINER_KWARGS, **quiet).fit(module, datamodule=tuned.TunedData(Few()))
+    assert module.sizes == [8, 8]
+    assert (module.net.was_channels_last, module.net.dtype) == (True, dtype)
+    assert module.net.conv.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+class Rows(Few):
+    """As a Trainer's collator wants its samples."""
+
+    def __getitem__(self, index):
+        images, label = super().__getitem__(index)
+        return {"images": images, "labels": label}
+
+
+class Answers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+        self.sizes = []
+
+    def forward(self, images, labels):
+        self.sizes.append(len(labels))
+        return {"loss": LOSS(self.net(images), labels)}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "fused", "momentum"), [("sgd", False, 0.9), ("adamw", False, None), ("adamw", True, None)]
+)
+def test_a_trainer_takes_its_arguments(tmp_path, optimizer, fused, momentum):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    result = on_cpu(precision="bf16", optimizer=optimizer, fused=fused, num_workers=1)
+    given = imported(export(result, "hf"), tmp_path).TRAINING_ARGUMENTS
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=2, report_to="none", save_strategy="no", **given
+    )
+    model = Answers()
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows())
+    loader = trainer.get_train_dataloader()
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, True)
+    assert len(loader) == 2  # the rest of 4 is dropped
+    trainer.train()
+    assert model.sizes == [8, 8]
+    assert model.net.dtype == torch.bfloat16
+    made = trainer.optimizer.optimizer
+    assert type(made) is {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[optimizer]
+    assert made.defaults.get("momentum") == momentum
+    assert bool(made.defaults.get("fused")) is fused
+
+
+def test_accelerate_takes_its_arguments(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    tuned = imported(export(on_cpu(precision="bf16"), "accelerate"), tmp_path)
+    accelerator = accelerate.Accelerator(**tuned.ACCELERATOR_KWARGS)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Few(), shuffle=True, drop_last=True, **tuned.LOADER_KWARGS)
+    prepared, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    sizes = []
+    for images, targets in loader:
+        accelerator.backward(LOSS(prepared(images), targets))
+        optimizer.step()
+        sizes.append(len(targets))
+    assert sizes == [8, 8]
+    assert model.dtype == torch.bfloat16
+
+
+def test_tensorboard_reads_the_scalars(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = export_tensorboard(on_cpu(), tmp_path / "runs")
+    events = EventAccumulator(str(folder)).Reload()
+    points = events.Scalars("trial/samples_per_s")
+    assert [(point.step, point.value) for point in points] == [(0, 1610.0), (1, 4210.0)]
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="pip install tensorboard"):
+        export_tensorboard(on_cpu(), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_exporting_loads_no_torch():
+    code = (
+        "import sys, loadtune\n"
+        f"result = loadtune.load_result({str(KEPT)!r})\n"
+        "loadtune.export(result, 'lightning'), loadtune.compare(result, result), loadtune.export_tensorboard\n"
+        "print(*sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert not {"torch", "optuna"} & set(told.split())

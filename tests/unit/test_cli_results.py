@@ -1,0 +1,127 @@
+"""The commands on stored results: what they print where, and how they end. Nothing is measured here."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from forms_rig import KEPT
+from typer.testing import CliRunner, Result
+
+from loadtune.cli import app
+from loadtune.report.forms.write import FORMS, TENSORBOARD
+from loadtune.report.schema import kept_schema
+from loadtune.report.store import load_result, write_result
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "80"}).invoke(app, [*words], prog_name="loadtune")
+
+
+@pytest.fixture
+def slower(tmp_path: Path) -> Path:
+    """The kept result, two days later on half the cores."""
+    kept = load_result(KEPT)
+    host = dataclasses.replace(kept.host, num_usable_cores=8)
+    folder = tmp_path / "slower"
+    folder.mkdir()
+    return write_result(dataclasses.replace(kept, created="2026-11-22T17:03:12Z", host=host), folder)
+
+
+def test_an_export_goes_to_stdout_or_to_a_file(tmp_path: Path) -> None:
+    shown = invoke("export", str(KEPT))
+    assert shown.exit_code == 0
+    assert "LOADER_KWARGS = {" in shown.stdout
+    file = tmp_path / "loader_kwargs.py"
+    written = invoke("export", str(KEPT), "--out", str(file))
+    assert (written.exit_code, written.stdout) == (0, "")
+    assert file.read_text(encoding="utf-8") == shown.stdout
+
+
+def test_the_help_names_every_form_and_no_other() -> None:
+    listed = invoke("export", "--help").stdout.split("Forms:")[1].split("Examples:")[0]
+    named = {line.split()[0] for line in listed.splitlines() if line.startswith("    ") and line[4] != " "}
+    assert named == {*FORMS, TENSORBOARD}
+
+
+@pytest.mark.parametrize("command", ["export", "compare", "check", "schema"])
+def test_help_comes_with_examples_in_80_columns(command: str) -> None:
+    told = invoke(command, "--help").stdout
+    assert f"loadtune {command}" in told.split("Example")[1]
+    assert max(map(len, told.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("export RESULT --format yaml", "--format is 'yaml'; it can be python, pytorch"),
+        ("export RESULT --format tensorboard", "Name one with --out"),
+        ("export RESULT --out FOLDER/none/x.py", "cannot be written"),
+        ("export RESULT --out FOLDER", "cannot be written"),
+        ("export FOLDER/none", "does not exist"),
+        ("export FOLDER", "holds no result"),
+        ("compare RESULT FOLDER/none", "does not exist"),
+        ("compare RESULT", "after"),
+        ("check", "--baseline"),
+        ("check --baseline FOLDER/none", "does not exist"),
+        ("check --baseline RESULT --tolerance 5", "--tolerance is '5'; it can be above 0% and below 100%"),
+        ("check --baseline RESULT --tolerance 0%", "as 5% or 0.05"),
+        ("check --baseline RESULT --tolerance 100%", "as 5% or 0.05"),
+        ("check --baseline RESULT --tolerance some", "as 5% or 0.05"),
+        ("check --baseline RESULT --tolerance -5%", "as 5% or 0.05"),
+        ("check --baseline RESULT --time-budget 0", "--time-budget is 0;"),
+        ("check --baseline RESULT --time-budget nan", "--time-budget is nan;"),
+    ],
+)
+def test_bad_input_is_told_in_a_message(tmp_path: Path, words: str, told: str) -> None:
+    given = words.replace("RESULT", str(KEPT)).replace("FOLDER", str(tmp_path)).split()
+    ended = invoke(*given)
+    assert ended.exit_code == 2
+    assert told in ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.output
+
+
+def test_a_comparison_fits_80_columns_and_says_what_changed(slower: Path) -> None:
+    ended = invoke("compare", str(KEPT), str(slower))
+    assert ended.exit_code == 0
+    assert "usable cores" in ended.stdout
+    assert "The second is 1.00×" in ended.stdout
+    assert "not told apart" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+def test_a_comparison_speaks_json(slower: Path) -> None:
+    found = json.loads(invoke("compare", str(KEPT), str(slower), "--json").stdout)
+    assert found["changes"] == [{"name": "num_usable_cores", "before": 16, "after": 8}]
+    assert found["ratio"]["low"] < found["ratio"]["ratio"] == 1.0 < found["ratio"]["high"]
+
+
+def test_a_run_without_a_winner_is_compared_as_far_as_it_goes(slower: Path) -> None:
+    cut = dataclasses.replace(load_result(slower), best=None, finalists=(), cut_short="interrupted by Ctrl-C")
+    write_result(cut, slower.parent)
+    ended = invoke("compare", str(KEPT), str(slower))
+    assert ended.exit_code == 1
+    assert "cut short: interrupted by Ctrl-C" in " ".join(ended.stdout.split())
+
+
+def test_other_workloads_are_refused(slower: Path) -> None:
+    kept = load_result(slower)
+    workload = dataclasses.replace(kept.config.workload, model="vit_b_16")
+    write_result(dataclasses.replace(kept, config=dataclasses.replace(kept.config, workload=workload)), slower.parent)
+    ended = invoke("compare", str(KEPT), str(slower))
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "model: resnet50 and vit_b_16" in ended.stderr
+
+
+def test_another_device_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = dataclasses.replace(load_result(KEPT).host, gpus=())
+    monkeypatch.setattr("loadtune.checking.read_host", lambda: host)
+    ended = invoke("check", "--baseline", str(KEPT), "--json")
+    found = json.loads(ended.stdout)
+    assert (ended.exit_code, found["outcome"], found["ratio"]) == (3, "unclear", None)
+    assert "measured on NVIDIA H200, and here is no GPU" in found["reason"]
+
+
+def test_the_schema_is_printed_as_it_is_shipped() -> None:
+    assert invoke("schema").stdout == kept_schema()
