@@ -1,5 +1,5 @@
-"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory` and `ending` the
-only module that prints or exits.
+"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_report` and
+`ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -15,6 +15,7 @@ import typer
 from loadtune import __version__
 from loadtune.arguments import check, precisions_of, workload_of, yours_of
 from loadtune.cli_memory import memory
+from loadtune.cli_report import report
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
@@ -132,6 +133,7 @@ def doctor(
 
 
 app.command()(memory)
+app.command()(report)
 
 
 def _run(config: TuneConfig, *, as_json: bool, quiet: bool, debug: bool) -> None:
@@ -190,7 +192,7 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
 
     if not (as_json and quiet):
         show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
-        typer.echo(f"\nKept in {folder}", err=as_json)
+        typer.echo(f"\nTo look at: report.html. Kept in {folder}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result).decode(), nl=False)
 

@@ -54,12 +54,16 @@ def as_json(record: object) -> bytes:
 
 
 def write_result(result: TuningResult, folder: Path) -> Path:
-    """Write ``result.json`` whole or not at all: a reader, or a crash in between, never sees half of it."""
-    path = folder / RESULT_FILE
-    temporary = folder / f".{RESULT_FILE}.{os.getpid()}"
+    """Write ``result.json`` whole or not at all."""
+    return write_whole(folder / RESULT_FILE, as_json(result))
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(as_json(result))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -78,7 +82,7 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
     """
-    file = _result_file(Path(path) if path is not None else Path(TuneConfig().out))
+    file = newest_file(Path(path) if path is not None else Path(TuneConfig().out))
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -89,9 +93,15 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
     return _decoded(content, file)
 
 
-def _result_file(path: Path) -> Path:
+def newest_file(path: Path) -> Path:
+    """The ``result.json`` that `load_result` reads. Raises ResultError where there is none."""
+    return max(result_files(path), key=lambda file: run_order(file.parent.name))
+
+
+def result_files(path: Path) -> list[Path]:
+    """A ``result.json`` itself, or those of a run's, a workload's or the whole folder. Raises ResultError on none."""
     if path.is_file():
-        return path
+        return [path]
     if not path.is_dir():
         raise ResultError(
             f"{path} does not exist. A result is a result.json, a run's folder, a workload's folder, or the folder that"
@@ -99,7 +109,7 @@ def _result_file(path: Path) -> Path:
         )
     for pattern in (RESULT_FILE, f"*/{RESULT_FILE}", f"*/*/{RESULT_FILE}"):
         if found := list(path.glob(pattern)):
-            return max(found, key=lambda file: run_order(file.parent.name))
+            return found
     raise ResultError(
         f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error writes"
         " none. Run `loadtune run`, or name another folder."
