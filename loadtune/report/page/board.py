@@ -67,7 +67,7 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> B
     confirmed = sum(result.best is not None for result in results)
     return Board(
         title="Benchmark board",
-        subtitle=f"{len(results)} results, {confirmed} with a confirmed answer, {len(kinds)} pairs of workload and machine",
+        subtitle=f"{len(results)} results, {confirmed} with a confirmed answer",
         regressions=tuple(_sentence(key, runs) for key, runs in kinds.items() if changes(runs)[-1:] == ["slower"]),
         trend=_trend(kinds),
         table=BoardTable(columns=_COLUMNS, rows=tuple(row for runs in kinds.values() for row in _rows(runs))),

@@ -7,7 +7,7 @@ figure is made of it.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 from loadtune.records import Precision
 
@@ -115,11 +115,11 @@ def across(y: float, colour: str, label: str) -> tuple[Trace, Trace]:
     return shape, {**words, "xanchor": "left"}
 
 
-def upright(x: float, colour: str, label: str) -> tuple[Trace, Trace]:
-    """Likewise from bottom to top."""
+def upright(x: float, colour: str, label: str, side: Literal["left", "right"]) -> tuple[Trace, Trace]:
+    """Likewise from bottom to top, its name on one side of it."""
     shape = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": _dashed(colour)}
     words = {"yref": "paper", "x": x, "y": 0.02, "text": label, "showarrow": False, "textangle": -90}
-    return shape, {**words, "xanchor": "right", "yanchor": "bottom"}
+    return shape, {**words, "xanchor": "right" if side == "left" else "left", "yanchor": "bottom"}
 
 
 def _dashed(colour: str) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def _ceiling_panel(result: TuningResult, ceiling: MemoryCeiling) -> Panel:
         *_failed(failed, ceiling),
     ]
     levels = [] if ceiling.budget_bytes is None else [across(ceiling.budget_bytes / GIB, RED, "budget")]
-    edges = [upright(ceiling.safe_batch_size, GREEN, "safe")]
+    edges = [upright(ceiling.safe_batch_size, GREEN, "safe", "left")]
     if ceiling.batch_size != ceiling.safe_batch_size:
-        edges.append(upright(ceiling.batch_size, ORANGE, "hard"))
+        edges.append(upright(ceiling.batch_size, ORANGE, "hard", "right"))
     return Panel(
         title=f"{ceiling.precision}: up to {ceiling.safe_batch_size:,} is safe, "
         f"kept from more by {limit_text(ceiling.limit, result.device.kind)}",

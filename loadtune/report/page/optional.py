@@ -56,5 +56,11 @@ def track(telemetry: Telemetry | None, figure: str) -> Track | None:
     return Track(slice_s=timeline.slice_s, values=tuple(values)) if timeline is not None and values else None
 
 
+def why_missing(telemetry: Telemetry | None, figure: str) -> str | None:
+    """As the sensor said it. None: nothing is known to be missing."""
+    reasons: dict[str, str] = getattr(telemetry, "missing", {})
+    return reasons.get(figure)
+
+
 def accelerator_utilization(verdict: Verdict | None) -> float | None:
     return getattr(verdict, "accelerator_utilization", None)

@@ -39,15 +39,14 @@ _COLUMNS = (
     "pinned",
     "prefetch",
     "precision",
-    "recipe",
     "samples/s",
     "±",
     "data wait",
     "GPU busy",
     "peak memory",
     "first batch",
-    "took",
     "outcome",
+    "recipe",
 )
 
 
@@ -56,7 +55,12 @@ def trial_table(result: TuningResult) -> TrialTable:
     rows = tuple(
         Row(
             outcome=outcome_of(trial),
-            cells=(*_settings(trial), *_figures(trial.measurement, result.device.kind), Cell(text=_words(trial))),
+            cells=(
+                *_settings(trial),
+                *_figures(trial.measurement, result.device.kind),
+                Cell(text=_words(trial)),
+                Cell(text=recipe_text(trial.config.recipe)),
+            ),
             is_best=trial.config == best,
         )
         for trial in result.trials
@@ -81,13 +85,12 @@ def _settings(trial: Trial) -> tuple[Cell, ...]:
         Cell(text="yes" if loader.pin_memory else "no"),
         prefetch if loader.num_workers else Cell(text=MISSING),
         Cell(text=trial.config.precision),
-        Cell(text=recipe_text(trial.config.recipe)),
     )
 
 
 def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
     if found is None:
-        return (Cell(text=MISSING),) * 7
+        return (Cell(text=MISSING),) * 6
     busy, memory, half = gpu_busy_fraction(found), peak_bytes(found, device_kind), found.half_width_fraction
     return (
         Cell(text=rate_text(found.samples_per_s), order=found.samples_per_s),
@@ -96,7 +99,6 @@ def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
         Cell(text=percent_text(busy), order=busy),
         Cell(text=bytes_text(memory), order=memory),
         Cell(text=seconds_text(found.first_batch_s), order=found.first_batch_s),
-        Cell(text=seconds_text(found.seconds), order=found.seconds),
     )
 
 

@@ -3,7 +3,7 @@
 from loadtune.records import Measurement, TrialConfig, TuningResult
 from loadtune.report.page.figure import GREEN, ORANGE, Figure, Panel, Trace, axis
 from loadtune.report.page.measured import leader, timed_trials, whose_runs
-from loadtune.report.page.optional import Track, track
+from loadtune.report.page.optional import Track, track, why_missing
 from loadtune.report.wording import settings_text
 
 _TRACKS = (
@@ -23,7 +23,7 @@ def timelines(result: TuningResult) -> Figure:
         source="One run of each, sampled from outside the training process. Duty cycle: share of time in which any "
         "kernel ran; 100% does not mean that the chip is full. CPU: of the usable cores.",
         panels=tuple(_panel(whose, run, _longest(shown)) for whose, run in shown),
-        missing=() if shown else ("This result holds no timelines: nothing was sampled over time.",),
+        missing=_missing(result) if shown else ("This result holds no timelines: nothing was sampled over time.",),
     )
 
 
@@ -36,6 +36,16 @@ def _runs(result: TuningResult) -> list[tuple[str, Measurement]]:
     if best is not None:
         chosen.append(("best", best))
     return [(f"{whose}: {settings_text(config)}", whose_runs(result, config)[-1]) for whose, config in chosen]
+
+
+def _missing(result: TuningResult) -> tuple[str, ...]:
+    reasons = [
+        f"{name}: {why}."
+        for _, run in _runs(result)
+        for figure, name, _ in _TRACKS
+        if (why := why_missing(run.telemetry, figure)) is not None
+    ]
+    return tuple(dict.fromkeys(reasons))
 
 
 def _yours(result: TuningResult) -> TrialConfig | None:
