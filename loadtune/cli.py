@@ -187,12 +187,15 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
 
 def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
     from loadtune.report import store
+    from loadtune.report.page.write import PAGE_FILE
     from loadtune.report.text import summary_text
     from loadtune.report.view import summary
 
     if not (as_json and quiet):
         show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
-        typer.echo(f"\nTo look at: report.html. Kept in {folder}", err=as_json)
+        page = folder / PAGE_FILE
+        shown = f"Report page: {page}\n" if page.exists() else ""
+        typer.echo(f"\n{shown}Kept in {folder}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result).decode(), nl=False)
 

@@ -15,7 +15,7 @@ from loadtune.errors import ResultError
 SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
 LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
-RUN_FILES = ["bench.log", "result.json", "study.db"]
+RUN_FILES = ["bench.log", "report.html", "result.json", "study.db"]
 
 
 @pytest.fixture(scope="module")
