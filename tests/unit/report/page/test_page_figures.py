@@ -161,7 +161,8 @@ def test_what_could_not_be_sampled_says_why() -> None:
     result = golden()
     figure = timelines(replace(result, yours=None, finalists=(Finalist(config=result.best.config, runs=(run,)),)))
     assert figure.missing == ("CPU busy: no /proc here.",)
-    assert "no timelines" in timelines(result).missing[0]
+    unsampled = Finalist(config=result.best.config, runs=(measurement(400),))
+    assert "no timelines" in timelines(replace(result, finalists=(unsampled,), trials=())).missing[0]
 
 
 def test_the_table_sorts_by_figures_and_leaves_out_what_is_missing() -> None:
