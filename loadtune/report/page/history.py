@@ -48,13 +48,13 @@ def history(result: TuningResult) -> Figure:
 
 
 def _layout(result: TuningResult) -> Trace:
-    """Marks at the ends are drawn whole, and no interval opens the axis below zero."""
+    """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
     last = max((trial.number for trial in result.trials), default=0)
     top = max((one.rate for one in timed_trials(result)), default=0.0)
     ticks = {"dtick": 1} if last < _EACH_TRIAL_NAMED else {}
     return {
         "xaxis": axis("trial", range=[-0.6, last + 0.6], tickformat="d", **ticks),
-        "yaxis": rate_axis() | {"range": [0, 1.08 * top or 1]},
+        "yaxis": rate_axis() | {"range": [-0.03 * top, 1.08 * top or 1]},
     }
 
 

@@ -38,7 +38,8 @@ def parallel(result: TuningResult) -> Figure:
         title="All settings at once",
         reading="A line is a trial; its end on the right is its throughput. Where the fast ones run through one value, "
         "that setting matters; where they fan out, it does not. "
-        "Thick is the best, yellow within 2% of the fastest, blue within a quarter, grey slower.",
+        "Thick is the best, where the search tried it; yellow within 2% of the fastest, blue within a quarter, "
+        "grey slower.",
         source="Measured trials of the search. A setting that all of them share has no axis.",
         panels=(_panel(result, timed, axes),) if drawable else (),
         missing=() if drawable else ("It takes two measured trials that differ in a setting.",),
@@ -64,9 +65,9 @@ def _ordered(values: set[int | str]) -> tuple[int | str, ...]:
 
 def _panel(result: TuningResult, timed: tuple[Timed, ...], axes: list[_Axis]) -> Panel:
     top = max(one.rate for one in timed)
-    slow_first = sorted(timed, key=lambda one: one.rate)
     best = leader(result)
-    traces = [_line(result, one, axes, top, is_best=one.config == best) for one in slow_first]
+    best_last = sorted(timed, key=lambda one: (one.config == best, one.rate))
+    traces = [_line(result, one, axes, top, is_best=one.config == best) for one in best_last]
     places = range(len(axes) + 1)
     layout = {
         "showlegend": False,

@@ -10,17 +10,14 @@ import importlib.util
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import ResultError
-
-if TYPE_CHECKING:
-    from loadtune.report.page.figure import Figure
+from loadtune.report.page.figure import Figure
 
 _FILES = Path(__file__).parent / "files"
 
 
-def rendered(template: str, view: object, figures: Iterable["Figure"]) -> str:
+def rendered(template: str, view: object, figures: Iterable[Figure]) -> str:
     """Raises ResultError where plotly.js is not installed."""
     import jinja2
 
@@ -28,20 +25,15 @@ def rendered(template: str, view: object, figures: Iterable["Figure"]) -> str:
         loader=jinja2.FileSystemLoader(_FILES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     plotly, script = plotly_js(), (_FILES / "page.js").read_text(encoding="utf-8")
+    panels = {f"{figure.key}-{place}": panel for figure in figures for place, panel in enumerate(figure.panels)}
     return environment.get_template(template).render(
         page=view,
-        drawn=as_data(
-            {f"{figure.key}-{place}": _plot(panel) for figure in figures for place, panel in enumerate(figure.panels)}
-        ),
+        drawn=as_data({key: {"data": panel.data, "layout": panel.layout} for key, panel in panels.items()}),
         style=(_FILES / "page.css").read_text(encoding="utf-8"),
         plotly=plotly,
         script=script,
         policy=_policy(plotly, script),
     )
-
-
-def _plot(panel: Any) -> dict[str, Any]:
-    return {"data": panel.data, "layout": panel.layout}
 
 
 def as_data(value: object) -> str:
@@ -51,7 +43,7 @@ def as_data(value: object) -> str:
 
 
 def plotly_js() -> str:
-    """The script that the package ``plotly`` brings, read without importing that, which takes longer than the page."""
+    """The script that the package ``plotly`` brings, read without importing that: nothing else of it is used."""
     spec = importlib.util.find_spec("plotly")
     for folder in () if spec is None else spec.submodule_search_locations or ():
         file = Path(folder) / "package_data" / "plotly.min.js"
