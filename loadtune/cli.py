@@ -1,5 +1,5 @@
 """The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
-`cli_check` and `ending` the only module that prints or exits.
+`cli_report`, `cli_check` and `ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -25,6 +25,7 @@ from loadtune.arguments import (
 )
 from loadtune.cli_check import check as check_command
 from loadtune.cli_memory import memory
+from loadtune.cli_report import report
 from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
@@ -156,7 +157,7 @@ def doctor(
             show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
-for _command in (memory, export, compare, schema):
+for _command in (memory, report, export, compare, schema):
     app.command()(_command)
 app.command("check")(check_command)
 
@@ -227,12 +228,15 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
 
 def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
     from loadtune.report import store
+    from loadtune.report.page.write import PAGE_FILE
     from loadtune.report.text import summary_text
     from loadtune.report.view import summary
 
     if not (as_json and quiet):
         show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
-        typer.echo(f"\nKept in {folder}", err=as_json)
+        page = folder / PAGE_FILE
+        shown = f"Report page: {page}\n" if page.exists() else ""
+        typer.echo(f"\n{shown}Kept in {folder}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result).decode(), nl=False)
 

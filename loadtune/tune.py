@@ -14,6 +14,7 @@ from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Head, Journal, read_journal
+from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import new_run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
@@ -23,7 +24,7 @@ from loadtune.stages.resuming import restore
 def tune_loader(
     config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None, resume: bool = False
 ) -> TuningResult:
-    """Find the fastest configuration for this machine; writes ``result.json`` and ``study.db`` into `folder`.
+    """Find the fastest configuration for this machine; writes ``result.json``, ``report.html`` and more to `folder`.
 
     `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
     ``config.num_trials`` trials in all. Ctrl-C ends early: the result says so and claims nothing that
@@ -71,10 +72,21 @@ def tune_on(
     except LoadtuneError as error:
         found.cut_short = str(error)
         if found.trials:
-            write_result(found.result(), folder)
+            _keep(found, folder)
         raise
+    return _keep(found, folder)
+
+
+def _keep(found: Findings, folder: Path) -> TuningResult:
+    """The result first: a page that cannot be made is a note in it, never the end of the run."""
     result = found.result()
     write_result(result, folder)
+    try:
+        write_page(result, folder / PAGE_FILE)
+    except (Exception, KeyboardInterrupt) as trouble:  # whatever it is, what was measured outweighs it
+        found.note(f"The report page was not written: {str(trouble) or type(trouble).__name__}")
+        result = found.result()
+        write_result(result, folder)
     return result
 
 

@@ -54,12 +54,16 @@ def as_json(record: object) -> bytes:
 
 
 def write_result(result: TuningResult, folder: Path) -> Path:
-    """Write ``result.json`` whole or not at all: a reader, or a crash in between, never sees half of it."""
-    path = folder / RESULT_FILE
-    temporary = folder / f".{RESULT_FILE}.{os.getpid()}"
+    """Write ``result.json`` whole or not at all."""
+    return write_whole(folder / RESULT_FILE, as_json(result))
+
+
+def write_whole(path: Path, content: bytes) -> Path:
+    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            file.write(as_json(result))
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -78,7 +82,7 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
     """
-    file = _result_file(Path(path) if path is not None else Path(TuneConfig().out))
+    file = newest_file(Path(path) if path is not None else Path(TuneConfig().out))
     try:
         content = file.read_bytes()
     except OSError as error:
@@ -89,15 +93,21 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
     return _decoded(content, file)
 
 
-def _result_file(path: Path) -> Path:
+def newest_file(path: Path) -> Path:
+    """The ``result.json`` that `load_result` reads. Raises ResultError where there is none."""
+    return max(result_files(path), key=lambda file: run_order(file.parent.name))
+
+
+def result_files(path: Path) -> list[Path]:
+    """A ``result.json`` itself, or those of a run's, a workload's or the whole folder. Raises ResultError on none."""
     if path.is_file():
-        return path
+        return [path]
     if not path.is_dir():
         raise ResultError(
             f"{path} does not exist. A result is a result.json, a run's folder, a workload's folder, or the folder that"
             " holds those. Run `loadtune run` first, or name where its result lies."
         )
-    if found := newest_with(path, RESULT_FILE):
+    if found := files_with(path, RESULT_FILE):
         return found
     raise ResultError(
         f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error writes"
@@ -107,10 +117,13 @@ def _result_file(path: Path) -> Path:
 
 def newest_with(path: Path, name: str) -> Path | None:
     """The file of this name in the folder, or in the newest run up to two folders below. None: there is none."""
-    for pattern in (name, f"*/{name}", f"*/*/{name}"):
-        if found := list(path.glob(pattern)):
-            return max(found, key=lambda file: run_order(file.parent.name))
-    return None
+    return max(files_with(path, name), key=lambda file: run_order(file.parent.name), default=None)
+
+
+def files_with(path: Path, name: str) -> list[Path]:
+    """Those of this name in the folder, or one folder below, or two."""
+    found = (list(path.glob(pattern)) for pattern in (name, f"*/{name}", f"*/*/{name}"))
+    return next((files for files in found if files), [])
 
 
 def run_order(name: str) -> tuple[str, int, str]:

@@ -16,7 +16,7 @@ from loadtune.report.journal import read_journal
 SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
 LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
-RUN_FILES = ["bench.log", "journal.jsonl", "result.json", "study.db"]
+RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.db"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,45 @@
+"""``loadtune report``: a page anew from a result, or one page over many. Words to paths, a file's name to the terminal.
+
+It reads what was measured and measures nothing. What is heavy is imported within the command.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtune.ending import told_plainly
+from loadtune.errors import UsageError
+from loadtune.records import TuneConfig
+
+_BOARD = "loadtune-board.html"
+
+
+def report(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="A result.json or a folder above it. Several: one page over all below them."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help=f"[default: report.html beside the result; of many, {_BOARD}]")
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Write the report page of a result, or a board over many.
+
+    One file that opens offline in any browser. Of one folder with several runs the newest counts.
+    """
+    with told_plainly(debug):
+        if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
+            raise UsageError(f"--out {out}: it takes the name of an HTML file, such as report.html.")
+        typer.echo(_written(results or [Path(TuneConfig().out)], out))
+
+
+def _written(results: list[Path], out: Path | None) -> Path:
+    from loadtune.report.page.write import PAGE_FILE, write_board, write_page
+    from loadtune.report.store import load_result, newest_file
+
+    if len(results) > 1:
+        return write_board(results, out or Path(_BOARD))
+    file = newest_file(results[0])
+    return write_page(load_result(file), out or file.parent / PAGE_FILE)

@@ -1,0 +1,70 @@
+"""What the device could do alone, and what training reached under it. In: a `TuningResult`. Out: a `Figure`."""
+
+from loadtune.records import ComputePoint, Recipe, TuningResult
+from loadtune.report.page.figure import (
+    PRECISION_COLOUR,
+    PRECISION_SYMBOL,
+    Figure,
+    Panel,
+    Trace,
+    line,
+    points,
+    rate_axis,
+    sizes_axis,
+)
+from loadtune.report.page.measured import hover, timed_trials
+from loadtune.report.wording import recipe_text
+from loadtune.units import rate_text
+
+
+def compute_curve(result: TuningResult) -> Figure:
+    found = result.compute_points
+    return Figure(
+        key="compute",
+        title="What the device could do alone",
+        reading="A line is the rate with the batch on the device already: no loader can beat it. A mark is a trial. "
+        "Close under its line, no loader setting helps any more; far below, the loader or the transfer is the wall.",
+        source="Lines: the same training step over one resident batch, without a loader. Marks: trials of the search, "
+        "coloured by precision.",
+        panels=(_panel(result),) if found else (),
+        missing=() if found else ("The compute-only rate was not timed before the run ended.",),
+    )
+
+
+def _panel(result: TuningResult) -> Panel:
+    recipes = list(dict.fromkeys(point.recipe for point in result.compute_points))
+    traces = [_curve(recipe, result.compute_points) for recipe in recipes]
+    timed = timed_trials(result)
+    for precision, colour in PRECISION_COLOUR.items():
+        here = [one for one in timed if one.config.precision == precision]
+        if here:
+            words = [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one in here]
+            marker = {"color": colour, "symbol": PRECISION_SYMBOL[precision], "size": 9, "opacity": 0.85}
+            sizes, rates = [one.config.batch_size for one in here], [one.rate for one in here]
+            traces.append(points(f"{precision} trained", sizes, rates, words, marker=marker))
+    sizes = [*(point.batch_size for point in result.compute_points), *(one.config.batch_size for one in timed)]
+    return Panel(data=tuple(traces), layout={"xaxis": sizes_axis("batch size", sizes), "yaxis": rate_axis()})
+
+
+def _curve(recipe: Recipe, every: tuple[ComputePoint, ...]) -> Trace:
+    here = sorted((point for point in every if point.recipe == recipe), key=lambda point: point.batch_size)
+    plain = recipe == Recipe(precision=recipe.precision)
+    curve = line(
+        f"{recipe.precision}{' plain' if plain else ''} alone",
+        [point.batch_size for point in here],
+        [point.samples_per_s for point in here],
+        PRECISION_COLOUR[recipe.precision],
+        "dot" if plain else "solid",
+        mode="lines+markers",
+    )
+    words = [
+        f"compute only, batch {point.batch_size:,}<br>{recipe.precision}, {recipe_text(recipe)}"
+        f"<br>{rate_text(point.samples_per_s)}"
+        for point in here
+    ]
+    return curve | {
+        "text": words,
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverinfo": "text",
+        "marker": {"size": 5},
+    }

@@ -1,0 +1,100 @@
+"""Every trial in the order in which it was run. In: a `TuningResult`. Out: a `Figure`."""
+
+from itertools import accumulate
+
+from loadtune.records import Trial, TrialOrigin, TuningResult
+from loadtune.report.page.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Figure,
+    Panel,
+    Trace,
+    axis,
+    line,
+    points,
+    rate_axis,
+    text,
+)
+from loadtune.report.page.measured import Timed, hover, timed_trials
+from loadtune.report.wording import settings_text
+
+_ORIGINS: tuple[tuple[TrialOrigin, str, str, str], ...] = (
+    ("yours", "your loader settings", ORANGE, "diamond"),
+    ("seed", "predicted", GREEN, "square"),
+    ("search", "searched", BLUE, "circle"),
+)
+
+
+_EACH_TRIAL_NAMED = 15
+"""Fewer have room for a number each, on a phone too."""
+
+
+def history(result: TuningResult) -> Figure:
+    timed = timed_trials(result)
+    traces = [_best_so_far(timed), *_by_origin(result, timed), *_without_a_rate(result.trials)]
+    return Figure(
+        key="trials",
+        title="Every trial, in order",
+        reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
+        "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
+        source="Each trial: a fresh loader, real training steps, samples ÷ wall time over whole windows after the "
+        "warm-up. Bars: 95% interval from one run's own windows; fresh loaders differ by more.",
+        panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),
+        missing=() if result.trials else ("No trial was run.",),
+    )
+
+
+def _layout(result: TuningResult) -> Trace:
+    """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
+    last = max((trial.number for trial in result.trials), default=0)
+    top = max((one.rate for one in timed_trials(result)), default=0.0)
+    ticks = {"dtick": 1} if last < _EACH_TRIAL_NAMED else {}
+    return {
+        "xaxis": axis("trial", range=[-0.6, last + 0.6], tickformat="d", **ticks),
+        "yaxis": rate_axis() | {"range": [-0.03 * top, 1.08 * top or 1]},
+    }
+
+
+def _best_so_far(timed: tuple[Timed, ...]) -> Trace:
+    best = list(accumulate((one.rate for one in timed), max))
+    return line("best so far", [one.number for one in timed], best, GREY, "dot", shape="hv")
+
+
+def _by_origin(result: TuningResult, timed: tuple[Timed, ...]) -> list[Trace]:
+    return [
+        _marks(result, name, [one for one in timed if one.trial.origin == origin], colour, symbol)
+        for origin, name, colour, symbol in _ORIGINS
+        if any(one.trial.origin == origin for one in timed)
+    ]
+
+
+def _marks(result: TuningResult, name: str, timed: list[Timed], colour: str, symbol: str) -> Trace:
+    halves = [(one.measurement.half_width_fraction or 0.0) * one.rate for one in timed]
+    return points(
+        name,
+        [one.number for one in timed],
+        [one.rate for one in timed],
+        [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one in timed],
+        marker={"color": colour, "symbol": symbol, "size": 9},
+        error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": colour},
+    )
+
+
+def _without_a_rate(trials: tuple[Trial, ...]) -> list[Trace]:
+    failed = [(trial, trial.failure.message) for trial in trials if trial.failure is not None]
+    screened = [(trial, trial.screened) for trial in trials if trial.screened is not None]
+    return [
+        *([_at_zero("failed", failed, RED, "x")] if failed else []),
+        *([_at_zero("not run", screened, GREY, "diamond-open")] if screened else []),
+    ]
+
+
+def _at_zero(name: str, trials: list[tuple[Trial, str]], colour: str, symbol: str) -> Trace:
+    words = [
+        f"trial {trial.number}, {name}<br>{settings_text(trial.config)}<br>{text(why[:200])}" for trial, why in trials
+    ]
+    marker = {"color": colour, "symbol": symbol, "size": 9}
+    return points(name, [trial.number for trial, _ in trials], [0] * len(trials), words, marker=marker)

@@ -1,0 +1,140 @@
+"""Memory: over batch size with its ceilings, and against throughput with the frontier. In: a `TuningResult`."""
+
+from loadtune.records import FitReport, MemoryCeiling, TuningResult
+from loadtune.report.memory import ceiling_view
+from loadtune.report.page.figure import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PRECISION_COLOUR,
+    PRECISION_SYMBOL,
+    RED,
+    SKY,
+    Figure,
+    Panel,
+    Trace,
+    across,
+    axis,
+    line,
+    points,
+    rate_axis,
+    text,
+    upright,
+)
+from loadtune.report.page.measured import Timed, hover, peak_bytes, timed_trials
+from loadtune.report.wording import FAILURE_TEXT, limit_text
+from loadtune.units import bytes_text
+
+GIB = 2**30
+
+
+def memory_lines(result: TuningResult) -> Figure:
+    return Figure(
+        key="memory",
+        title="Memory over batch size",
+        reading="Dots are sizes that were really trained, the line is model + batch × bytes a sample. The safe ceiling "
+        "leaves room for hours of training; up to the hard one steps were seen to succeed.",
+        source="Highest memory of a few real training steps at each size, in a process of their own; the largest sizes "
+        "with an evaluation pass and the dataset's last partial batch.",
+        panels=tuple(_ceiling_panel(result, ceiling) for ceiling in result.ceilings),
+        missing=() if result.ceilings else ("No memory ceiling was found before the run ended.",),
+    )
+
+
+def _ceiling_panel(result: TuningResult, ceiling: MemoryCeiling) -> Panel:
+    reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
+    fitting, failed = [r for r in reports if r.fits], [r for r in reports if not r.fits]
+    traces = [
+        *_line(ceiling, max(report.batch_size for report in reports)),
+        *_peaks("allocated", [(r, r.peak_bytes) for r in fitting], BLUE, "circle"),
+        *_peaks("reserved", [(r, r.reserved_peak_bytes) for r in fitting], SKY, "circle-open"),
+        *_failed(failed, ceiling),
+    ]
+    levels = [] if ceiling.budget_bytes is None else [across(ceiling.budget_bytes / GIB, RED, "budget")]
+    edges = [upright(ceiling.safe_batch_size, GREEN, "safe", "left")]
+    if ceiling.batch_size != ceiling.safe_batch_size:
+        edges.append(upright(ceiling.batch_size, ORANGE, "hard", "right"))
+    return Panel(
+        title=f"{ceiling.precision}: up to {ceiling.safe_batch_size:,} is safe, "
+        f"kept from more by {limit_text(ceiling.limit, result.device.kind)}",
+        data=tuple(traces),
+        layout={
+            "xaxis": axis("batch size", rangemode="tozero"),
+            "yaxis": axis("GiB", rangemode="tozero"),
+            "shapes": [shape for shape, _ in (*levels, *edges)],
+            "annotations": [words for _, words in (*levels, *edges)],
+        },
+    )
+
+
+def _line(ceiling: MemoryCeiling, last: int) -> list[Trace]:
+    slope, fixed = ceiling.bytes_per_sample, ceiling.fixed_bytes
+    if slope is None or fixed is None:
+        return []
+    ends = [0, last]
+    return [line("line", ends, [(fixed + slope * size) / GIB for size in ends], GREY)]
+
+
+def _peaks(name: str, found: list[tuple[FitReport, int | None]], colour: str, symbol: str) -> list[Trace]:
+    known = [(report.batch_size, peak) for report, peak in found if peak is not None]
+    if not known:
+        return []
+    words = [f"batch {size:,}<br>{bytes_text(peak)} {name}" for size, peak in known]
+    marker = {"color": colour, "symbol": symbol, "size": 9}
+    return [points(name, [size for size, _ in known], [peak / GIB for _, peak in known], words, marker=marker)]
+
+
+def _failed(failed: list[FitReport], ceiling: MemoryCeiling) -> list[Trace]:
+    if not failed:
+        return []
+    words = [
+        f"batch {r.batch_size:,}: {FAILURE_TEXT[r.failure.kind]}<br>{text(r.failure.message[:200])}"
+        for r in failed
+        if r.failure is not None
+    ]
+    height = (ceiling.budget_bytes or 0) / GIB
+    marker = {"color": RED, "symbol": "x", "size": 10}
+    return [points("failed", [r.batch_size for r in failed], [height] * len(failed), words, marker=marker)]
+
+
+def memory_words(ceiling: MemoryCeiling) -> tuple[str, ...]:
+    """The line, the budget and who shares it, as the terminal says it, without the legend of its table."""
+    return tuple(line for line in ceiling_view(ceiling).lines if not line.startswith(("█", "!")))
+
+
+def frontier(result: TuningResult) -> Figure:
+    known = [(one, peak) for one in timed_trials(result) if (peak := peak_bytes(one.measurement, result.device.kind))]
+    where = "GPU memory, allocated" if result.device.kind != "cpu" else "RAM of training process and workers"
+    return Figure(
+        key="frontier",
+        title="Throughput against memory",
+        reading="On the line nothing is faster with less memory. Its steep part is cheap speed; where it is flat, "
+        "memory is better left for a larger model.",
+        source=f"Highest {where}, during each trial of the search.",
+        panels=(_frontier_panel(result, known),) if known else (),
+        missing=() if known else ("The trials' peak memory was not measured.",),
+    )
+
+
+def frontier_of(pairs: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (memory, rate): those that no other beats with as little memory, least memory first."""
+    kept: list[tuple[float, float]] = []
+    for memory, rate in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
+        if not kept or rate > kept[-1][1]:
+            kept.append((memory, rate))
+    return kept
+
+
+def _frontier_panel(result: TuningResult, known: list[tuple[Timed, int]]) -> Panel:
+    best = frontier_of([(peak / GIB, one.rate) for one, peak in known])
+    traces = [line("frontier", [memory for memory, _ in best], [rate for _, rate in best], GREY, shape="hv")]
+    for precision, colour in PRECISION_COLOUR.items():
+        here = [(one, peak) for one, peak in known if one.config.precision == precision]
+        if here:
+            marker = {"color": colour, "symbol": PRECISION_SYMBOL[precision], "size": 9}
+            words = [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one, _ in here]
+            memory, rates = [peak / GIB for _, peak in here], [one.rate for one, _ in here]
+            traces.append(points(precision, memory, rates, words, marker=marker))
+    layout = {"xaxis": axis("peak memory, GiB", rangemode="tozero"), "yaxis": rate_axis()}
+    return Panel(data=tuple(traces), layout=layout)

@@ -1,0 +1,93 @@
+"""Where a training step's time goes, configuration by configuration. In: a `TuningResult`. Out: a `Figure`."""
+
+from collections.abc import Callable
+
+from loadtune.records import TrialConfig, TuningResult
+from loadtune.report.page.figure import GREEN, GREY, PINK, RED, Figure, Panel, Trace, axis, bar
+from loadtune.report.page.measured import short_names, timed_trials, whose_runs
+from loadtune.report.page.optional import StepParts, step_parts
+from loadtune.report.wording import settings_text
+
+_MOST = 10
+"""Configurations shown: those that were confirmed, then the fastest trials."""
+
+_Part = tuple[str, str, Callable[[StepParts], float | None]]
+
+
+def waiting_ms(parts: StepParts) -> float | None:
+    """What the device idled while the host waited for the loader, at most: either may happen without the other."""
+    return None if parts.idle_ms is None else min(parts.idle_ms, parts.wait_ms)
+
+
+def other_idle_ms(parts: StepParts) -> float | None:
+    return None if parts.idle_ms is None else max(0.0, parts.idle_ms - parts.wait_ms)
+
+
+_DEVICE_PARTS: tuple[_Part, ...] = (
+    ("compute", GREEN, lambda parts: parts.compute_ms),
+    ("copy to the device", PINK, lambda parts: parts.copy_ms),
+    ("idle, waiting for data", RED, waiting_ms),
+    ("idle otherwise", GREY, other_idle_ms),
+)
+_HOST_PARTS: tuple[_Part, ...] = (
+    ("waiting for data", RED, lambda parts: parts.wait_ms),
+    ("everything else", GREEN, lambda parts: max(0.0, parts.step_ms - parts.wait_ms)),
+)
+
+
+def step_time(result: TuningResult) -> Figure:
+    shown = [(config, step_parts(whose_runs(result, config))) for config in shown_configs(result)]
+    apart = [parts for _, parts in shown if parts.idle_ms is not None]
+    why = "Copy, compute and idle were not timed apart in this run; the host's wait is what is left."
+    parts = _DEVICE_PARTS if len(apart) == len(shown) else _HOST_PARTS
+    return Figure(
+        key="step",
+        title="Where a step's time goes",
+        reading="Milliseconds for 1,000 samples, so different batch sizes compare. Waiting for data: more or faster "
+        "workers help. Copy: pin, or send fewer bytes. Compute alone: the device is full, no loader setting helps.",
+        source="Mean over confirmed runs, or over the trial where it was not confirmed. Device time between markers "
+        "around copy and compute; waiting is idle time, as far as the host stood in next(loader).",
+        panels=(_panel(result, shown, parts),) if shown else (),
+        missing=("Nothing was measured.",) if not shown else () if len(apart) == len(shown) else (why,),
+    )
+
+
+def shown_configs(result: TuningResult) -> list[TrialConfig]:
+    """Fastest first."""
+    fastest_trials = sorted(timed_trials(result), key=lambda timed: -timed.rate)
+    confirmed = [finalist.config for finalist in result.finalists if finalist.runs]
+    chosen = list(dict.fromkeys([*confirmed, *(timed.config for timed in fastest_trials)]))[:_MOST]
+    return sorted(chosen, key=lambda config: _per_1000(step_parts(whose_runs(result, config)).step_ms, config) or 0.0)
+
+
+def _panel(result: TuningResult, shown: list[tuple[TrialConfig, StepParts]], parts: tuple[_Part, ...]) -> Panel:
+    names = short_names(result, [config for config, _ in shown])
+    traces = [_bars(names, shown, part) for part in parts]
+    layout = {
+        "barmode": "stack",
+        "xaxis": axis("ms for 1,000 samples", tickformat=",~r"),
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "legend": {"traceorder": "normal"},
+    }
+    return Panel(data=tuple(traces), layout=layout, height_px=150 + 46 * len(names))
+
+
+def _bars(names: list[str], shown: list[tuple[TrialConfig, StepParts]], part: _Part) -> Trace:
+    title, colour, of = part
+    lengths = [_per_1000(of(parts), config) for config, parts in shown]
+    words = [_words(title, of(parts), config, parts) for config, parts in shown]
+    return bar(title, lengths, names, words, marker={"color": colour}, orientation="h")
+
+
+def _per_1000(ms: float | None, config: TrialConfig) -> float | None:
+    return None if ms is None else 1000 * ms / config.batch_size
+
+
+def _words(title: str, ms: float | None, config: TrialConfig, parts: StepParts) -> str:
+    if ms is None:
+        return ""
+    share = ms / parts.step_ms if parts.step_ms else 0.0
+    return (
+        f"{settings_text(config)}<br>{title}: {ms:.3g} ms of a step's {parts.step_ms:.3g} ms ({share:.0%})"
+        f"<br>the host stood in next(loader) for {parts.wait_ms:.3g} ms"
+    )

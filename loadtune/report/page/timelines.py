@@ -1,0 +1,87 @@
+"""GPU and CPU over time, the user's own configuration above the best. In: a `TuningResult`. Out: a `Figure`."""
+
+from loadtune.records import Measurement, TrialConfig, TuningResult
+from loadtune.report.page.figure import GREEN, ORANGE, Figure, Panel, Trace, axis
+from loadtune.report.page.measured import leader, timed_trials, whose_runs
+from loadtune.report.page.optional import Track, track, why_missing
+from loadtune.report.wording import settings_text
+
+_TRACKS = (
+    ("gpu_utilization_fraction", "GPU busy (duty cycle)", GREEN),
+    ("cpu_utilization_fraction", "CPU busy", ORANGE),
+)
+_PERCENTS = [0, 25, 50, 75, 100]
+
+
+def timelines(result: TuningResult) -> Figure:
+    shown = [(whose, run) for whose, run in _runs(result) if _tracks(run)]
+    return Figure(
+        key="timelines",
+        title="GPU and CPU, yours and the best",
+        reading="A GPU that swings between 0% and 100% starves: it works off a batch and waits for the next. A level "
+        "line near 100% is one that is fed. CPU at 100% beside it: the cores are the wall.",
+        source="One run of each, sampled from outside the training process. Duty cycle: share of time in which any "
+        "kernel ran; 100% does not mean that the chip is full. CPU: of the usable cores.",
+        panels=tuple(_panel(whose, run, _longest(shown)) for whose, run in shown),
+        missing=_missing(result) if shown else ("This result holds no timelines: nothing was sampled over time.",),
+    )
+
+
+def _runs(result: TuningResult) -> list[tuple[str, Measurement]]:
+    """Yours first; the last run of each, when the machine was warm."""
+    chosen: list[tuple[str, TrialConfig]] = []
+    best = leader(result)
+    if (yours := _yours(result)) is not None and yours != best:
+        chosen.append(("yours", yours))
+    if best is not None:
+        chosen.append(("best", best))
+    return [(f"{whose}: {settings_text(config)}", whose_runs(result, config)[-1]) for whose, config in chosen]
+
+
+def _missing(result: TuningResult) -> tuple[str, ...]:
+    reasons = [
+        f"{name}: {why}."
+        for _, run in _runs(result)
+        for figure, name, _ in _TRACKS
+        if (why := why_missing(run.telemetry, figure)) is not None
+    ]
+    return tuple(dict.fromkeys(reasons))
+
+
+def _yours(result: TuningResult) -> TrialConfig | None:
+    """As it was confirmed; else its loader settings as the search tried them. None: neither was measured."""
+    if result.yours is not None and whose_runs(result, result.yours):
+        return result.yours
+    return next((timed.config for timed in timed_trials(result) if timed.trial.origin == "yours"), None)
+
+
+def _tracks(run: Measurement) -> list[tuple[str, str, Track]]:
+    found = [(name, colour, track(run.telemetry, figure)) for figure, name, colour in _TRACKS]
+    return [(name, colour, one) for name, colour, one in found if one is not None]
+
+
+def _longest(shown: list[tuple[str, Measurement]]) -> float:
+    """Seconds: one scale for all panels."""
+    return max((one.slice_s * len(one.values) for _, run in shown for _, _, one in _tracks(run)), default=0.0)
+
+
+def _panel(whose: str, run: Measurement, seconds: float) -> Panel:
+    layout = {
+        "xaxis": axis("seconds", range=[0, seconds]),
+        "yaxis": axis("busy", range=[-3, 103], tickvals=_PERCENTS, ticktext=[f"{one}%" for one in _PERCENTS]),
+    }
+    return Panel(title=whose, data=tuple(_steps(*each) for each in _tracks(run)), layout=layout, height_px=240)
+
+
+def _steps(name: str, colour: str, one: Track) -> Trace:
+    """A value holds for its slice; the last is drawn to its end."""
+    percents = [None if value is None else 100 * value for value in one.values]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": [round(place * one.slice_s, 4) for place in range(len(percents) + 1)],
+        "y": [*percents, percents[-1]],
+        "line": {"color": colour, "width": 1.8, "shape": "hv"},
+        "hovertemplate": name + " %{y:.0f}% at %{x:.2f} s<extra></extra>",
+    }

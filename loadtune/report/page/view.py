@@ -1,0 +1,123 @@
+"""The page of one result as plain data, top to bottom: the answer, the machine, how it was found.
+
+In: a `TuningResult`. Out: a `Page`, which `render` turns into HTML and tests read as data.
+"""
+
+from dataclasses import dataclass
+
+from loadtune.records import TuningResult, Winner
+from loadtune.report.page.compute import compute_curve
+from loadtune.report.page.figure import Figure
+from loadtune.report.page.finalists import finalists
+from loadtune.report.page.heatmap import heatmap
+from loadtune.report.page.history import history
+from loadtune.report.page.importance import importance
+from loadtune.report.page.memory import frontier, memory_lines, memory_words
+from loadtune.report.page.optional import accelerator_utilization
+from loadtune.report.page.parallel import parallel
+from loadtune.report.page.step_time import step_time
+from loadtune.report.page.table import TrialTable, trial_table
+from loadtune.report.page.timelines import timelines
+from loadtune.report.view import Section, Summary, banner, summary
+from loadtune.report.wording import settings_text
+from loadtune.units import percent_text, rate_text, ratio_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """One large figure of the answer."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """Figures under one heading."""
+
+    title: str
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    title: str
+    subtitle: str
+    """When, in what time, by which version."""
+    headline: str
+    """The answer in one line, or that there is none."""
+    tiles: tuple[Tile, ...]
+    summary: Summary
+    """The same words as in the terminal."""
+    machine: tuple[tuple[str, str], ...]
+    chapters: tuple[Chapter, ...]
+    memory_words: tuple[Section, ...]
+    table: TrialTable
+
+
+def page_view(result: TuningResult) -> Page:
+    said = summary(result)
+    return Page(
+        title=said.title,
+        subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
+        headline="No answer was confirmed." if result.best is None else settings_text(result.best.config),
+        tiles=_tiles(result),
+        summary=said,
+        machine=banner(result.host, result.device).rows,
+        chapters=(
+            Chapter(title="The answer, measured again", figures=(finalists(result), step_time(result))),
+            Chapter(title="Is the GPU fed?", figures=(timelines(result),)),
+            Chapter(
+                title="How it was found",
+                figures=(history(result), heatmap(result), parallel(result), importance(result)),
+            ),
+            Chapter(title="What bounds it", figures=(compute_curve(result), frontier(result), memory_lines(result))),
+        ),
+        memory_words=tuple(
+            Section(title=f"Memory in {ceiling.precision}", lines=lines)
+            for ceiling in result.ceilings
+            if (lines := memory_words(ceiling))
+        ),
+        table=trial_table(result),
+    )
+
+
+def _tiles(result: TuningResult) -> tuple[Tile, ...]:
+    best = result.best
+    if best is None:
+        return ()
+    utilization = accelerator_utilization(result.verdict)
+    tiles = [
+        Tile(name="throughput", value=rate_text(best.samples_per_s), detail=_interval(best)),
+        Tile(name="speed-up over yours", value=_speedup(best), detail=_speedup_detail(result, best)),
+        Tile(
+            name="of the compute-only rate", value=percent_text(best.compute_fraction), detail="100%: no loader helps"
+        ),
+    ]
+    if utilization is not None:
+        tiles.append(
+            Tile(name="accelerator utilization", value=percent_text(utilization), detail="compute ÷ step time")
+        )
+    return tuple(tiles)
+
+
+def _interval(winner: Winner) -> str:
+    half = winner.half_width_fraction
+    return "no interval: too few runs" if half is None else f"± {rate_text(half * winner.samples_per_s)} (95%)"
+
+
+def _speedup(winner: Winner) -> str:
+    if winner.speedup is None:
+        return "not known"
+    return "no difference" if winner.different is False else ratio_text(winner.speedup)
+
+
+def _speedup_detail(result: TuningResult, winner: Winner) -> str:
+    if winner.speedup is None:
+        return "yours was not measured"
+    if winner.config == result.yours:
+        return "yours is the best"
+    if winner.speedup_low is None or winner.speedup_high is None:
+        return "too few runs to be sure"
+    return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (95%)"

@@ -1,0 +1,80 @@
+"""Results for the report page: the golden one, and one of as many trials as a test asks for."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+from loadtune.records import (
+    LoaderConfig,
+    Measurement,
+    Recipe,
+    Trial,
+    TrialConfig,
+    TrialFailure,
+    TuningResult,
+    Window,
+)
+from loadtune.report.store import load_result
+
+GOLDEN = Path(__file__).parent / "golden" / "result.json"
+NASTY = "<script>alert(1)</script>"
+
+
+def golden() -> TuningResult:
+    """Everything a report can show is in it."""
+    return load_result(GOLDEN)
+
+
+def config(batch_size: int = 64, num_workers: int = 4, *, pinned: bool = False, **recipe: object) -> TrialConfig:
+    loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pinned)
+    return TrialConfig(loader=loader, recipe=Recipe(**recipe))
+
+
+def measurement(rate: float, **more: object) -> Measurement:
+    windows = tuple(
+        Window(start_s=float(second), seconds=1.0, num_steps=10, num_samples=round(rate * share), wait_s=0.2)
+        for second, share in enumerate((0.99, 1.01, 1.0))
+    )
+    return Measurement(windows=windows, first_batch_s=0.5, seconds=4.0, **more)
+
+
+def measured(number: int, rate: float, settings: TrialConfig) -> Trial:
+    found = measurement(rate, peak_allocated_bytes=settings.batch_size * 50_000_000)
+    return Trial(number=number, config=settings, origin="search", measurement=found)
+
+
+def with_trials(count: int, seed: int = 0) -> TuningResult:
+    """The golden result with other trials: a tenth failed, as many screened; speed comes from the workers alone."""
+    chance = random.Random(seed)
+    trials = []
+    for number in range(count):
+        settings = config(
+            chance.choice((16, 32, 64, 128, 256)),
+            chance.choice((0, 1, 2, 4, 8, 16)),
+            pinned=chance.random() < 0.5,
+            precision=chance.choice(("fp32", "fp16", "bf16")),
+        )
+        match chance.randrange(10) if count > 1 else 2:
+            case 0:
+                oom = TrialFailure(kind="oom", phase="training", message=f"out of memory {NASTY}")
+                trials.append(Trial(number=number, config=settings, origin="search", failure=oom))
+            case 1:
+                trials.append(Trial(number=number, config=settings, origin="search", screened="above the ceiling"))
+            case _:
+                rate = 100.0 * (1 + settings.loader.num_workers) * chance.uniform(0.98, 1.02)
+                trials.append(measured(number, rate, settings))
+    return replace(golden(), trials=tuple(trials))
+
+
+def named(name: str, result: TuningResult) -> TuningResult:
+    """The same of a dataset with this name."""
+    workload = replace(result.config.workload, dataset=name)
+    return replace(result, config=replace(result.config, workload=workload), notes=(name,))
+
+
+def cut_short() -> TuningResult:
+    """Interrupted before anything was measured."""
+    return replace(
+        golden(), cut_short="interrupted by Ctrl-C", trials=(), finalists=(), ceilings=(), compute_points=(),
+        best=None, best_at_your_batch=None, verdict=None, facts=None, yours=None,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""Each figure of the report page, as data."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from page_rig import config, cut_short, golden, measured, measurement, with_trials
+
+from loadtune.records import Finalist, Trial
+from loadtune.report.page.compute import compute_curve
+from loadtune.report.page.finalists import finalists
+from loadtune.report.page.heatmap import heatmap
+from loadtune.report.page.history import history
+from loadtune.report.page.importance import LEAST_TRIALS, importance, setting_shares
+from loadtune.report.page.measured import short_names
+from loadtune.report.page.memory import frontier, frontier_of, memory_lines
+from loadtune.report.page.optional import step_parts
+from loadtune.report.page.parallel import parallel
+from loadtune.report.page.step_time import other_idle_ms, step_time, waiting_ms
+from loadtune.report.page.table import trial_table
+from loadtune.report.page.timelines import timelines
+from loadtune.report.page.view import page_view
+
+
+def traces(figure, panel=0):
+    return {trace["name"]: trace for trace in figure.panels[panel].data}
+
+
+def test_every_trial_is_in_the_history_once() -> None:
+    result = with_trials(60)
+    marks = [trace for trace in history(result).panels[0].data if trace["mode"] == "markers"]
+    assert sorted(x for trace in marks for x in trace["x"]) == list(range(60))
+
+
+def test_the_best_so_far_never_falls_and_ends_at_the_fastest() -> None:
+    result = with_trials(60)
+    best = traces(history(result))["best so far"]["y"]
+    assert best == sorted(best)
+    assert best[-1] == max(t.measurement.samples_per_s for t in result.trials if t.measurement)
+
+
+def test_what_failed_or_was_not_run_says_why() -> None:
+    found = traces(history(with_trials(60)))
+    assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
+    assert "above the ceiling" in found["not run"]["text"][0]
+
+
+def test_a_cell_of_the_heat_map_is_the_faster_of_two() -> None:
+    found = ((0, 100, 64), (1, 200, 64), (2, 150, 64), (3, 50, 32))
+    trials = tuple(measured(number, rate, config(batch_size)) for number, rate, batch_size in found)
+    panel = heatmap(replace(golden(), trials=trials)).panels[0]
+    cells = panel.data[0]
+    assert (cells["x"], cells["y"]) == (["4"], ["32", "64"])
+    assert cells["z"] == [[pytest.approx(50)], [pytest.approx(200)]]
+
+
+def test_the_heat_maps_share_their_scale() -> None:
+    panels = heatmap(with_trials(80)).panels
+    assert len(panels) == 6
+    assert len({(tuple(p.data[0]["y"]), tuple(p.data[0]["x"]), p.data[0]["zmax"]) for p in panels}) == 1
+
+
+def test_parallel_axes_are_the_settings_that_differ() -> None:
+    figure = parallel(replace(golden(), trials=(measured(0, 100, config(32)), measured(1, 200, config(64)))))
+    panel = figure.panels[0]
+    assert panel.layout["xaxis"]["ticktext"] == ["batch size", "samples/s"]
+    assert [trace["y"] for trace in panel.data] == [[0, 0.5], [1, 1]]
+
+
+def test_what_explains_everything_comes_first_and_chance_explains_little() -> None:
+    result = with_trials(60)
+    timed = [trial for trial in result.trials if trial.measurement]
+    shares = setting_shares([t.config for t in timed], [t.measurement.samples_per_s for t in timed])
+    assert next(iter(shares)) == "workers"
+    assert shares["workers"] > 0.9
+    assert max(shares["pinning"], shares["batch size"], shares["precision"]) < 0.3
+    assert "prefetch" not in shares  # the same everywhere: nothing to explain with
+
+
+def test_importance_is_left_out_where_trials_are_too_few() -> None:
+    few = replace(golden(), trials=tuple(measured(n, 100 + n, config(2**n)) for n in range(LEAST_TRIALS - 1)))
+    figure = importance(few)
+    assert not figure.panels
+    assert str(LEAST_TRIALS) in figure.missing[0]
+
+
+def test_the_frontier_keeps_what_nothing_beats() -> None:
+    assert frontier_of([(3, 30), (1, 10), (2, 5), (3, 20), (4, 30), (5, 31)]) == [(1, 10), (3, 30), (5, 31)]
+
+
+def test_memory_is_in_gib_on_the_frontier() -> None:
+    known = traces(frontier(replace(golden(), trials=(measured(0, 100, config(64)),))))["fp32"]
+    assert known["x"] == [64 * 50_000_000 / 2**30]
+
+
+def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
+    figure = memory_lines(golden())
+    found, layout = traces(figure), figure.panels[0].layout
+    assert found["failed"]["x"] == [3310]
+    assert found["allocated"]["x"] == [1, 3, 32, 900, 3131, 3296]
+    assert {shape["x0"] for shape in layout["shapes"] if shape["x0"] == shape["x1"]} == {3131, 3296}
+    assert {words["text"] for words in layout["annotations"]} == {"budget", "safe", "hard"}
+
+
+def test_the_compute_curve_holds_what_was_trained_under_it() -> None:
+    found = traces(compute_curve(golden()))
+    assert found["fp16 alone"]["y"] == [6121]
+    assert found["fp16 trained"]["y"] == [4210]
+
+
+def test_finalists_are_shown_run_by_run_fastest_first() -> None:
+    figure = finalists(golden())
+    found = traces(figure)
+    assert found["mean"]["y"] == [4050, 2800, 1620]
+    assert len(found["run"]["y"]) == 5
+    assert "best" in found["mean"]["x"][0]
+
+
+def test_names_that_are_alike_are_told_apart() -> None:
+    plain, other = config(precision="fp16"), config(precision="fp16", memory_format="channels_last")
+    assert len(set(short_names(golden(), [plain, other, other]))) == 3
+
+
+def step(wait_s: float, **parts: float | None) -> SimpleNamespace:
+    return SimpleNamespace(windows=[SimpleNamespace(seconds=1.0, num_steps=10, wait_s=wait_s, **parts)])
+
+
+def test_idle_is_split_by_the_hosts_wait_and_never_counted_twice() -> None:
+    for wait_s in (0.0, 0.2, 0.9):
+        parts = step_parts([step(wait_s, copy_s=0.1, compute_s=0.5, idle_s=0.4)])
+        assert waiting_ms(parts) + other_idle_ms(parts) == pytest.approx(40)
+        assert waiting_ms(parts) <= parts.wait_ms
+
+
+def test_a_step_whose_parts_were_not_timed_shows_the_wait_alone_and_says_so() -> None:
+    figure = step_time(replace(golden(), finalists=(), trials=(measured(0, 100, config(64)),)))
+    found = traces(figure)
+    assert set(found) == {"waiting for data", "everything else"}
+    whole = found["waiting for data"]["x"][0] + found["everything else"]["x"][0]
+    assert whole == pytest.approx(1000 * 1000 * 0.1 / 64)  # a step of 0.1 s, for 1,000 samples
+    assert "not timed apart" in figure.missing[0]
+
+
+def sampled(values: tuple[float | None, ...], **missing: str) -> SimpleNamespace:
+    timeline = SimpleNamespace(slice_s=0.5, gpu_utilization_fraction=values, cpu_utilization_fraction=())
+    return SimpleNamespace(timeline=timeline, missing=missing)
+
+
+def test_timelines_stand_one_under_the_other_on_one_scale() -> None:
+    result = golden()
+    yours = Finalist(config=result.yours, runs=(replace(measurement(100), telemetry=sampled((0.0, 1.0, None))),))
+    best = Finalist(config=result.best.config, runs=(replace(measurement(400), telemetry=sampled((1.0, 0.9))),))
+    figure = timelines(replace(result, finalists=(best, yours)))
+    assert [panel.title.split(":")[0] for panel in figure.panels] == ["yours", "best"]
+    assert traces(figure)["GPU busy (duty cycle)"]["y"] == [0.0, 100.0, None, None]
+    assert {panel.layout["xaxis"]["range"][1] for panel in figure.panels} == {1.5}
+
+
+def test_what_could_not_be_sampled_says_why() -> None:
+    run = replace(measurement(400), telemetry=sampled((1.0,), cpu_utilization_fraction="no /proc here"))
+    result = golden()
+    figure = timelines(replace(result, yours=None, finalists=(Finalist(config=result.best.config, runs=(run,)),)))
+    assert figure.missing == ("CPU busy: no /proc here.",)
+    unsampled = Finalist(config=result.best.config, runs=(measurement(400),))
+    assert "no timelines" in timelines(replace(result, finalists=(unsampled,), trials=())).missing[0]
+
+
+def test_the_table_sorts_by_figures_and_leaves_out_what_is_missing() -> None:
+    table = trial_table(golden())
+    rate = table.columns.index("samples/s")
+    assert [row.outcome for row in table.rows] == ["measured", "measured", "failed", "not run"]
+    assert [row.cells[rate].order for row in table.rows] == [1610, 4210, None, None]
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert [row.is_best for row in table.rows] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    "result", [golden(), cut_short(), with_trials(1), with_trials(200)], ids=["all", "none", "1", "200"]
+)
+def test_every_figure_is_drawn_or_says_why_not(result) -> None:
+    page = page_view(result)
+    shown = [figure for chapter in page.chapters for figure in chapter.figures]
+    assert len({figure.key for figure in shown}) == len(shown) == 10
+    assert all(figure.panels or figure.missing for figure in shown)
+    assert bool(page.tiles) == (result.best is not None)
+
+
+def test_a_trial_that_was_noisy_says_so() -> None:
+    noisy = Trial(number=0, config=config(), origin="search", measurement=replace(measurement(10), noisy=True))
+    row = trial_table(replace(golden(), trials=(noisy,))).rows[0]
+    assert any(cell.text == "measured, noisy" for cell in row.cells)

@@ -1,0 +1,113 @@
+"""The file itself: whole, alone, and safe whatever names and messages it is given."""
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from page_rig import NASTY, cut_short, golden, named, with_trials
+
+from loadtune.errors import ResultError
+from loadtune.records import TrialFailure
+from loadtune.report.page import render
+from loadtune.report.page.write import write_board, write_page
+from loadtune.report.store import write_result
+
+BREAKOUT = "</script><script>alert(1)</script><!--\u2028 & <img src=x onerror=alert(1)>"
+
+
+class Elements(HTMLParser):
+    def __init__(self, page: str):
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def named(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def page_of(result, folder):
+    return write_page(result, folder / "report.html").read_text(encoding="utf-8")
+
+
+def nasty_result():
+    result = named(NASTY, with_trials(30))
+    broken = TrialFailure(kind="crash", phase=BREAKOUT, message=BREAKOUT)
+    first = replace(result.trials[0], measurement=None, screened=None, failure=broken)
+    host = replace(result.host, hostname=BREAKOUT)
+    return replace(result, trials=(first, *result.trials[1:]), notes=(BREAKOUT,), host=host, cut_short=BREAKOUT)
+
+
+def test_what_a_user_named_adds_no_element_and_ends_no_script(tmp_path) -> None:
+    page = page_of(nasty_result(), tmp_path)
+    elements = Elements(page)
+    assert len(elements.named("script")) == page.count("</script") == 3
+    assert not elements.named("img")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; + resnet50" in page
+    assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
+
+
+def test_the_figures_read_back_as_they_were() -> None:
+    value = {"text": [BREAKOUT], "y": [1.5, None]}
+    embedded = render.as_data(value)
+    assert json.loads(embedded) == value
+    assert not set("<>&\u2028") & set(embedded)
+
+
+def test_the_page_is_one_file_that_may_ask_for_nothing(tmp_path) -> None:
+    page = page_of(golden(), tmp_path)
+    elements = Elements(page)
+    policy = next(a["content"] for a in elements.named("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+    assert "'unsafe-eval'" not in policy
+    assert not [a for _, a in elements.found if "src" in a or (a.get("href") or "#")[0] != "#"]
+    assert page.count("* plotly.js v") == 1
+    assert len(page.encode()) < 6_000_000
+
+
+@pytest.mark.parametrize(("count", "bytes_at_most"), [(1, 5_200_000), (200, 6_000_000)])
+def test_it_stays_small_with_many_trials(tmp_path, count: int, bytes_at_most: int) -> None:
+    page = page_of(with_trials(count), tmp_path)
+    assert len(page.encode()) < bytes_at_most
+    assert page.count("<tr data-outcome=") == count
+
+
+def test_a_run_without_an_answer_has_a_page_that_says_so(tmp_path) -> None:
+    page = page_of(cut_short(), tmp_path)
+    assert "No answer was confirmed." in page
+    assert "interrupted by Ctrl-C" in page
+
+
+def test_without_plotly_there_is_a_word_on_what_to_do(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(render.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResultError, match="pip install plotly"):
+        write_page(golden(), tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+def test_plotlys_python_is_not_imported(tmp_path) -> None:
+    import sys
+
+    page_of(golden(), tmp_path)
+    assert "plotly" not in sys.modules
+
+
+def test_code_is_shown_as_it_is_to_be_copied(tmp_path) -> None:
+    page = page_of(golden(), tmp_path)
+    block = re.search(r'<pre id="code-1">(.*?)</pre>', page, re.DOTALL)
+    assert block is not None
+    assert "\n    num_workers=16,\n" in block[1]
+
+
+def test_the_board_names_what_it_cannot_read(tmp_path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    write_result(golden(), tmp_path / "a")
+    (tmp_path / "b" / "result.json").write_text("{")
+    page = write_board([tmp_path / "a", tmp_path / "b"], tmp_path / "board.html").read_text(encoding="utf-8")
+    assert page.count("<tr data-outcome=") == 1
+    assert "is damaged" in page
