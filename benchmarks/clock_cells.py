@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clock_workload import FOLDER, Log, Times
@@ -76,19 +76,20 @@ class Outcome:
         return self.claimed / self.truth - 1
 
 
-@dataclass
 class Lingering(StoppingRule):
     """The real rule; once it has enough the run goes on for a while, unlooked at."""
 
-    linger_s: float = 0.0
-    all: list[Window] = field(default_factory=list)
-    _enough_at: float | None = None
+    def __init__(self, cell: Cell, linger_s: float) -> None:
+        super().__init__(num_workers=cell.num_workers, max_s=TRIAL_S)
+        self._linger_s = linger_s
+        self.all: list[Window] = []
+        self._enough_at: float | None = None
 
     def add(self, window: Window) -> bool:
         self.all.append(window)
         if self._enough_at is None and not StoppingRule.add(self, window):
             self._enough_at = window.end_s
-        return self._enough_at is None or window.end_s < self._enough_at + self.linger_s
+        return self._enough_at is None or window.end_s < self._enough_at + self._linger_s
 
 
 def measure(bench: BenchClient, folder: Path, cell: Cell, linger_s: float) -> Outcome:
@@ -96,7 +97,7 @@ def measure(bench: BenchClient, folder: Path, cell: Cell, linger_s: float) -> Ou
     for log in logs:
         log.clear()
     Times(folder).set(*cell.times, ONCE_S)
-    rule = Lingering(num_workers=cell.num_workers, max_s=TRIAL_S, linger_s=linger_s)
+    rule = Lingering(cell, linger_s)
     found = run_trial(bench, FakeSensor(FakeClock()), MonotonicClock(), cell.config, rule)
     if not isinstance(found, Measurement):
         raise SystemExit(f"{cell}: {found.message}")

@@ -1,8 +1,10 @@
 """`python -m loadtune` as a real process, so marked that whatever it leaves behind is found."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from dataclasses import dataclass
@@ -34,11 +36,13 @@ class Ended:
 
 
 class Command:
-    """A running ``loadtune``. Its folder, home and temporary folder lie below ``home``, so that nothing strays."""
+    """A running ``loadtune``. Its folder, home and, in the end, temporary folder lie below ``home``: nothing strays."""
 
     def __init__(self, home, *words):
         self.home = home
         self._mark = uuid.uuid4().hex
+        # Of its own and short: a worker's socket lies in it, and the name of one has 107 characters at most.
+        self._temporary = Path(tempfile.mkdtemp(prefix="loadtune-"))
         self.started = time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loadtune", *words],
@@ -56,7 +60,7 @@ class Command:
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(TESTS)]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": str(_folder(self.home / "home")),
-            "TMPDIR": str(_folder(self.home / "tmp")),
+            "TMPDIR": str(self._temporary),
             "COLUMNS": "200",  # a message is read as one line
             # Nobody listens at port 9: what would be downloaded cannot be had, at once and on every machine.
             **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
@@ -83,11 +87,18 @@ class Command:
         """Wait for its end, and for the end of whatever it started."""
         stdout, _ = self._process.communicate(timeout=timeout_s)
         until(lambda: not self.descendants(), GONE_S)
+        self._show_temporary()
         return Ended(self._process.returncode, stdout, self.stderr(), self.descendants())
 
     def kill(self):
         for pid in marked(self._mark):
             psutil.Process(pid).kill()
+        self._show_temporary()
+
+    def _show_temporary(self):
+        """What is left in it lies below `home` afterwards, with all that might have strayed."""
+        if self._temporary.exists():
+            shutil.move(self._temporary, self.home / f"tmp-{self._mark}")
 
 
 def marked(mark):

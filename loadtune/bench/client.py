@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from loadtune.bench.exits import classify_exit, exit_text
+from loadtune.bench.exits import classify_exit, exit_text, hang_text
 from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess
 from loadtune.bench.protocol import (
     Answer,
@@ -234,7 +234,8 @@ class BenchClient:
         phase = self._phase
         process.dump_stacks()
         self._end()
-        message = f"No sign of life for {seconds:.0f} s; the bench was ended."
+        why = hang_text(process.log_tail(LAST_WORDS_LINES))
+        message = f"No sign of life for {seconds:.0f} s; the bench was ended.{why}"
         return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail())
 
     def _end(self, goodbye: object = None) -> int | None:

@@ -44,6 +44,13 @@ def exit_text(returncode: int, *, oom_kills: int | None = None, log: str = "") -
     return f"was ended by {name}{cause}"
 
 
+def hang_text(log: str) -> str:
+    """Why nothing came any more, where the log tells; empty where it does not."""
+    if "AF_UNIX path too long" in log:  # a worker that cannot hand over its batch says so, and waits for ever
+        return " Its workers cannot open a socket: the path of the temporary folder is too long. Set TMPDIR to a short one."
+    return ""
+
+
 def _cause(returncode: int, oom_kills: int | None, log: str) -> str:
     if returncode == -signal.SIGKILL:
         return ": killed by the kernel for lack of host memory" if oom_kills else _LIKELY

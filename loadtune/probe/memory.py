@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
-from loadtune.probe.proposals import LOW, next_hard, next_safe, predicted_end, second_size
+from loadtune.probe.proposals import LEAN, LOW, NEAR, next_hard, next_safe, predicted_end, second_size
 from loadtune.probe.tries import Tries
 from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
 from loadtune.seams import Bench
@@ -74,13 +74,18 @@ def probe_memory(
 
 def _limit_of(tries: Tries, hard: int) -> CeilingLimit:
     """The time of a step, or what the smallest size that failed, failed for; memory where that is predicted to end."""
-    if hard == tries.quick_cap:
-        return "time"
     walls = sorted((r for r in tries.reports if not r.fits), key=lambda r: r.batch_size)
     end = predicted_end(tries)
+    # A step that was slow when a larger size was considered may have been quicker since: what kept from it was time.
+    if hard == tries.quick_cap or (not walls and not _is_next_to(hard, end) and tries.quick_cap is not None):
+        return "time"
     if not walls or walls[0].failure is None or walls[0].failure.is_of_memory:
         return "memory"
     return "memory" if end is not None and end < walls[0].batch_size else "failure"
+
+
+def _is_next_to(hard: int, end: int | None) -> bool:
+    return end is not None and hard >= NEAR * LEAN * end
 
 
 def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str | None:

@@ -101,4 +101,4 @@ def test_debug_adds_our_traceback_and_keeps_the_log(tmp_path):
     ended = command.end()
     assert ended.code == 2
     assert "check_against_facts" in ended.stderr
-    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log"]
+    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log", "journal.jsonl"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loadtune.bench.circumstances import Circumstances, increase
-from loadtune.bench.exits import classify_exit, exit_text
+from loadtune.bench.exits import classify_exit, exit_text, hang_text
 from loadtune.bench.failures import classify_error, failure_from, leaves_context_intact
 
 WORKER = "Caught {name} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{body}"
@@ -316,3 +316,8 @@ def test_exit_statuses(returncode, oom_kills, log, kind, words):
 def test_a_device_side_assert_is_explained():
     message = failure_from(raised(RuntimeError("CUDA error: device-side assert triggered")), "training").message
     assert "label" in message
+
+
+def test_a_hang_whose_cause_the_log_tells_says_what_to_do() -> None:
+    assert "Set TMPDIR" in hang_text("Traceback …\nOSError: AF_UNIX path too long\nThread 0x1 (most recent call first)")
+    assert hang_text("Thread 0x1 (most recent call first)") == ""

@@ -212,3 +212,18 @@ def test_where_no_size_trains_for_another_reason_nobody_is_told_to_free_memory(k
         probe_memory(fails_from(1, kind), RECIPE, {"dataset": 100})
     assert not isinstance(raised.value, NothingFitsError)
     assert raised.value.user_traceback == "its last words"
+
+
+class SlowAtFirst(FakeBench):
+    """The first step shares its cores with another program; later ones do not."""
+
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        is_first = not any(kind == "memory" for kind, _ in self.requests)
+        report = FakeBench.try_batch(self, asked)
+        return replace(report, step_s=report.batch_size * (2.6 if is_first else 0.1))
+
+
+def test_a_step_that_was_slow_once_is_a_limit_of_time_and_not_of_memory() -> None:
+    bench = SlowAtFirst(Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": 87e6}, budget_bytes=139 * GIB))
+    ceiling = probe_memory(bench, RECIPE, {"cap": 2}, step_limit_s=5.0)
+    assert (ceiling.batch_size, ceiling.limit) == (1, "time")

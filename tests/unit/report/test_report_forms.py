@@ -79,7 +79,7 @@ def test_markdown_shows_figures_and_escapes_names(result: TuningResult) -> None:
     workload = dataclasses.replace(result.config.workload, model="a|b:<c>")
     text = export(dataclasses.replace(result, config=dataclasses.replace(result.config, workload=workload)), "markdown")
     assert "| throughput | **4,050/s ± 162/s** |" in text
-    assert "| bound by | the way from host to device |" in text
+    assert "| bound by | the pinning thread |" in text
     assert r"a\|b:\<c\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {3}
