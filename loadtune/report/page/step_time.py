@@ -29,6 +29,10 @@ _DEVICE_PARTS: tuple[_Part, ...] = (
     ("idle, waiting for data", RED, waiting_ms),
     ("idle otherwise", GREY, other_idle_ms),
 )
+_DEVICE_SOURCE = (
+    " Device time between markers around copy and compute; waiting is idle time, as far as the host stood in "
+    "next(loader)."
+)
 _HOST_PARTS: tuple[_Part, ...] = (
     ("waiting for data", RED, lambda parts: parts.wait_ms),
     ("everything else", GREEN, lambda parts: max(0.0, parts.step_ms - parts.wait_ms)),
@@ -37,18 +41,17 @@ _HOST_PARTS: tuple[_Part, ...] = (
 
 def step_time(result: TuningResult) -> Figure:
     shown = [(config, step_parts(whose_runs(result, config))) for config in shown_configs(result)]
-    apart = [parts for _, parts in shown if parts.idle_ms is not None]
+    is_apart = all(parts.idle_ms is not None for _, parts in shown)
     why = "Copy, compute and idle were not timed apart in this run; the host's wait is what is left."
-    parts = _DEVICE_PARTS if len(apart) == len(shown) else _HOST_PARTS
+    parts = _DEVICE_PARTS if is_apart else _HOST_PARTS
     return Figure(
         key="step",
         title="Where a step's time goes",
         reading="Milliseconds for 1,000 samples, so different batch sizes compare. Waiting for data: more or faster "
         "workers help. Copy: pin, or send fewer bytes. Compute alone: the device is full, no loader setting helps.",
-        source="Mean over confirmed runs, or over the trial where it was not confirmed. Device time between markers "
-        "around copy and compute; waiting is idle time, as far as the host stood in next(loader).",
+        source="Mean over confirmed runs, or over the trial where it was not confirmed." + (_DEVICE_SOURCE * is_apart),
         panels=(_panel(result, shown, parts),) if shown else (),
-        missing=("Nothing was measured.",) if not shown else () if len(apart) == len(shown) else (why,),
+        missing=("Nothing was measured.",) if not shown else () if is_apart else (why,),
     )
 
 

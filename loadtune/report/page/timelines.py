@@ -10,16 +10,24 @@ _TRACKS = (
     ("gpu_utilization_fraction", "GPU busy (duty cycle)", GREEN),
     ("cpu_utilization_fraction", "CPU busy", ORANGE),
 )
+_GPU_READING = (
+    "A GPU that swings between 0% and 100% starves: it works off a batch and waits for the next. A level line near "
+    "100% is one that is fed. CPU at 100% beside it: the cores are the wall."
+)
+_CPU_READING = (
+    "Training and workers share these cores. At 100% what one gains the other loses; in a dip both "
+    "waited, mostly for the disk."
+)
 _PERCENTS = [0, 25, 50, 75, 100]
 
 
 def timelines(result: TuningResult) -> Figure:
     shown = [(whose, run) for whose, run in _runs(result) if _tracks(run)]
+    on_gpu = result.device.kind != "cpu"
     return Figure(
         key="timelines",
-        title="GPU and CPU, yours and the best",
-        reading="A GPU that swings between 0% and 100% starves: it works off a batch and waits for the next. A level "
-        "line near 100% is one that is fed. CPU at 100% beside it: the cores are the wall.",
+        title="GPU and CPU, yours and the best" if on_gpu else "CPU, yours and the best",
+        reading=_GPU_READING if on_gpu else _CPU_READING,
         source="One run of each, sampled from outside the training process. Duty cycle: share of time in which any "
         "kernel ran; 100% does not mean that the chip is full. CPU: of the usable cores.",
         panels=tuple(_panel(whose, run, _longest(shown)) for whose, run in shown),
@@ -67,6 +75,7 @@ def _longest(shown: list[tuple[str, Measurement]]) -> float:
 
 def _panel(whose: str, run: Measurement, seconds: float) -> Panel:
     layout = {
+        "showlegend": True,
         "xaxis": axis("seconds", range=[0, seconds]),
         "yaxis": axis("busy", range=[-3, 103], tickvals=_PERCENTS, ticktext=[f"{one}%" for one in _PERCENTS]),
     }

@@ -67,7 +67,7 @@ def page_view(result: TuningResult) -> Page:
         machine=banner(result.host, result.device).rows,
         chapters=(
             Chapter(title="The answer, measured again", figures=(finalists(result), step_time(result))),
-            Chapter(title="Is the GPU fed?", figures=(timelines(result),)),
+            Chapter(title="Is the device fed?", figures=(timelines(result),)),
             Chapter(
                 title="How it was found",
                 figures=(history(result), heatmap(result), parallel(result), importance(result)),
