@@ -47,7 +47,7 @@ def exit_text(returncode: int, *, oom_kills: int | None = None, log: str = "") -
 def hang_text(log: str) -> str:
     """Why nothing came any more, where the log tells; empty where it does not."""
     if "AF_UNIX path too long" in log:  # a worker that cannot hand over its batch says so, and waits for ever
-        return " Its workers can open no socket: the path of the temporary folder is too long. Set TMPDIR to a short one."
+        return " Its workers can open no socket: the temporary folder has too long a path. Set TMPDIR to a short one."
     return ""
 
 
