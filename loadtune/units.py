@@ -52,7 +52,7 @@ def departure_text(fraction: float | None) -> str:
 
 
 def seconds_text(seconds: float | None) -> str:
-    """``3.1 ms``, ``0.31 s``, ``12 s``, ``3 min 05 s``."""
+    """``3.1 ms``, ``0.31 s``, ``12 s``, ``3 min 05 s``, ``86 h 55 min``."""
     if seconds is None:
         return MISSING
     if 0 < seconds < 0.1:
@@ -62,7 +62,9 @@ def seconds_text(seconds: float | None) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def cores_text(cores: float | None) -> str:

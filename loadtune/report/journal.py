@@ -1,6 +1,6 @@
 """The journal of a run: everything it finds, as JSON lines, each on the disk before the run goes on.
 
-In: what was just found. Out: lines of ``journal.jsonl``, and what an earlier session left there. Beside ``study.db``,
+In: what was just found. Out: lines of ``journal.jsonl``, and what was left there before an interruption. Beside ``study.db``,
 which keeps a figure a trial: here is the whole measurement, window by window, and what the probes found before it.
 """
 
@@ -31,8 +31,8 @@ from loadtune.report.store import newest_with
 JOURNAL_FILE = "journal.jsonl"
 
 
-class Head(msgspec.Struct, frozen=True, tag="session"):
-    """A session begins: first of all, and again with every resumption."""
+class Head(msgspec.Struct, frozen=True, tag="start"):
+    """A run starts: first of all, and again with every resumption."""
 
     config: TuneConfig
     host: HostFacts
@@ -80,7 +80,7 @@ Line = Timed | Head | Probed | Tried | Confirmed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What earlier sessions left."""
+    """What was left before."""
 
     head: Head
     probed: Probed

@@ -59,7 +59,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 
 
 def _confirmed_once(run: Run) -> Callable[[TrialConfig], Measurement | TrialFailure]:
-    """Measures a configuration and keeps what came of it; what an earlier session kept is answered from there.
+    """Measures a configuration and keeps what came of it; what was kept before an interruption is answered from there.
 
     After a trial that is newer than those, they are of another choice of finalists, and all is measured anew.
     """

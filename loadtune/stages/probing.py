@@ -19,7 +19,7 @@ def start(run: Run) -> WorkloadFacts:
     with run.found.stage("start"):
         run.found.warm = warm_start(run.found.config.warm_start)
         facts = run.bench.describe()
-        if run.found.facts is not None:  # of an earlier session, whose study was made with them
+        if run.found.facts is not None:  # of before an interruption: the study was made with them
             check_same_workload(run.found.facts, facts)
             return run.found.facts
         run.found.facts = facts

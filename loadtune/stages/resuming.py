@@ -1,6 +1,6 @@
 """Going on with a run that was ended, or extending one that had come to its end.
 
-In: what earlier sessions left in the run's folder. Out: `Findings` as they were then. A study never mixes machines,
+In: what was left before in the run's folder. Out: `Findings` as they were then. A study never mixes machines,
 workloads or spaces: what differs is named, and nothing is measured.
 """
 
@@ -28,8 +28,8 @@ def restore(kept: Kept, found: Findings) -> None:
     found.trials, found.notes = list(kept.trials), list(probed.notes)
     run = sum(trial.screened is None for trial in kept.trials)
     found.note(
-        f"This run was resumed: {run} of its trials, and what the probes found before them, are of an earlier session. "
-        "What it took is told of the last session alone."
+        f"This run was resumed: {run} of its trials, and what the probes found before them, are of before that. "
+        "What it took is told since then alone."
     )
 
 

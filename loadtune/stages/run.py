@@ -42,7 +42,7 @@ class Run:
     journal: Journal | None = None
     """None: what is found is not kept."""
     kept: Kept | None = None
-    """What earlier sessions of this run left. None: this is the first."""
+    """What this run left before it was interrupted. None: this is the first."""
 
     def keep(self, line: Line) -> None:
         if self.journal is not None:

@@ -44,7 +44,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     """Freeze what the study searches, and settle the user's own configuration."""
     found, config = run.found, run.found.config
     ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in found.ceilings}
-    if found.yours is None or not found.batch_sizes:  # else they are of an earlier session, and its study has them
+    if found.yours is None or not found.batch_sizes:  # else they are of before an interruption, and the study has them
         top = _top(run, facts, max(ceilings.values()))
         found.yours = _yours(run, top)
         found.assumed = assumed_settings(config.yours)

@@ -87,7 +87,7 @@ class StudyLoop:
     ceiling_per_s: float | None = None
     """Best compute-only rate of all. None: not known."""
     known: Sequence[Trial] = ()
-    """Of earlier sessions: they count as run, and are not run again."""
+    """Of before an interruption: they count as run, and are not run again."""
     keep: Callable[[Trial], None] = lambda trial: None
     """Told each trial before the study is: what the study knows is then never lost."""
     best: float | None = None

@@ -22,7 +22,7 @@ MAX_STARTUP = 5
 class OptunaStudy:
     """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
-    `storage` is a URL of Optuna's; None keeps the study in memory. `known` are trials of it that earlier sessions ran:
+    `storage` is a URL of Optuna's; None keeps the study in memory. `known` are trials of it that were run before:
     what they had begun and not ended is closed, because a trial that seems to run repels the sampler from its place.
     """
 
@@ -52,7 +52,7 @@ class OptunaStudy:
                 load_if_exists=True,
             )
         done = self._study.get_trials(deepcopy=False)
-        # From another place in its random numbers, or it would ask the first session's questions again.
+        # From another place in its random numbers, or a resumed run would ask the first one's questions again.
         self._study.sampler = optuna.samplers.TPESampler(
             seed=seed + len(done), n_startup_trials=min(len(seeds), MAX_STARTUP)
         )

@@ -154,10 +154,10 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
         newest_run(tmp_path)
     with pytest.raises(ResultError, match="nothing to resume"):
         read_journal(tmp_path)
-    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"session","schema_vers')
+    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"start","schema_vers')
     with pytest.raises(ResultError, match="ends before it says what was run"):
         read_journal(tmp_path)
-    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"session","schema_version":99}\n')
+    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"start","schema_version":99}\n')
     with pytest.raises(ResultError, match="newer loadtune"):
         read_journal(tmp_path)
     (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"trial"}\n')

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtune.units import bytes_text, departure_text, percent_text
+from loadtune.units import bytes_text, departure_text, percent_text, seconds_text
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,20 @@ def test_departures_keep_their_sign_and_six_characters(fraction: float | None, t
 
 def test_per_cent_is_whole_unless_asked_for_finer() -> None:
     assert (percent_text(0.0134), percent_text(0.0134, 1), percent_text(None)) == ("1%", "1.3%", "–")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0.0031, "3.1 ms"),
+        (0.31, "0.31 s"),
+        (3.14, "3.1 s"),
+        (12.4, "12 s"),
+        (185.0, "3 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (312_942.0, "86 h 55 min"),
+    ],
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    assert seconds_text(seconds) == text
