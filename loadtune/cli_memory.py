@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _DEFAULT = WorkloadSpec()
 # Large enough that activations show their share, and what most scripts begin with.
 _DEFAULT_BATCH_SIZE = 32
+_COUNTS = ("--batch-size", "--image-size", "--num-classes")
 
 
 def memory(
@@ -71,11 +72,7 @@ def memory(
             _trace(trace, arguments or [], only, as_json=json)
         if only or arguments:
             raise UsageError(f"{(only or arguments or [''])[0]!r} belongs to a script: name that with --trace.")
-        for flag, value in (
-            ("--batch-size", batch_size),
-            ("--image-size", image_size),
-            ("--num-classes", num_classes),
-        ):
+        for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
             check_at_least(flag, value, 1)
         spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)
         from loadtune.step_memory import Wanted, step_report

@@ -53,9 +53,6 @@ def gather(
     loader = finalist.config.loader
     pins = loader.pin_memory and loader.num_workers > 0  # without workers the training process pins by itself
     uint8, half = smaller_bytes(facts)
-    late = usually_held_back([run.workers for run in finalist.runs])
-    slow, single = (late if late is not None and late.by == by else None for by in ("worker", "samples"))
-    watched = [run.telemetry for run in finalist.runs if run.telemetry is not None]
     return Evidence(
         trained_per_s=finalist.samples_per_s,
         compute_per_s=None
@@ -66,27 +63,14 @@ def gather(
         transfer_per_s=next((point.samples_per_s for point in transfer_points), None),
         one_process_per_s=1 / facts.sample_s if facts.sample_s > 0 else None,
         wait_fraction=finalist.wait_fraction,
-        compute_fraction=_mean([run.compute_fraction for run in finalist.runs]),
-        copy_fraction=_mean([run.copy_fraction for run in finalist.runs]),
-        idle_fraction=_mean([run.idle_fraction for run in finalist.runs]),
-        slowest_worker_ratio=None if slow is None else slow.ratio,
-        slowest_wait_fraction=None if slow is None else slow.wait_share,
-        late_batch_ratio=None if single is None else single.ratio,
-        late_wait_fraction=None if single is None else single.wait_share,
-        unpinned_batches=_mean_over_steps(finalist, lambda window: window.unpinned),
-        ready_batches=_mean_over_steps(finalist, lambda window: window.ready),
+        **_in_training(finalist),
         num_workers=loader.num_workers,
         num_usable_cores=host.num_usable_cores,
         most_workers_tried=most_workers_tried,
         most_workers_in_memory=most_workers_in_memory,
         num_memory_failures=num_memory_failures,
         in_flight_bytes=in_flight_bytes,
-        worker_cores=_mean([worker.cpu_cores for t in watched for worker in t.workers]),
-        pin_thread_cores=_mean([t.pin_thread_cores for t in watched]),
-        main_cores=_mean([t.main_cpu_cores for t in watched]),
-        job_cores=_mean([t.bench_cpu_cores for t in watched]),
-        throttled_fraction=_mean([_throttled(t) for t in watched]),
-        disk_read_bytes_per_s=_mean([t.disk_read_bytes_per_s for t in watched]),
+        **_of_the_machine([run.telemetry for run in finalist.runs if run.telemetry is not None]),
         sample_bytes=facts.sample_bytes,
         uint8_bytes=uint8,
         half_bytes=half,
@@ -96,6 +80,35 @@ def gather(
         pinned=loader.pin_memory,
         persistent=loader.persistent_workers if loader.num_workers else None,
     )
+
+
+def _in_training(finalist: Finalist) -> dict[str, float | None]:
+    """What windows and workers' own clocks say."""
+    late = usually_held_back([run.workers for run in finalist.runs])
+    slow, single = (late if late is not None and late.by == by else None for by in ("worker", "samples"))
+    return {
+        "compute_fraction": _mean([run.compute_fraction for run in finalist.runs]),
+        "copy_fraction": _mean([run.copy_fraction for run in finalist.runs]),
+        "idle_fraction": _mean([run.idle_fraction for run in finalist.runs]),
+        "slowest_worker_ratio": None if slow is None else slow.ratio,
+        "slowest_wait_fraction": None if slow is None else slow.wait_share,
+        "late_batch_ratio": None if single is None else single.ratio,
+        "late_wait_fraction": None if single is None else single.wait_share,
+        "unpinned_batches": _mean_over_steps(finalist, lambda window: window.unpinned),
+        "ready_batches": _mean_over_steps(finalist, lambda window: window.ready),
+    }
+
+
+def _of_the_machine(watched: Sequence[Telemetry]) -> dict[str, float | None]:
+    """What was seen from outside, mean over runs."""
+    return {
+        "worker_cores": _mean([worker.cpu_cores for t in watched for worker in t.workers]),
+        "pin_thread_cores": _mean([t.pin_thread_cores for t in watched]),
+        "main_cores": _mean([t.main_cpu_cores for t in watched]),
+        "job_cores": _mean([t.bench_cpu_cores for t in watched]),
+        "throttled_fraction": _mean([_throttled(t) for t in watched]),
+        "disk_read_bytes_per_s": _mean([t.disk_read_bytes_per_s for t in watched]),
+    }
 
 
 def smaller_bytes(facts: WorkloadFacts) -> tuple[int | None, int | None]:

@@ -1,0 +1,56 @@
+"""What the tracer shows beside tensors where there is a GPU: its allocator's counters, and the device as NVML sees it."""
+
+import torch
+
+from loadtune.footprint.trace import Tracing
+from loadtune.footprint.trace.cuda import CudaReading
+from loadtune.footprint.trace.files import KeptFiles
+from loadtune.footprint.trace.visits import Birth, Ledger
+
+
+class FakeMeter:
+    """A GPU whose counters the test sets."""
+
+    device: str | None = "cuda:0"
+
+    def __init__(self) -> None:
+        self.reading = CudaReading(1000, 1000)
+
+    def read(self) -> CudaReading | None:
+        return self.reading
+
+    def restart_peak(self) -> None:
+        self.reading = CudaReading(self.reading.allocated_bytes, self.reading.allocated_bytes)
+
+    def used_bytes(self) -> int | None:
+        return 5000
+
+
+def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> None:
+    meter = FakeMeter()
+    ledger = Ledger(meter)
+    ledger.start()
+    visit = ledger.begin("train.py", 3, "step")
+    ledger.born(Birth((100,), "float32", 400, "cuda:0"))
+    meter.reading = CudaReading(1000 + 512 + 2048, 9000)
+    ledger.pause()
+    ledger.end(visit)
+    following = ledger.begin("train.py", 4, "step")
+    ledger.pause()
+    ledger.end(following)
+    first, second = ledger.rows.values()
+    assert (first.visit.cuda_change, first.visit.cuda_peak, first.unattributed) == (2560, 9000, 2048)
+    assert (second.visit.cuda_change, second.visit.cuda_peak) == (0, 3560)
+    assert (first.visit.change, first.used) == (0, 5000)
+
+
+def test_a_gpu_has_a_column_for_nvml() -> None:
+    trace = Tracing(KeptFiles(), FakeMeter())
+    with trace:
+        x = torch.zeros(3)
+    text = trace.text()
+    assert x.shape == (3,)
+    assert "NVML" in text
+    assert "4.88 KiB" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert trace.record.device == "cuda:0"
