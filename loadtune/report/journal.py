@@ -1,7 +1,8 @@
 """The journal of a run: everything it finds, as JSON lines, each on the disk before the run goes on.
 
-In: what was just found. Out: lines of ``journal.jsonl``, and what was left there before an interruption. Beside ``study.db``,
-which keeps a figure a trial: here is the whole measurement, window by window, and what the probes found before it.
+In: what was just found. Out: lines of ``journal.jsonl``, and what was left there before an interruption. Beside
+``study.db``, which keeps a figure a trial: here is the whole measurement, window by window, and what the probes found
+before it.
 """
 
 import os

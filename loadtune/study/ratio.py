@@ -1,8 +1,8 @@
 """Ratio of two throughputs that were measured at different times, with its interval. Pure.
 
-Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread between runs: Welch's
-interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a share of
-the rate. It knows nothing of what a machine does from one day to the next.
+Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread between runs:
+Welch's interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is
+a share of the rate. It knows nothing of what a machine does from one day to the next.
 """
 
 import math

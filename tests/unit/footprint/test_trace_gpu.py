@@ -1,4 +1,4 @@
-"""What the tracer shows beside tensors where there is a GPU: its allocator's counters, and the device as NVML sees it."""
+"""What the tracer shows beside tensors where there is a GPU: the allocator's counters, and what NVML says."""
 
 import torch
 
