@@ -99,5 +99,6 @@ def story(run: Run) -> None:
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
     stages.confirmation(run, facts, space)
+    stages.verdict(run, facts)
     stages.costs(run)
     stages.bounds(run, facts)

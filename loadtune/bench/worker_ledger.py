@@ -58,7 +58,10 @@ class WorkerLedger:
 
     def num_made(self, now: float) -> float:
         """Batches made until now by all of them; one in the making counts by how far it should have come."""
-        return sum(_made(_Row(*row), now) for row in self._rows.tolist())
+        rows = [_Row(*row) for row in self._rows.tolist()]
+        made_s, num_timed = sum(row.made_s for row in rows), sum(row.num_timed for row in rows)
+        usual_s = made_s / num_timed if num_timed else None
+        return sum(_made(row, now, usual_s) for row in rows)
 
     def read(self, worker: int) -> WorkerShare:
         """What this worker made until now."""
@@ -66,10 +69,11 @@ class WorkerLedger:
         return WorkerShare(num_made=int(row.num_timed), made_s=row.made_s, max_made_s=row.max_made_s)
 
 
-def _made(row: _Row, now: float) -> float:
-    if row.num_begun <= row.num_ended or row.made_s <= 0:
+def _made(row: _Row, now: float, usual_s: float | None) -> float:
+    own_s = row.made_s / row.num_timed if row.num_timed else usual_s
+    if row.num_begun <= row.num_ended or not own_s:
         return row.num_ended
-    return row.num_ended + min(1.0, max(0.0, now - row.began_s) * row.num_timed / row.made_s)
+    return row.num_ended + min(1.0, max(0.0, now - row.began_s) / own_s)
 
 
 class TimedDataset(Dataset[Any]):

@@ -77,7 +77,7 @@ class Window:
 
 
 def delivered_samples(windows: Sequence[Window]) -> float:
-    """What these abutting windows would have trained on had they begun and ended with as much made ahead: the long run.
+    """What these windows would have trained on had each begun and ended with as much made ahead: the long run.
 
     The lesser of two figures. What the workers made: batches that came out of a queue that ran down are no throughput.
     And what the steps alone would have taken: where they hardly waited they are the slower side, and a queue that
@@ -85,10 +85,10 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     """
     consumed = float(sum(w.num_samples for w in windows))
     steps = sum(w.num_steps for w in windows)
-    first, last = windows[0].queue_start, windows[-1].queue_end
-    if first is None or last is None or steps == 0:
+    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
+    if len(grown) < len(windows) or steps == 0:
         return consumed
-    made = consumed * (1 + (last - first) / steps)
+    made = consumed * (1 + math.fsum(grown) / steps)
     seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
     taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
     return max(0.0, min(made, taken))

@@ -115,6 +115,8 @@ def summary(result: TuningResult) -> Summary:
 def _warning(result: TuningResult) -> str | None:
     if result.cut_short is not None:
         scope = "Nothing was confirmed." if result.best is None else "Fewer runs stand behind the figures than planned."
+        if result.best is not None and {"costs", "bounds"} & result.stage_seconds.keys():
+            scope = "What is confirmed was measured to its end."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
     return "No configuration could be confirmed." if result.best is None else None
 

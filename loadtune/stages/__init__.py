@@ -1,6 +1,6 @@
 """The stages of a run. They connect, the folders they call decide; each leaves what it found in `Findings`."""
 
-from loadtune.stages.bounds import bounds
+from loadtune.stages.bounds import bounds, verdict
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.memory import memory
@@ -9,4 +9,16 @@ from loadtune.stages.run import Run
 from loadtune.stages.searching import study
 from loadtune.stages.spanning import space
 
-__all__ = ["Run", "bounds", "compute", "confirmation", "costs", "memory", "recipes", "space", "start", "study"]
+__all__ = [
+    "Run",
+    "bounds",
+    "compute",
+    "confirmation",
+    "costs",
+    "memory",
+    "recipes",
+    "space",
+    "start",
+    "study",
+    "verdict",
+]

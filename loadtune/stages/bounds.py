@@ -26,19 +26,29 @@ HOST_BATCH_S = 0.5
 """To make a batch in the host's memory and lock its pages: a GiB at 2.3 GB/s."""
 
 
+def verdict(run: Run, facts: WorkloadFacts) -> None:
+    """Judge the winner by what the confirmation measured: it stands where what comes after is interrupted."""
+    winner = _winner(run)
+    if winner is not None:
+        run.found.verdict = _verdict(run, facts, winner)
+
+
 def bounds(run: Run, facts: WorkloadFacts) -> None:
     """Time what bounds the winner, as far as there is time, and judge. Whatever fails here leaves a figure unknown."""
-    found = run.found
-    winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
+    found, winner = run.found, _winner(run)
     if winner is None:
         return
     with found.stage("bounds"):
-        found.verdict = _verdict(run, facts, winner)  # stands where the rest is interrupted
         for loader in loaders_alone(winner):
             _time_loader(run, loader, winner)
         if found.device.kind == "cuda":
             _time_transfer(run, winner)
         found.verdict = _verdict(run, facts, winner)
+
+
+def _winner(run: Run) -> Finalist | None:
+    best = run.found.best
+    return next((f for f in run.found.finalists if best is not None and f.config == best.config), None)
 
 
 def loaders_alone(winner: Finalist) -> tuple[LoaderConfig, ...]:

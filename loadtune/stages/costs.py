@@ -1,6 +1,6 @@
 """After the confirmation, in the time that is left: what the winner costs at an epoch's end and at a checkpoint."""
 
-from loadtune.errors import BenchError
+from loadtune.errors import LoadtuneError
 from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
 from loadtune.stages.run import Run
 
@@ -20,7 +20,7 @@ def costs(run: Run) -> None:
     with run.found.stage("costs"):
         try:
             _time_costs(run, finalist)
-        except BenchError as error:  # what was confirmed stands without them
+        except LoadtuneError as error:  # what was confirmed stands without them
             run.found.tell(f"What epochs and checkpoints cost was not timed: {error}", warning=True)
 
 
@@ -34,7 +34,9 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
             found.epoch_cost = epochs
         else:
             _tell_not_timed(run, epochs)
-    if needed_s < found.left_s:
+    # A checkpoint is timed beside a round of the workers, and two steps without them.
+    round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
+    if needed_s + round_s < found.left_s:
         saving = run.bench.time_saving(config, seconds)
         if isinstance(saving, SavingCost):
             found.saving_cost = saving

@@ -3,13 +3,11 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from loadtune.records import (
     Device,
     Finalist,
     HostFacts,
-    LoaderConfig,
     LoaderPoint,
     Telemetry,
     TransferPoint,
@@ -153,10 +151,3 @@ def _mean_over_steps(finalist: Finalist, figure: Callable[[Window], float | None
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def bound_configs(loader: LoaderConfig) -> tuple[LoaderConfig, ...]:
-    """The loaders to time alone: as it is, and without the pinning thread where there is one."""
-    if not (loader.pin_memory and loader.num_workers):
-        return (loader,)
-    return loader, replace(loader, pin_memory=False)

@@ -85,7 +85,8 @@ def storage(e: Evidence) -> Hindrance | None:
 def cores(e: Evidence) -> Hindrance | None:
     """A limit on the CPU holds the job up, or training and loading want the same cores."""
     throttled = (e.throttled_fraction or 0.0) >= WITHHELD
-    shared = e.on_gpu is False and (e.job_cores or 0.0) >= BUSY_CPU * (e.num_usable_cores or math.inf)
+    beside = e.on_gpu is False and bool(e.num_workers)  # without workers all of it is in turn
+    shared = beside and (e.job_cores or 0.0) >= BUSY_CPU * (e.num_usable_cores or math.inf)
     if e.is_saturated or not (throttled or shared):
         return None
     if throttled:

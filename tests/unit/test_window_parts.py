@@ -72,3 +72,10 @@ def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:
     window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=1.0)
     assert delivered_samples([window]) == 16
+
+
+def test_what_windows_between_them_made_ahead_is_not_theirs() -> None:
+    """A window that was left out, for a skipped step say, may have filled the queue that the next one empties."""
+    first = Window(start_s=0.0, seconds=4.0, num_steps=4, num_samples=4, wait_s=2.0, queue_start=0.0, queue_end=0.0)
+    later = Window(start_s=9.0, seconds=4.0, num_steps=4, num_samples=4, wait_s=2.0, queue_start=4.0, queue_end=2.0)
+    assert delivered_samples([first, later]) == pytest.approx(6.0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from loadtune.records import TuningResult, Winner
+from loadtune.records import TuningResult, Winner, WorkloadSpec
 from loadtune.report.page.figure import BLUE, Figure, Panel, axis, points, rate_axis, text
 from loadtune.report.page.table import Cell
 from loadtune.report.wording import settings_text
@@ -79,9 +79,17 @@ def _by_kind(results: Iterable[TuningResult]) -> dict[_Key, list[TuningResult]]:
     """Oldest run first within each."""
     kinds: dict[_Key, list[TuningResult]] = {}
     for result in sorted(results, key=lambda one: one.created):
-        workload = f"{result.config.workload.dataset} + {result.config.workload.model}"
+        workload = _step_text(result.config.workload)
         kinds.setdefault((workload, result.device.name, result.host.num_usable_cores), []).append(result)
     return dict(sorted(kinds.items()))
+
+
+def _step_text(spec: WorkloadSpec) -> str:
+    """What makes a training step of its own, as far as it is not the default."""
+    size = "" if spec.image_size is None else f", {spec.image_size} pixels"
+    classes = "" if spec.num_classes is None else f", {spec.num_classes} classes"
+    optimizer = "" if spec.optimizer == WorkloadSpec().optimizer else f", {spec.optimizer}"
+    return f"{spec.dataset} + {spec.model}{size}{classes}{optimizer}"
 
 
 def changes(runs: Sequence[TuningResult]) -> list[Change]:

@@ -47,6 +47,17 @@ def test_a_first_batch_is_made_and_no_measure_of_the_rest() -> None:
     assert ledger.read(0) == WorkerShare(num_made=2, made_s=4.0, max_made_s=3.0)
 
 
+def test_a_worker_still_at_its_first_batches_is_measured_by_the_others() -> None:
+    """Its own first batch is no measure; without one, what it makes would come in jumps, up to a batch a worker."""
+    ledger = WorkerLedger(2)
+    made(ledger, 0, 0.0, 1.0, counts=False)
+    made(ledger, 0, 1.0, 3.0)
+    made(ledger, 1, 0.0, 2.0, counts=False)
+    ledger.begin(0, 3.0)
+    ledger.begin(1, 2.0)
+    assert ledger.num_made(3.0) == pytest.approx(3.5)  # worker 1 is half through a batch that takes 2 s
+
+
 class Single:
     def __len__(self) -> int:
         return 10

@@ -26,7 +26,7 @@ from loadtune.records import (
     Window,
     Winner,
 )
-from loadtune.stages.bounds import bounds
+from loadtune.stages.bounds import bounds, verdict
 from loadtune.stages.run import Run
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
 
@@ -57,17 +57,19 @@ def after_confirmation(
     """The stage alone, behind a winner that waits for its loader in 40% of the time, at half the compute-only rate."""
     config = TrialConfig(loader=loader, recipe=Recipe())
     step = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=1600, wait_s=0.4)
-    run = Measurement(windows=(step, step), first_batch_s=0.5, seconds=2.0)
+    measured = Measurement(windows=(step, step), first_batch_s=0.5, seconds=2.0)
     host = host or fake_host()
     found = Findings(TuneConfig(), host, device, bench.clock, "0")
     found.trials = list(trials)
-    found.finalists = (Finalist(config=config, runs=(run,)),)
+    found.finalists = (Finalist(config=config, runs=(measured,)),)
     found.best = Winner(
         config=config, samples_per_s=1600.0, half_width_fraction=None, speedup=None, compute_fraction=0.5
     )
     bench.clock.spend(spent_s)
+    run = Run(bench, FakeSensor(bench.clock), bench.clock, found, Path(), lambda: host)
     with contextlib.suppress(KeyboardInterrupt):
-        bounds(Run(bench, FakeSensor(bench.clock), bench.clock, found, Path(), lambda: host), fake_facts(Surface()))
+        verdict(run, fake_facts(Surface()))
+        bounds(run, fake_facts(Surface()))
     return found.result()
 
 
