@@ -38,7 +38,7 @@ LINEAR = WorkloadSpec(dataset="bench_workloads:Images", model="bench_workloads:L
 @contextmanager
 def bench_of(spec: WorkloadSpec, folder: Path) -> Iterator[BenchClient]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
+        patch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}", prepend=os.pathsep)
         with BenchClient(spec, choose_device(read_host(), "cuda"), log_path=folder / "bench.log") as client:
             yield client
 

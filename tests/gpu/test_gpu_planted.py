@@ -1,0 +1,32 @@
+"""Planted causes are named on a real GPU: a slow loader, a slow worker, a slow step, a slow copy."""
+
+from pathlib import Path
+
+import pytest
+from planted import Plant, judged
+
+from loadtune.host import choose_device, read_host
+from loadtune.records import LoaderConfig
+
+pytestmark = pytest.mark.gpu
+
+FOUR = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
+PAGEABLE = LoaderConfig(batch_size=64, num_workers=8)
+
+
+@pytest.mark.parametrize(
+    ("plant", "bound_by"),
+    [
+        pytest.param(Plant("SlowSamples", "Linear", FOUR), "workers", id="slow-loader"),
+        pytest.param(Plant("SlowFirstWorker", "Linear", FOUR), "slow_worker", id="slow-worker"),
+        pytest.param(Plant("Samples", "SlowStep", FOUR), "compute", id="slow-step"),
+        pytest.param(Plant("LargeSamples", "Linear", PAGEABLE), "transfer", id="slow-copy"),
+    ],
+)
+def test_what_was_planted_is_named(plant: Plant, bound_by: str, tmp_path: Path) -> None:
+    found = judged(plant, choose_device(read_host(), "cuda"), tmp_path)
+    run = found.run
+    print(f"\n{plant.dataset} {plant.model}: {run.samples_per_s:.0f}/s, wait {run.wait_fraction:.0%}", end="")
+    print(f", copy {run.copy_fraction:.0%}, compute {run.compute_fraction:.0%}, idle {run.idle_fraction:.0%}", end="; ")
+    print(found.verdict)
+    assert found.verdict.bound_by == bound_by
