@@ -9,9 +9,11 @@ alone`` has no bench to listen to and no processes to follow. ``--note`` writes 
 """
 
 import argparse
+import dataclasses
 import itertools
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,9 @@ from pathlib import Path
 from loadtune import __version__
 from loadtune.bench import BenchClient
 from loadtune.host import Sampler, choose_device, read_host
+from loadtune.host.pace import PROBE_SHARE
+from loadtune.host.probes import Scheduled, machine_probes
+from loadtune.host.sensing import Look, Probe
 from loadtune.records import (
     Device,
     HostFacts,
@@ -46,6 +51,31 @@ class Row:
     longest_gap_s: float
     share: float
     telemetry: Telemetry
+    looks: str
+    """Probes and their looks a second."""
+
+
+class Counted(Probe):
+    """Another probe, whose looks are counted."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe, self.figures, self.looked_s = probe, probe.figures, list[float]()
+
+    def look(self, now_s: float) -> Look:
+        self.looked_s.append(now_s)
+        return self._probe.look(now_s)
+
+    def close(self) -> None:
+        self._probe.close()
+
+    def hz(self, began_s: float, ended_s: float) -> str:
+        seen = sum(began_s <= at_s <= ended_s for at_s in self.looked_s)
+        return f"{type(self._probe).__name__} {seen / (ended_s - began_s):.1f}"
+
+
+def counted(device: Device, pid: Callable[[], int | None], num_cores: int) -> list[Scheduled]:
+    probes = machine_probes(device, pid, num_cores)
+    return [dataclasses.replace(scheduled, probe=Counted(scheduled.probe)) for scheduled in probes]
 
 
 @dataclass(slots=True)
@@ -62,32 +92,37 @@ class Stopwatch:
         return self.ended[0] - self.began[0] < self.wanted_s
 
 
-def row(what: str, sampler: Sampler, began: tuple[float, float], ended: tuple[float, float]) -> Row:
+def row(
+    what: str, sampler: Sampler, probes: Sequence[Scheduled], began: tuple[float, float], ended: tuple[float, float]
+) -> Row:
     seconds = ended[0] - began[0]
     telemetry = sampler.between(began[0], ended[0])
     assert telemetry is not None
     read_s = [read_s for read_s in sampler.read_s if began[0] <= read_s <= ended[0]]
     gap_s = max((later - earlier for earlier, later in itertools.pairwise(read_s)), default=seconds)
     share = (ended[1] - began[1]) / seconds
-    return Row(what, seconds, telemetry.num_readings / seconds, gap_s, share, telemetry)
+    looks = ", ".join(each.probe.hz(began[0], ended[0]) for each in probes if isinstance(each.probe, Counted))
+    return Row(what, seconds, telemetry.num_readings / seconds, gap_s, share, telemetry, looks)
 
 
 def alone(device: Device, num_cores: int, seconds: float) -> Row:
-    with Sampler(device, lambda: None, num_cores) as sampler:
+    probes = counted(device, lambda: None, num_cores)
+    with Sampler(device, lambda: None, num_cores, probes=probes) as sampler:
         time.sleep(1)
         began = (time.monotonic(), time.process_time())
         time.sleep(seconds)
-        return row("sampler alone", sampler, began, (time.monotonic(), time.process_time()))
+        return row("sampler alone", sampler, probes, began, (time.monotonic(), time.process_time()))
 
 
 def beside(bench: BenchClient, device: Device, num_cores: int, num_workers: int, seconds: float) -> Row:
     loader = LoaderConfig(batch_size=32, num_workers=num_workers, pin_memory=device.kind == "cuda")
     watch = Stopwatch(seconds)
-    with Sampler(device, lambda: bench.pid, num_cores) as sampler:
+    probes = counted(device, lambda: bench.pid, num_cores)
+    with Sampler(device, lambda: bench.pid, num_cores, probes=probes) as sampler:
         run = bench.time_training(TrialConfig(loader=loader, recipe=Recipe()), WINDOW_S, watch)
     if not isinstance(run, TrainingRun) or watch.began is None:
         raise SystemExit(f"no training with {num_workers} workers: {run}")
-    return row(f"{num_workers} workers", sampler, watch.began, watch.ended)
+    return row(f"{num_workers} workers", sampler, probes, watch.began, watch.ended)
 
 
 def table(rows: list[Row]) -> str:
@@ -115,6 +150,9 @@ def note(given: argparse.Namespace, host: HostFacts, device: Device, rows: list[
         f"under {WANTED_SHARE:.0%} of a core.",
         "",
         table(rows),
+        "",
+        f"Looks a second, beside {rows[-1].what}: {rows[-1].looks}. One that costs more than {PROBE_SHARE:.1%} of a "
+        "core looks less often; the driver's own buffer holds the duty cycle between looks.",
         "",
         "Missing here:",
         "",

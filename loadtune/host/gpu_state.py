@@ -1,6 +1,6 @@
 """What NVML tells about a GPU at this moment: memory, power, energy, clocks.
 
-In: one GPU. Out: two probes, since clocks cost as much to ask and change less.
+In: one GPU. Out: a probe for each, because each is a question of its own to the driver, and may cost milliseconds.
 """
 
 from typing import Any
@@ -16,26 +16,46 @@ _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _REASONS, _OLDER_REASONS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 
-class GpuState(Probe):
-    """Memory in use, power, and energy since the last look."""
+class GpuMemory(Probe):
+    """Memory in use."""
 
-    figures = ("gpu_memory_used_bytes", "gpu_power_w", "gpu_energy_j")
+    figures = ("gpu_memory_used_bytes",)
+
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+
+    def look(self, now_s: float) -> Look:
+        memory = self._device.ask("nvmlDeviceGetMemoryInfo")
+        # Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`.
+        return {self.figures[0]: _or_missing(memory, memory.value and int(memory.value.total - memory.value.free))}
+
+
+class GpuPower(Probe):
+    """Power at this moment."""
+
+    figures = ("gpu_power_w",)
+
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+
+    def look(self, now_s: float) -> Look:
+        power = self._device.ask("nvmlDeviceGetPowerUsage")
+        return {self.figures[0]: _or_missing(power, power.value and power.value / MW_PER_W)}
+
+
+class GpuEnergy(Probe):
+    """Energy since the last look."""
+
+    figures = ("gpu_energy_j",)
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         self._last_mj: int | None = None
 
     def look(self, now_s: float) -> Look:
-        memory = self._device.ask("nvmlDeviceGetMemoryInfo")
-        power = self._device.ask("nvmlDeviceGetPowerUsage")
-        return {
-            # Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`.
-            "gpu_memory_used_bytes": _or_missing(memory, memory.value and int(memory.value.total - memory.value.free)),
-            "gpu_power_w": _or_missing(power, power.value and power.value / MW_PER_W),
-            "gpu_energy_j": self._energy(),
-        }
+        return {self.figures[0]: self._since_last_look()}
 
-    def _energy(self) -> Any:
+    def _since_last_look(self) -> Any:
         """The counter starts again where the driver is loaded anew."""
         energy = self._device.ask("nvmlDeviceGetTotalEnergyConsumption")
         last, self._last_mj = self._last_mj, energy.value

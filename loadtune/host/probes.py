@@ -14,7 +14,7 @@ from loadtune.host.cpu_time import CoreUse, CpuUse, cpu_meter
 from loadtune.host.gpm import Gpm
 from loadtune.host.gpu_processes import GpuOthers
 from loadtune.host.gpu_samples import GpuUtilization
-from loadtune.host.gpu_state import GpuClocks, GpuState
+from loadtune.host.gpu_state import GpuClocks, GpuEnergy, GpuMemory, GpuPower
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
 from loadtune.host.pin_thread import PinThread
 from loadtune.host.processes import ProcessTree
@@ -29,7 +29,7 @@ between two samples of the performance counters."""
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A probe that looks at every ``every``-th reading."""
+    """A probe that looks at every ``every``-th reading, or less often where its looks are dear."""
 
     probe: Probe
     every: int = 1
@@ -61,7 +61,9 @@ def _gpu_probes(gpu: NvmlDevice, tree: ProcessTree) -> tuple[Scheduled, ...]:
     others = GpuOthers(gpu, lambda: {process.pid for process in tree.processes})
     paces: tuple[tuple[Probe, int], ...] = (
         (GpuUtilization(gpu), 1),
-        (GpuState(gpu), 1),
+        (GpuMemory(gpu), 1),
+        (GpuPower(gpu), 1),
+        (GpuEnergy(gpu), 1),
         (Gpm(gpu), OFTEN),
         (GpuClocks(gpu), OFTEN),
         (others, SELDOM),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from loadtune.host.pace import Pace
+from loadtune.host.pace import Pace, Turn
 from loadtune.host.probes import Scheduled, machine_probes
 from loadtune.host.sensing import Look, Missing, Probe, Stretch
 from loadtune.host.timeline import telemetry
@@ -52,7 +52,7 @@ class Sampler:
         self._missing: dict[str, str] = {}
         self._read_s: deque[float] = deque()
         self._looked_s: dict[Probe, float] = {}
-        self._num_readings = 0
+        self._turns = {each.probe: Turn(each.every, interval_s) for each in self._probes}
         self._lock = threading.Lock()
         """Of what was seen."""
         self._looking = threading.Lock()
@@ -111,20 +111,20 @@ class Sampler:
         Returns what it cost others, in seconds: its CPU time, and how long it held a lock.
         """
         with self._looking:
-            due = [probe for probe in self._probes if everything or self._num_readings % probe.every == 0]
+            due = [each for each in self._probes if self._turns[each.probe].comes() or everything]
             cost_s = sum(self._look_timed(scheduled) for scheduled in due)
             with self._lock:
-                self._num_readings += 1
                 self._read_s.append(self._now())
                 while self._read_s[0] < self._read_s[-1] - KEPT_S:
                     self._read_s.popleft()
         return cost_s
 
     def _look_timed(self, scheduled: Scheduled) -> float:
-        clock = time.monotonic if scheduled.holds_a_lock else time.thread_time
-        began_s = clock()
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
         self._look(scheduled.probe)
-        return clock() - began_s
+        cpu_s = time.thread_time() - began_cpu_s
+        self._turns[scheduled.probe].looked(cpu_s)
+        return time.monotonic() - began_s if scheduled.holds_a_lock else cpu_s
 
     def _look(self, probe: Probe) -> None:
         now_s = self._now()

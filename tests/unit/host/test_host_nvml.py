@@ -7,7 +7,7 @@ from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 from loadtune.host import choose_device, read_host, read_telemetry
 from loadtune.host.gpm import Gpm
 from loadtune.host.gpu_samples import GpuUtilization
-from loadtune.host.gpu_state import GpuClocks, GpuState
+from loadtune.host.gpu_state import GpuClocks, GpuEnergy, GpuMemory, GpuPower
 from loadtune.host.probes import machine_probes
 from loadtune.host.telemetry import Sampler
 from loadtune.host.throttle import throttle_words
@@ -49,15 +49,21 @@ def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu)
     sampler.close()
     seen = sampler.between(0.0, sampler.latest().at_s)
     assert seen.ram_available_bytes > 0
-    of_the_gpu = {figure for probe in (GpuUtilization, GpuState, GpuClocks, Gpm) for figure in probe.figures}
+    probes = (GpuUtilization, GpuMemory, GpuPower, GpuEnergy, GpuClocks, Gpm)
+    of_the_gpu = {figure for probe in probes for figure in probe.figures}
     assert of_the_gpu <= set(seen.missing)
     assert all(getattr(seen, figure) is None and seen.missing[figure] for figure in of_the_gpu)
 
 
+def test_memory_in_use_is_all_but_what_is_free_and_power_is_in_watts(gpu):
+    assert GpuMemory(gpu(FakeNvml())).look(0.0) == {"gpu_memory_used_bytes": 300}
+    assert GpuPower(gpu(FakeNvml())).look(0.0) == {"gpu_power_w": 350.0}
+
+
 def test_energy_is_the_difference_of_the_drivers_counter(gpu):
     counter = iter([5_000, 12_500, 12_500, 100, 350])  # mJ; then the driver was loaded anew
-    probe = GpuState(gpu(FakeNvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter))))
-    assert probe.look(0.0) == {"gpu_memory_used_bytes": 300, "gpu_power_w": 350.0, "gpu_energy_j": None}
+    probe = GpuEnergy(gpu(FakeNvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter))))
+    assert probe.look(0.0) == {"gpu_energy_j": None}
     assert [probe.look(t)["gpu_energy_j"] for t in (1.0, 2.0, 3.0, 4.0)] == [7.5, 0.0, None, 0.25]
 
 

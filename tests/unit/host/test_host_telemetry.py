@@ -11,7 +11,7 @@ import pytest
 
 from loadtune.host import MonotonicClock, Sampler, read_telemetry
 from loadtune.host import telemetry as telemetry_module
-from loadtune.host.pace import MAX_PAUSE_S, MAX_SHARE, Pace
+from loadtune.host.pace import MAX_PAUSE_S, MAX_SHARE, PROBE_SHARE, Pace, Turn
 from loadtune.host.probes import Scheduled, machine_probes
 from loadtune.host.sensing import Missing, Probe, Stretch
 from loadtune.records import Device, Reading
@@ -178,6 +178,31 @@ def test_a_hiccup_is_forgiven():
     assert pause_s == pytest.approx(0.078)
     assert pace.pause_s(60.0, 60.0) < MAX_PAUSE_S / 5
     assert sum(pace.pause_s(0.002, 0.002) for _ in range(20)) < 20 * 0.08 * 2
+
+
+def looks(turn, costs_s, num_readings):
+    """The readings in which it looks, and what each look costs."""
+    taken = []
+    for reading in range(num_readings):
+        if turn.comes():
+            taken.append(reading)
+            turn.looked(costs_s[min(len(taken), len(costs_s)) - 1])
+    return taken
+
+
+@pytest.mark.parametrize(("every", "expected"), [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [0, 3, 6])])
+def test_a_cheap_probe_looks_at_its_own_pace(every, expected):
+    assert looks(Turn(every, 0.08), [0.00005], 8) == expected
+
+
+def test_a_dear_probe_looks_as_often_as_its_share_of_a_core_allows():
+    cost_s, num_readings = 0.0025, 600
+    taken = looks(Turn(1, 0.08), [cost_s], num_readings)
+    assert 0.8 * PROBE_SHARE < len(taken) * cost_s / (num_readings * 0.08) <= 1.1 * PROBE_SHARE
+
+
+def test_a_first_look_and_one_that_was_interrupted_cost_no_turns():
+    assert looks(Turn(1, 0.08), [0.5, 0.0001, 0.0001, 0.9, 0.0001, 0.0001], 8) == list(range(8))
 
 
 def test_the_seams_are_kept():
