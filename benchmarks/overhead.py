@@ -7,7 +7,9 @@ The batch is resident, so that a step is as short as it can be and nothing is no
 depth is read is that of a real loader with full queues. A bare window is the loop of any script: take a batch, move it,
 step; one synchronisation at its end. An instrumented one is the bench's own: CUDA events in each step, the queue's
 depth, the wait, a look at the controller's socket, and the events read and a message sent at its end. Each pair has the
-two in another order than the pair before. (`trial_overhead.py` has what a whole trial costs beside its windows.)
+two in another order than the pair before. ``by itself`` is the same difference over steps that do nothing, which no
+noise of a real step hides: what the host does for the measuring, and so the most it can add to a step whose launches
+are the slow side. (`trial_overhead.py` has what a whole trial costs beside its windows.)
 """
 
 import argparse
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import cast
 
 import torch
 from scipy.stats import binom
@@ -52,6 +55,19 @@ class ResidentLoader(EndlessLoader):
         return self._batch
 
 
+class NoSteps:
+    """A trainer whose steps do nothing."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.device, self.synchronize, self.num_halvings = trainer.device, trainer.synchronize, trainer.num_halvings
+
+    def to_device(self, batch: Batch) -> Batch:
+        return batch
+
+    def step(self, batch: Batch) -> None:
+        pass
+
+
 class Steps(WindowRule):
     """Ends a window after so many steps, because a pair has to do the same work twice."""
 
@@ -80,6 +96,18 @@ class Outcome:
     batch_size: int
     num_steps: int
     pairs: Sequence[Pair]
+    empty_pairs: Sequence[Pair]
+    """Of steps that do nothing."""
+
+    @property
+    def by_itself_s(self) -> float:
+        """Seconds a step."""
+        return statistics.median(pair.instrumented_s - pair.bare_s for pair in self.empty_pairs) / self.num_steps
+
+    @property
+    def step_s(self) -> float:
+        """Bare."""
+        return statistics.median(pair.bare_s for pair in self.pairs) / self.num_steps
 
     @property
     def median(self) -> float:
@@ -94,22 +122,22 @@ class Outcome:
 
     @property
     def row(self) -> str:
-        bare_s = statistics.median(pair.bare_s for pair in self.pairs) / self.num_steps
         low, high = self.interval
         return (
-            f"| {self.batch_size} | {bare_s * 1000:.2f} | {self.batch_size / bare_s:,.0f} | {self.median:+.2%} | "
-            f"{low:+.2%} to {high:+.2%} | {self.median * bare_s * 1e6:+.0f} | {len(self.pairs)} × {self.num_steps} |"
+            f"| {self.batch_size} | {self.step_s * 1000:.2f} | {self.batch_size / self.step_s:,.0f} | "
+            f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | {len(self.pairs)} × {self.num_steps} | "
+            f"{self.by_itself_s * 1e6:.0f} µs, {self.by_itself_s / self.step_s:.2%} |"
         )
 
 
 class Alternating:
     """One resident batch, one loader, two ways to step."""
 
-    def __init__(self, trainer: Trainer, loader: ResidentLoader) -> None:
+    def __init__(self, trainer: Trainer | NoSteps, loader: ResidentLoader) -> None:
         self.trainer, self.loader = trainer, loader
         self._controller, bench = Pipe()
         self._line = Line(bench)
-        self._loop = TimedLoop(trainer, loader, self._line)
+        self._loop = TimedLoop(cast(Trainer, trainer), loader, self._line)
 
     def bare_s(self, num_steps: int) -> float:
         self.trainer.synchronize()
@@ -153,13 +181,14 @@ def measure(workload: Workload, device: torch.device, batch_size: int, num_worke
         ways.bare_s(20)  # kernels chosen, the scale found, the loader's queue filled meanwhile
         num_steps = max(1, round(WINDOW_S * 10 / ways.bare_s(10)))
         ways.pairs(2, num_steps)
-        return Outcome(batch_size, num_steps, ways.pairs(num_pairs, num_steps))
+        pairs = ways.pairs(num_pairs, num_steps)
+        return Outcome(batch_size, num_steps, pairs, Alternating(NoSteps(trainer), loader).pairs(200, num_steps))
     finally:
         loader.close()
         trainer.close()
 
 
-HEAD = "batch | step ms | samples/s, bare | overhead, median | 95% interval | µs a step | pairs × steps"
+HEAD = "batch | step ms | samples/s, bare | overhead, median | 95% interval | pairs × steps | by itself, a step"
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
