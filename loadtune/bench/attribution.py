@@ -50,7 +50,7 @@ class Marks(Protocol):
 def marks_for(device: torch.device) -> Marks:
     """Those of this device; made right after a synchronisation, when the first window begins."""
     if device.type == "cuda":
-        return DeviceMarks(_timing_event)
+        return DeviceMarks(_timing_event, torch.cuda.current_stream(device))  # looked up once, not at each mark
     return HostMarks()
 
 
@@ -89,13 +89,16 @@ class DeviceMarks:
     steps than the pool has room for.
     """
 
-    def __init__(self, make_event: Callable[[], torch.Event], max_steps: int = _MAX_STEPS) -> None:
+    def __init__(
+        self, make_event: Callable[[], torch.Event], stream: torch.Stream | None = None, max_steps: int = _MAX_STEPS
+    ) -> None:
         self._make_event = make_event
         self._most = 3 * max_steps
         self._free: list[torch.Event] = []
         self._parts = Parts()
+        self._stream = stream
         self._last_read = make_event()
-        self._last_read.record()
+        self._last_read.record(stream)
         self._chain: deque[tuple[str, torch.Event]] = deque()
 
     def copying(self) -> None:
@@ -119,7 +122,7 @@ class DeviceMarks:
             self._chain[0][1].synchronize()
             self._read_oldest()
         event = self._free.pop() if self._free else self._make_event()
-        event.record()
+        event.record(self._stream)
         self._chain.append((part, event))
 
     def _read_oldest(self) -> None:

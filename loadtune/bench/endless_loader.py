@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from loadtune.records import LoaderConfig, WorkerShare
 from loadtune.workload import Batch, TracedDataset, Workload
 
 
+@dataclass(slots=True)
+class _Waited:
+    """For the batches of one worker; grows in every step."""
+
+    num_batches: int = 0
+    wait_s: float = 0.0
+    max_wait_s: float = 0.0
+
+
 class EndlessLoader:
     """Batches without end: where an epoch ends the next begins, and what that costs is the loader's.
 
@@ -22,7 +32,7 @@ class EndlessLoader:
 
     def __init__(self, workload: Workload, config: LoaderConfig, sampler: Iterable[int] | None = None) -> None:
         self._ledger = WorkerLedger(config.num_workers) if config.num_workers else None
-        self._shares = [WorkerShare() for _ in range(config.num_workers)]
+        self._waits = [_Waited() for _ in range(config.num_workers)]
         self._num_handed_out = self._position = 0
         dataset: Dataset[Any] = TracedDataset(workload.dataset, workload.dataset_length)
         self._loader: DataLoader[Any] = DataLoader(
@@ -58,24 +68,20 @@ class EndlessLoader:
 
     def waited(self, seconds: float) -> None:
         """Book the wait for the batch that was just handed out with the worker that made it: they take turns."""
-        if self._shares:
-            worker = (self._position - 1) % len(self._shares)
-            share = self._shares[worker]
-            self._shares[worker] = dataclasses.replace(
-                share,
-                num_batches=share.num_batches + 1,
-                wait_s=share.wait_s + seconds,
-                max_wait_s=max(share.max_wait_s, seconds),
-            )
+        if self._waits:
+            waits = self._waits[(self._position - 1) % len(self._waits)]
+            waits.num_batches += 1
+            waits.wait_s += seconds
+            waits.max_wait_s = max(waits.max_wait_s, seconds)
 
     def shares(self) -> tuple[WorkerShare, ...]:
         """What each worker did so far. Empty: there are none."""
         if self._ledger is None:
             return ()
-        made = (self._ledger.read(worker) for worker in range(len(self._shares)))
+        made = (self._ledger.read(worker) for worker in range(len(self._waits)))
         return tuple(
-            dataclasses.replace(share, num_made=m.num_made, made_s=m.made_s, max_made_s=m.max_made_s)
-            for share, m in zip(self._shares, made, strict=True)
+            dataclasses.replace(m, num_batches=w.num_batches, wait_s=w.wait_s, max_wait_s=w.max_wait_s)
+            for w, m in zip(self._waits, made, strict=True)
         )
 
     def close(self) -> None:

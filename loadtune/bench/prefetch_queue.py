@@ -8,8 +8,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.utils.data._utils as loader_internals
 
@@ -22,9 +21,8 @@ _PATIENCE_S = 0.05
 _TERMINATE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Batches made and not yet handed out."""
+class Depth(NamedTuple):
+    """Batches made and not yet handed out. One is made in every step, so a tuple."""
 
     unpinned: int | None
     """Not yet taken by the pinning thread. None: there is none, as without pin_memory or without a GPU."""

@@ -32,7 +32,7 @@ class FakeEvent:
         self.passed_s = 0.0
         self.waited_for = 0
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         self.passed_s = max(self.device.busy_until_s, self.device.host_s)
 
     def synchronize(self) -> None:
