@@ -25,7 +25,7 @@ from loadtune.records import TrialConfig
 OURS = "ours"
 DEFAULT_BATCH_SIZE = 64
 # What the tool may be told beside its defaults, so that a rehearsal on two cores ends within two minutes.
-QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "15", "--device", "cpu")
+QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "20", "--device", "cpu")
 QUICK_PYPI = ("--max-trials", "1", "--steps", "20")
 
 
