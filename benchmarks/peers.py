@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=2, help="timings of each answer, those of --from among them")
     parser.add_argument("--timed-s", type=float, help="of one timing at the least: 20, with --quick 1")
     parser.add_argument("--max-timed-s", type=float, help="of one timing at the most: 60, with --quick 2")
-    parser.add_argument("--limit-s", type=float, default=300.0, help="for one tool, or one timing")
+    parser.add_argument("--limit-s", type=float, default=360.0, help="for one tool, or one timing")
     parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
     parser.add_argument("--from", dest="earlier", type=Path, action="append", default=[], help="kept by another call")
     parser.add_argument("--keep", type=Path, help="folder for peers.json and logs")
