@@ -66,6 +66,20 @@ def tokens() -> Repeated:
     return _tokens(256, 32_000)
 
 
+def fake_images() -> Dataset[Sample]:
+    """What `loadtune run --dataset FakeData` makes for a model of 224 pixels."""
+    return _fake(224, 1000)
+
+
+def small_fake_images() -> Dataset[Sample]:
+    return _fake(32, 5)
+
+
+def _fake(size: int, num_classes: int) -> Dataset[Sample]:
+    transform = torchvision.transforms.ToTensor()
+    return torchvision.datasets.FakeData(LENGTH, (3, size, size), num_classes, transform)
+
+
 def small_images() -> Repeated:
     return _images(16, 5, 4007)
 

@@ -21,10 +21,11 @@ def run(order: Order, say: Say) -> int:
     from memory_peers import PEERS
     from memory_train import is_oom
     from memory_work import WORK
+    from peers_loop import LOOP
 
     started = time.monotonic()
     try:
-        answer = (WORK | PEERS)[order["work"]](order, say)
+        answer = (WORK | PEERS | LOOP)[order["work"]](order, say)
         say(answer=answer, seconds=time.monotonic() - started)
         return FITS
     except Exception as error:

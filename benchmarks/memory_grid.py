@@ -19,6 +19,8 @@ class Cell:
     precision: Precision
     optimizer: Optimizer
     channels_last: bool = True
+    fused: bool = True
+    """Whether the optimizer runs as one kernel; PyTorch does so only where a script asks for it."""
     peers: bool = False
     """Whether other tools are asked for this cell's batch size as well."""
     cap: int | None = None
@@ -63,6 +65,18 @@ UNSEEN = (
 )
 """Models that were not looked at while the probe was built: what it does elsewhere. Asked for by name."""
 
+FAKE = Cell(
+    name="fake-resnet50-fp32-sgd",
+    model="resnet50",
+    dataset="fake_images",
+    num_classes=1000,
+    precision="fp32",
+    optimizer="sgd",
+    channels_last=False,
+    fused=False,
+)
+"""What the README's command trains, in a script that asks for nothing: the plain recipe on torchvision's FakeData."""
+
 HELD = (("resnet50-bf16-sgd", 0.25), ("vit-b16-bf16-adamw", 0.50))
 """Cells that are measured once more while another process holds that share of the device."""
 
@@ -90,13 +104,17 @@ SMOKE_CELLS = (
 )
 """For a rehearsal without a GPU: their models fail above a batch of `memory_cells.TINY_CEILING`, as CUDA would."""
 
+SMOKE_FAKE = replace(
+    _TINY, name="tiny-fake-fp32-sgd", dataset="small_fake_images", channels_last=False, fused=False, peers=False
+)
+
 SMOKE_HELD = (("tiny-fp32-sgd", 0.25),)
 SMOKE_CLEAN = ("tiny-fp32-sgd",)
 
 
 def cell_named(name: str) -> Cell:
     """Raises KeyError with the names there are."""
-    by_name = {cell.name: cell for cell in (*CELLS, *UNSEEN, *SMOKE_CELLS)}
+    by_name = {cell.name: cell for cell in (*CELLS, *UNSEEN, FAKE, *SMOKE_CELLS, SMOKE_FAKE)}
     if name not in by_name:
         raise KeyError(f"there is no cell {name!r}; there are {', '.join(by_name)}")
     return by_name[name]

@@ -32,7 +32,8 @@ def await_order() -> Order:
         os._exit(LEFT_ALONE)
 
     def watch() -> None:
-        sys.stdin.read()
+        while os.read(0, 4096):  # sys.stdin.read() holds a lock that forked workers wait for
+            pass
         os._exit(LEFT_ALONE)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,8 +1,8 @@
 """Lightning's batch-size finder on one cell: a LightningModule with a DataLoader, nothing of it patched.
 
-The samples are ready in memory, because what is looked for does not depend on them: with a cell's own dataset and four
-workers its 19 trials took more than 225 s for ResNet-50 on an H200, most of it the loader's. The other searches are
-given batches on the device.
+The samples are ready in memory unless asked otherwise, because what is looked for does not depend on them: with a
+cell's own dataset and four workers its 19 trials took more than 225 s for ResNet-50 on an H200, most of it the
+loader's. The other searches are given batches on the device.
 
 A module of its own because Lightning's base class exists only where Lightning is installed.
 """
@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import memory_cells
 import torch
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 LENGTH = 100_000
 NUM_READY = 8
 STEPS = 3
+Mode = Literal["power", "binsearch"]
 PRECISION = {"fp32": "32-true", "bf16": "bf16-mixed"}
 
 
@@ -36,6 +37,8 @@ class Searched:
     tried: list[int]
     fitted: list[int]
     remark: str
+    advised_workers: int
+    """What its warning about a loader with few workers names for this machine."""
 
 
 class Ready(Dataset[Any]):
@@ -58,7 +61,7 @@ def _import() -> Any:
         return import_module("pytorch_lightning")
 
 
-def _module(base: type, cell: Cell) -> Any:
+def _module(base: type, cell: Cell, data: Dataset[Any]) -> Any:
     class Module(base):  # type: ignore[misc,valid-type]
         """The cell's model and step, in Lightning's terms; counts the steps begun and ended at each size."""
 
@@ -68,12 +71,11 @@ def _module(base: type, cell: Cell) -> Any:
             self.model = getattr(memory_cells, cell.model)()
             if cell.channels_last:
                 self.model = self.model.to(memory_format=torch.channels_last)
-            self.data = Ready(getattr(memory_cells, cell.dataset)())
             self.begun: Counter[int] = Counter()
             self.ended: Counter[int] = Counter()
 
         def train_dataloader(self) -> DataLoader[Any]:
-            return DataLoader(self.data, batch_size=self.batch_size, shuffle=True, drop_last=True)
+            return DataLoader(data, batch_size=self.batch_size, shuffle=True, drop_last=True)
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return make_optimizer(cell, self.model)
@@ -95,12 +97,16 @@ def _module(base: type, cell: Cell) -> Any:
     return Module()
 
 
-def search(cell: Cell, device: torch.device) -> Searched:
-    """Run the finder. Raises ModuleNotFoundError where Lightning is not installed."""
+def search(cell: Cell, device: torch.device, mode: Mode, *, own_data: bool) -> Searched:
+    """Run the finder, all but its mode at its defaults; with `own_data` on the cell's dataset as it is.
+
+    Raises ModuleNotFoundError where Lightning is not installed.
+    """
     pl = _import()
     tuner = import_module(f"{pl.__name__}.tuner")
     torch.manual_seed(0)
-    module = _module(pl.LightningModule, cell)
+    data = getattr(memory_cells, cell.dataset)()
+    module = _module(pl.LightningModule, cell, data if own_data else Ready(data))
     with tempfile.TemporaryDirectory() as folder:
         trainer = pl.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -114,8 +120,10 @@ def search(cell: Cell, device: torch.device) -> Searched:
             default_root_dir=folder,
         )
         started = time.monotonic()
-        found = tuner.Tuner(trainer).scale_batch_size(module, mode="binsearch")
+        found = tuner.Tuner(trainer).scale_batch_size(module, mode=mode)
         seconds = time.monotonic() - started
     fitted = [size for size, begun in module.begun.items() if module.ended[size] == begun and begun >= STEPS]
-    remark = f"{pl.__name__} {pl.__version__}, binsearch, samples ready in memory"
-    return Searched(found, seconds, list(module.begun), fitted, remark)
+    samples = "its own loader, no workers" if own_data else "samples ready in memory"
+    remark = f"{pl.__name__} {pl.__version__}, {mode}, {samples}"
+    advised = import_module(f"{pl.__name__}.utilities").suggested_max_num_workers(1)
+    return Searched(found, seconds, list(module.begun), fitted, remark, advised)

@@ -141,11 +141,14 @@ def _reserved(device: torch.device, rehearsed: int) -> int:
 
 
 def lightning(order: Order, say: Say) -> dict[str, object]:
-    """Lightning's BatchSizeFinder, mode binsearch, all else at its defaults."""
+    """Lightning's BatchSizeFinder, in mode binsearch where nothing else is asked; and how many workers it advises."""
     cell, device, attempts = _begin(order)
-    searched = memory_peer_lightning.search(cell, device)
+    searched = memory_peer_lightning.search(
+        cell, device, order.get("mode", "binsearch"), own_data=order.get("own_data", False)
+    )
     attempts.tried, attempts.fitted = searched.tried, searched.fitted
-    return attempts.found(searched.found, searched.seconds, searched.remark)
+    found = attempts.found(searched.found, searched.seconds, searched.remark)
+    return found | {"advised_workers": searched.advised_workers}
 
 
 PEERS: dict[str, Callable[[Order, Say], dict[str, object]]] = {

@@ -38,9 +38,9 @@ from loadtune.records import HostFacts
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=_names, default=PARTS, help="of ceiling, peers, soak, held, clean")
-    parser.add_argument("--cells", type=_names, help="all of them if not given")
-    parser.add_argument("--devices", type=_names, help="numbers among the visible GPUs, or cpu; one cell runs on each")
+    parser.add_argument("--parts", type=names, default=PARTS, help="of ceiling, peers, soak, held, clean")
+    parser.add_argument("--cells", type=names, help="all of them if not given")
+    parser.add_argument("--devices", type=names, help="numbers among the visible GPUs, or cpu; one cell runs on each")
     parser.add_argument("--soak-s", type=float, default=120.0)
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one process")
     parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
@@ -52,13 +52,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
-def _without_paths(words: list[str]) -> list[str]:
+def without_paths(words: list[str]) -> list[str]:
     """The command as the note gives it: where its files lay is nobody's concern."""
-    paths = ("--keep", "--note", "--from")
+    paths = ("--keep", "--note", "--from", "--pypi-loadtune")
     kept = [word for word, before in zip(words, ["", *words], strict=False) if before not in paths]
     return [word for word in kept if word.partition("=")[0] not in paths]
 
@@ -111,7 +111,7 @@ def main() -> int:
     host = read_host()
     keep = given.keep or Path(tempfile.mkdtemp(prefix="memory-probe-"))
     keep.mkdir(parents=True, exist_ok=True)
-    results = Results(commands=[shlex.join(["python", "benchmarks/memory_probe.py", *_without_paths(sys.argv[1:])])])
+    results = Results(commands=[shlex.join(["python", "benchmarks/memory_probe.py", *without_paths(sys.argv[1:])])])
     for path in given.earlier:
         results.absorb(from_json(path.read_bytes()))
     try:

@@ -1,7 +1,7 @@
 """Plain PyTorch training of one cell: what a user's own script would do, without a line of loadtune.
 
-The step is the one a probe tries: gradients dropped to None at its start, autocast around forward and loss, a fused
-optimizer, SGD with momentum 0.9 or AdamW at 1e-3.
+The step is the one a probe tries: gradients dropped to None at its start, autocast around forward and loss, the
+cell's optimizer, SGD with momentum 0.9 or AdamW at 1e-3.
 """
 
 import re
@@ -65,7 +65,9 @@ class Training:
         format_ = torch.channels_last if self.cell.channels_last else torch.contiguous_format
         inputs = torch.empty((batch_size, *x.shape), dtype=x.dtype, device=self.device, memory_format=format_)
         inputs = inputs.normal_() if x.is_floating_point() else inputs.random_(0, self.cell.num_classes)
-        return inputs, torch.randint(0, self.cell.num_classes, (batch_size, *y.shape), device=self.device)
+        return inputs, torch.randint(
+            0, self.cell.num_classes, (batch_size, *torch.as_tensor(y).shape), device=self.device
+        )
 
     def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype is not None):
@@ -95,8 +97,8 @@ class Training:
 
 def make_optimizer(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
     if cell.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+        return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=cell.fused)
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=cell.fused)
 
 
 def loss_of(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,16 +33,18 @@ class Run:
     result: TuningResult
 
 
-def run_command() -> Run:
+def run_command(command: Sequence[str] = COMMAND, limit_s: float | None = None, **environment: str) -> Run:
+    """Raises what subprocess.run raises: it failed, or took longer than the limit."""
     with tempfile.TemporaryDirectory() as out:
         started = time.perf_counter()
         ended = subprocess.run(
-            [sys.executable, "-m", "loadtune", *COMMAND, "--out", out],
+            [sys.executable, "-m", "loadtune", *command, "--out", out],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             check=True,
-            env=os.environ | {"COLUMNS": "80", "PYTHONUNBUFFERED": "1"},
+            timeout=limit_s,
+            env=os.environ | {"COLUMNS": "80", "PYTHONUNBUFFERED": "1"} | environment,
         )
         seconds = time.perf_counter() - started
         # The folder is gone once this returns; the note shows what a user would see.

@@ -13,9 +13,11 @@ from loadtune.errors import UsageError
 from loadtune.records import (
     DIMENSIONS,
     MEMORY_FORMATS,
+    OBJECTIVES,
     OPTIONAL_DIMENSIONS,
     PRECISIONS,
     Fixed,
+    Objective,
     OptimizerName,
     OptionalDimension,
     Precision,
@@ -47,6 +49,14 @@ def precisions_of(words: list[str]) -> tuple[Precision, ...] | None:
         return None
     named = {precision_of("--precision", part.strip()) for word in words for part in word.split(",")}
     return tuple(precision for precision in PRECISIONS if precision in named)
+
+
+def objective_of(word: str) -> Objective:
+    """What ``--objective`` names."""
+    found = next((objective for objective in OBJECTIVES if objective == word), None)
+    if found is None:
+        raise UsageError(f"--objective is {word!r}; it must be one of {', '.join(OBJECTIVES)}. Choose one of them.")
+    return found
 
 
 def tuned_of(words: list[str]) -> tuple[OptionalDimension, ...]:

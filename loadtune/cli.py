@@ -17,6 +17,7 @@ from loadtune.arguments import (
     check,
     fixed_of,
     memory_of,
+    objective_of,
     precisions_of,
     resumed_config,
     tuned_of,
@@ -91,6 +92,7 @@ def run(
     fix: options.Fix = None,
     warm_start: options.WarmStart = None,
     resume: options.Resume = None,
+    objective: options.Objective = _DEFAULT.objective,
     trials: options.Trials = _DEFAULT.num_trials,
     time_budget: options.TimeBudget = _DEFAULT.time_budget_s,
     out: options.Out = _DEFAULT.out,
@@ -121,6 +123,7 @@ def run(
             tune=tuned_of(tune or []),
             fix=fixed_of(fix or []),
             warm_start=warm_start,
+            objective=objective_of(objective),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         folder = None

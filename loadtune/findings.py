@@ -157,4 +157,5 @@ class Findings:
 
     def _leader(self) -> Trial | None:
         measured = [t for t in self.trials if t.measurement]
-        return max(measured, key=lambda t: t.measurement.samples_per_s if t.measurement else 0.0, default=None)
+        objective = self.config.objective
+        return max(measured, key=lambda t: t.measurement.score(objective) if t.measurement else 0.0, default=None)

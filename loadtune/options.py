@@ -43,6 +43,10 @@ Resume = Annotated[
     str | None,
     typer.Option(metavar="[FOLDER]", help="Go on with this run, or the newest; --trials then says how many more."),
 ]
+Objective = Annotated[
+    str,
+    typer.Option(metavar="samples-per-s|samples-per-joule", help="What the best has most of; joules are the GPU's."),
+]
 Trials = Annotated[int, typer.Option(help="Most trials that are really run.")]
 TimeBudget = Annotated[float, typer.Option(help="Seconds for the whole run.")]
 Out = Annotated[str, typer.Option(help="Parent of the run's own folder.")]

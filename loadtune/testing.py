@@ -49,17 +49,23 @@ class FakeClock:
 
 @dataclass(slots=True)
 class FakeSensor:
-    """Always reads the same."""
+    """Always reads the same; with `power_w`, such as `FakeBench.power_w`, the GPU has an energy counter too."""
 
     clock: FakeClock
     gpu_utilization_fraction: float | None = 0.8
+    power_w: Callable[[], float | None] = lambda: None
 
     def latest(self) -> Reading:
         return Reading(at_s=self.clock.now(), gpu_utilization_fraction=self.gpu_utilization_fraction)
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
+        seconds, power_w = end_s - start_s, self.power_w()
         return Telemetry(
-            seconds=end_s - start_s, num_readings=1, gpu_utilization_fraction=self.gpu_utilization_fraction
+            seconds=seconds,
+            num_readings=1,
+            gpu_utilization_fraction=self.gpu_utilization_fraction,
+            gpu_power_w=power_w,
+            gpu_energy_j=None if power_w is None else power_w * seconds,
         )
 
 
@@ -85,6 +91,9 @@ class Surface:
     fixed_bytes: int = GIB
     bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
     budget_bytes: int = 139 * GIB
+    idle_w: float = 120.0
+    full_w: dict[Precision, float] = field(default_factory=lambda: {"fp32": 600.0, "fp16": 700.0, "bf16": 480.0})
+    """Power of the GPU's board while it waits, and while it computes all the time."""
     quiet_share: float = 0.95
     """Of the budget: above it the allocator has to try again in every step."""
 
@@ -106,6 +115,11 @@ class Surface:
         compute = self.compute_rate(config.recipe, config.batch_size)
         ahead = compute if config.loader.pin_memory else min(compute, self.pageable_per_s)
         return 1 - self.training_rate(config) / ahead
+
+    def power_w(self, config: TrialConfig) -> float:
+        """Of the board, mean over training: between idle and full by the share of time in which it computes."""
+        busy = self.training_rate(config) / self.compute_rate(config.recipe, config.batch_size)
+        return self.idle_w + busy * (self.full_w[config.precision] - self.idle_w)
 
     def pins_in_time(self, config: TrialConfig) -> bool:
         """False: batches stand before the pinning thread, because it is slower than who makes and who takes them."""
@@ -144,11 +158,17 @@ class FakeBench:
     seed: int = 0
     facts: WorkloadFacts | None = None
     requests: list[tuple[str, int]] = field(default_factory=list)
+    trained: TrialConfig | None = None
+    """The last configuration that was."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
     _random: random.Random = field(default_factory=random.Random, repr=False)
+
+    def power_w(self) -> float | None:
+        """Of the board during the last run of training."""
+        return None if self.trained is None else self.surface.power_w(self.trained)
 
     def describe(self) -> WorkloadFacts:
         return self.facts or fake_facts(self.surface)
@@ -201,6 +221,7 @@ class FakeBench:
             return _too_small("training")
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
+        self.trained = config
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         step_s = config.batch_size / (self.surface.training_rate(config) * luck)
         num_steps = max(1, round(window_s / step_s))

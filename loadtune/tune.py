@@ -11,7 +11,7 @@ from loadtune import __version__, stages
 from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError
 from loadtune.findings import Findings
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Head, Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
@@ -32,6 +32,8 @@ def tune_loader(
     """
     host = read_host()
     device = choose_device(host, config.device)
+    if config.objective == "samples-per-joule":
+        stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
     limit, log = config.max_gpu_memory_bytes, folder / "bench.log"

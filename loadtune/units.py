@@ -27,6 +27,11 @@ def count_text(count: int | None) -> str:
     return f"{_figures(number)} T"
 
 
+def efficiency_text(samples_per_joule: float | None) -> str:
+    """Samples for a joule: ``8.4 samples/J``."""
+    return MISSING if samples_per_joule is None else f"{_figures(samples_per_joule)} samples/J"
+
+
 def rate_text(samples_per_s: float | None) -> str:
     """Samples a second: ``3,412/s``; below 100 with one or two decimals."""
     if samples_per_s is None:

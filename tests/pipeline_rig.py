@@ -20,7 +20,8 @@ def tune_fake(
     device: Device = GPU,
     host_now: Callable[[], HostFacts] | None = None,
     resume: bool = False,
+    sensor: FakeSensor | None = None,
 ) -> TuningResult:
-    sensor, clock = FakeSensor(bench.clock), bench.clock
+    sensor, clock = sensor or FakeSensor(bench.clock), bench.clock
     config, host = config or TuneConfig(), host or fake_host()
     return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume)

@@ -48,6 +48,7 @@ from loadtune.records.progress import Progress
 from loadtune.records.result import (
     SCHEMA_VERSION,
     Bound,
+    Efficiency,
     Finalist,
     Hindrance,
     Trial,
@@ -59,9 +60,11 @@ from loadtune.records.result import (
 from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
+    OBJECTIVES,
     ComputePoint,
     FailureKind,
     Measurement,
+    Objective,
     RecipeChoice,
     TrainingRun,
     TrialFailure,
@@ -85,6 +88,7 @@ __all__ = [
     "DIMENSIONS",
     "MEMORY_FORMATS",
     "MEMORY_KINDS",
+    "OBJECTIVES",
     "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
     "SCHEMA_VERSION",
@@ -100,6 +104,7 @@ __all__ = [
     "ComputePoint",
     "Device",
     "Dimension",
+    "Efficiency",
     "EpochCost",
     "FailureKind",
     "Finalist",
@@ -120,6 +125,7 @@ __all__ = [
     "MemoryFormat",
     "MemoryLines",
     "MemoryTrace",
+    "Objective",
     "OptimizerName",
     "OptionalDimension",
     "Precision",

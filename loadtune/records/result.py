@@ -8,7 +8,7 @@ from loadtune.records.configs import TrialConfig
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
+from loadtune.records.timing import ComputePoint, Measurement, Objective, RecipeChoice, TrialFailure
 from loadtune.records.workload import TuneConfig, WorkloadFacts
 
 SCHEMA_VERSION = 1
@@ -47,9 +47,28 @@ class Finalist:
         """Mean over runs of each run's throughput."""
         return sum(run.samples_per_s for run in self.runs) / len(self.runs)
 
+    def score(self, objective: Objective) -> float:
+        """Mean over runs of what each is judged by. Raises ValueError where that was not measured."""
+        return sum(run.score(objective) for run in self.runs) / len(self.runs)
+
     @property
     def wait_fraction(self) -> float:
         return sum(run.wait_fraction for run in self.runs) / len(self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Of a winner that was picked for its samples per joule of the GPU's board."""
+
+    samples_per_joule: float
+    """Mean over the confirmed runs."""
+    half_width_fraction: float | None
+    """Of its 95% interval, as that of the throughput."""
+    gain: float | None
+    """Over the user's own configuration; None: that one could not be measured."""
+    gain_low: float | None = None
+    """95% interval of the gain, which allows for having picked the best. None: too few runs to say."""
+    gain_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +85,8 @@ class Winner:
     speedup_high: float | None = None
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more."""
+    efficiency: Efficiency | None = None
+    """Set where the objective is samples per joule; the figures above are of its throughput all the same."""
 
     @property
     def different(self) -> bool | None:

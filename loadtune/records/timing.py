@@ -7,11 +7,15 @@ are the seconds its steps took. Windows abut: nothing between two of them goes u
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from loadtune.records import intervals
 from loadtune.records.configs import Recipe
 from loadtune.records.telemetry import Telemetry
+
+Objective = Literal["samples-per-s", "samples-per-joule"]
+"""What a configuration is judged by: throughput, or samples for a joule that the GPU's whole board takes."""
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
 
@@ -166,6 +170,22 @@ class Measurement:
     @property
     def half_width_fraction(self) -> float | None:
         return half_width_fraction(self.windows)
+
+    @property
+    def samples_per_joule(self) -> float | None:
+        """Throughput over the mean power of the GPU's board meanwhile, by the driver's energy counter. The rest of the
+        machine is not in it. None: no such counter could be read."""
+        seen = self.telemetry
+        if seen is None or not seen.gpu_energy_j:
+            return None
+        return self.samples_per_s * seen.seconds / seen.gpu_energy_j
+
+    def score(self, objective: Objective) -> float:
+        """What it is judged by; more is better. Raises ValueError where that was not measured."""
+        score = self.samples_per_s if objective == "samples-per-s" else self.samples_per_joule
+        if score is None:
+            raise ValueError("no energy was read: this measurement has no samples per joule")
+        return score
 
     @property
     def wait_fraction(self) -> float:

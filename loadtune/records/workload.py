@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimension, Precision, Setting
+from loadtune.records.timing import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
 
@@ -112,6 +113,8 @@ class TuneConfig:
     """Dimensions that are not searched, each once. The comparison is with ``yours`` all the same."""
     warm_start: str | None = None
     """A ``result.json``, or a folder with one, whose winner is tried first. None: no such result."""
+    objective: Objective = "samples-per-s"
+    """What the best has most of."""
     max_gpu_memory_bytes: int | None = None
     """What training may hold of the GPU, its context included. None: whatever is free."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
 from loadtune.report.utilization import mean_known, utilization_rows
 from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,7 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         ("fused optimizer", lambda c: "yes" if c.config.recipe.fused_optimizer else "no"),
         ("throughput", _throughput),
         ("speed-up", _speedup),
+        *_efficiency_rows(columns),
         ("of compute-only rate", lambda c: percent_text(c.compute_fraction)),
         ("data wait", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
         *_utilization(columns, device_kind),
@@ -123,6 +124,34 @@ def _throughput(column: _Column) -> str:
     if len(_runs(column)) == 1:
         interval += ", one run"
     return f"{rate_text(known.samples_per_s)}\n{interval}"
+
+
+def _efficiency_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
+    """Where the run looked for samples per joule."""
+    if not any(column.winner and column.winner.efficiency for column in columns):
+        return []
+    return [("samples per joule", _efficiency), ("gain in that", _efficiency_gain)]
+
+
+def _efficiency(column: _Column) -> str:
+    found = column.winner.efficiency if column.winner else None
+    if found is None:
+        return efficiency_text(mean_known(run.samples_per_joule for run in _runs(column)))
+    half_width = found.half_width_fraction
+    interval = "no interval" if half_width is None else f"± {percent_text(half_width, 1)}"
+    return f"{efficiency_text(found.samples_per_joule)}\n{interval}"
+
+
+def _efficiency_gain(column: _Column) -> str:
+    found = column.winner.efficiency if column.winner else None
+    if found is None or found.gain is None:
+        return MISSING
+    if found.gain_low is None or found.gain_high is None:
+        return f"{ratio_text(found.gain)}, too few\nruns to be sure"
+    if found.gain_low == found.gain_high:  # over itself: nothing was compared
+        return "yours is the best"
+    told = ratio_text(found.gain) if not found.gain_low <= 1.0 <= found.gain_high else "no difference"
+    return f"{told}\n({ratio_text(found.gain_low)} to {ratio_text(found.gain_high)})"
 
 
 def _speedup(column: _Column) -> str:

@@ -11,7 +11,7 @@ from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
 from loadtune.report.wording import failures_text, held_text, recipe_text, settings_text, verdict_lines
-from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +122,16 @@ def _warning(result: TuningResult) -> str | None:
 
 
 def _seen_once(result: TuningResult) -> tuple[str, ...]:
-    timed = [(trial.measurement.samples_per_s, trial) for trial in result.trials if trial.measurement is not None]
+    timed = [(trial.measurement, trial.config) for trial in result.trials if trial.measurement is not None]
     if not timed:
         return ("no trial was measured",)
-    rate, trial = max(timed, key=lambda pair: pair[0])
-    return (f"{rate_text(rate)} with {settings_text(trial.config)}",)
+    best, config = max(timed, key=lambda pair: pair[0].score(result.config.objective))
+    efficiency = f", {efficiency_text(best.samples_per_joule)}" if _by_energy(result) else ""
+    return (f"{rate_text(best.samples_per_s)}{efficiency} with {settings_text(config)}",)
+
+
+def _by_energy(result: TuningResult) -> bool:
+    return result.config.objective == "samples-per-joule"
 
 
 def _batch_caution(result: TuningResult) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from loadtune.stages.bounds import bounds, verdict
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
+from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
@@ -12,6 +13,7 @@ from loadtune.stages.spanning import space
 __all__ = [
     "Run",
     "bounds",
+    "check_energy",
     "compute",
     "confirmation",
     "costs",

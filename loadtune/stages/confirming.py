@@ -33,6 +33,11 @@ SKIPPED = 0.1
 """Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and
 change its rate by less than its noise."""
 
+BY_ENERGY = (
+    "The best is the configuration that trains the most samples per joule of the GPU's board, which need not be the "
+    "fastest. What the rest of the machine takes is not in it. A precision's recipe was still chosen for its speed."
+)
+
 UNQUIET = 0.12
 """Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
 
@@ -45,12 +50,17 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         check_budget(run)
         outcomes: list[Outcome] = []
         configs = pick_finalists(
-            found.trials, found.yours, at_your_batch=given, leaner=lambda c, m: leaner(searched, c, m, facts.sample_s)
+            found.trials,
+            found.yours,
+            at_your_batch=given,
+            leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
+            objective=config.objective,
         )
-        for outcome in confirm(configs, _confirmed_once(run), run.clock, run.confirm_until_s, yours=found.yours):
+        once, until_s = _confirmed_once(run), run.confirm_until_s
+        for outcome in confirm(configs, once, run.clock, until_s, yours=found.yours, objective=config.objective):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
-            found.tell(outcome_text(outcome[0], *_split(outcome[1])))
+            found.tell(outcome_text(outcome[0], *_split(outcome[1]), config.objective))
         for note in failure_notes(outcomes, found.yours, settings_text):
             found.note(note)
         if nothing_else_ran(found.trials, found.yours, found.finalists):
@@ -81,15 +91,17 @@ def _confirmed_once(run: Run) -> Callable[[TrialConfig], Measurement | TrialFail
 
 def _conclude(run: Run, facts: WorkloadFacts) -> None:
     """Winners and their distance from the compute-only rate."""
-    found = run.found
+    found, objective = run.found, run.found.config.objective
     measured = {finalist.config: finalist for finalist in found.finalists}
     if found.yours in measured:
         _compute_rate(run, measured[found.yours])
     if found.yours is not None and found.config.yours.batch_size is not None:
-        same_batch = pick_winner(found.finalists, found.yours, batch_size=found.yours.batch_size)
+        same_batch = pick_winner(found.finalists, found.yours, batch_size=found.yours.batch_size, objective=objective)
         found.best_at_your_batch = _with_ceiling(run, same_batch, measured)
-    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours), measured)
+    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours, objective=objective), measured)
     if found.best is not None:
+        if objective == "samples-per-joule":
+            found.note(BY_ENERGY)
         if (found.best.compute_fraction or 0.0) > OVER_THE_TOP:
             found.note(
                 f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
@@ -109,10 +121,12 @@ def _conclude(run: Run, facts: WorkloadFacts) -> None:
 
 
 def _tell_ties(run: Run, best: Winner) -> None:
-    rivals = [f for f in not_told_apart(best, run.found.finalists) if f.config != run.found.yours]
+    found, objective = run.found, run.found.config.objective
+    rivals = [f for f in not_told_apart(best, found.finalists, objective) if f.config != found.yours]
     if rivals:
         named = "; ".join(f"{settings_text(f.config)} ({rate_text(f.samples_per_s)})" for f in rivals)
-        run.found.note(f"Not told apart from the winner, and maybe as fast: {named}.")
+        how = "fast" if objective == "samples-per-s" else "sparing"
+        found.note(f"Not told apart from the winner, and maybe as {how}: {named}.")
 
 
 def _tell_skipped(run: Run, winner: Finalist) -> None:

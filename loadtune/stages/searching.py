@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from loadtune.probe.compute import knee, reaches
-from loadtune.records import ComputePoint, TrialConfig, TrialOrigin, WorkloadFacts
+from loadtune.records import ComputePoint, Objective, Trial, TrialConfig, TrialOrigin, WorkloadFacts
 from loadtune.report.journal import Tried
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
@@ -32,11 +32,18 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("study"):
         check_budget(run)
         first = first_configs(run, facts, searched)
-        asked = OptunaStudy(searched, first, f"sqlite:///{run.folder / 'study.db'}", config.seed, known=found.trials)
+        asked = OptunaStudy(
+            searched,
+            first,
+            f"sqlite:///{run.folder / 'study.db'}",
+            config.seed,
+            known=found.trials,
+            objective=config.objective,
+        )
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
-            found.tell(outcome_text(trial.config, trial.measurement, trial.failure) if trial.screened is None else None)
+            found.tell(None if trial.screened is not None else _outcome_text(trial, config.objective))
         found.tell(f"The search ended: {loop.ended}.")
         if loop.yours_suffices:
             found.note(f"The search ended early: {loop.ended}.")
@@ -60,11 +67,19 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         knee_batch_size=knee(found.compute_points, recipe).batch_size,
         kept_batch_size=found.config.yours.batch_size,
         warm=found.warm,
+        other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
     )
     if not run_whole(run, searched):
         return seeds
     seeded = {config for _, config in seeds}
     return [*seeds, *(("search", config) for config in searched.configs() if config not in seeded)]
+
+
+def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:
+    """What a precision costs in power is not known before it trains, so each but the fastest is tried as well."""
+    points = run.found.compute_points
+    timed = {point.recipe for point in points} - {fastest(run.found).recipe}
+    return [knee(points, recipe, NEARLY_SATURATED) for recipe in searched.recipes.values() if recipe in timed]
 
 
 def run_whole(run: Run, searched: SearchSpace) -> bool:
@@ -73,22 +88,29 @@ def run_whole(run: Run, searched: SearchSpace) -> bool:
 
 
 def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Study, *, num_seeds: int) -> StudyLoop:
-    """The loop over a study, with what the probes found as its bounds."""
-    top, whole = fastest(run.found), run_whole(run, searched)
+    """The loop over a study, with what the probes found as its bounds: of samples/s, so of nothing else."""
+    top, objective = fastest(run.found), run.found.config.objective
+    by_speed = objective == "samples-per-s"
+    screens = by_speed and not run_whole(run, searched)
     return StudyLoop(
         study=asked,
-        run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best),
-        refuse=lambda trial, best: refusal(run, facts, searched, trial, None if whole else best),
+        run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best if by_speed else None),
+        refuse=lambda trial, best: refusal(run, facts, searched, trial, best if screens else None),
         clock=run.clock,
         num_trials=run.found.config.num_trials,
         until_s=run.until(STUDY_SHARE),
         num_seeds=num_seeds,
         num_configs=sum(1 for _ in searched.configs()),
         # By its fastest window: others on the machine slow a ceiling down, and the search must not end at that.
-        ceiling_per_s=top.quickest_per_s if _complete(run, searched, top) else None,
+        ceiling_per_s=top.quickest_per_s if by_speed and _complete(run, searched, top) else None,
+        objective=objective,
         known=tuple(run.found.trials),
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
+
+
+def _outcome_text(trial: Trial, objective: Objective) -> str:
+    return outcome_text(trial.config, trial.measurement, trial.failure, objective)
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:

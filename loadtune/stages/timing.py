@@ -1,27 +1,33 @@
 """One configuration timed for a stage: how long it may take, who is shown its windows, how its outcome reads."""
 
-from loadtune.records import (
-    Measurement,
-    TrialConfig,
-    TrialFailure,
-)
+from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
 from loadtune.report.wording import settings_text
 from loadtune.stages.run import Run
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import run_trial
-from loadtune.units import rate_text
+from loadtune.units import efficiency_text, rate_text
 
 
 def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
+    """`best` is the incumbent's samples/s, to end what cannot reach it early. None: every run counts."""
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
     rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best)
-    return run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
+    outcome = run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
+    by_energy = run.found.config.objective == "samples-per-joule"
+    if by_energy and isinstance(outcome, Measurement) and outcome.samples_per_joule is None:
+        return TrialFailure(
+            kind="unsupported", phase="energy", message="the GPU's energy counter could not be read during this run"
+        )
+    return outcome
 
 
-def outcome_text(config: TrialConfig, measurement: Measurement | None, failure: TrialFailure | None) -> str:
+def outcome_text(
+    config: TrialConfig, measurement: Measurement | None, failure: TrialFailure | None, objective: Objective
+) -> str:
     what = settings_text(config)
     if measurement is None:
         return f"{what}: {failure.kind if failure else 'nothing'} ({failure.message if failure else ''})"
-    return f"{what}: {rate_text(measurement.samples_per_s)}"
+    efficiency = f", {efficiency_text(measurement.samples_per_joule)}" if objective == "samples-per-joule" else ""
+    return f"{what}: {rate_text(measurement.samples_per_s)}{efficiency}"

@@ -45,7 +45,12 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
         settings=setting_changes(old.config, new.config) if old and new else (),
         precisions=tuple(_precision(name, before, after) for name in PRECISIONS if _known(name, before, after)),
         same_configs=_same_configs(before, after, [w.config for w in (old, new) if w]),
-        notes=(*_without_winner("first", before, old), *_without_winner("second", after, new), *_doubts(changes)),
+        notes=(
+            *_without_winner("first", before, old),
+            *_without_winner("second", after, new),
+            *_doubts(changes),
+            *_objectives(before, after),
+        ),
     )
 
 
@@ -128,6 +133,16 @@ def _doubts(changes: tuple[Change, ...]) -> tuple[str, ...]:
             " samples of another size or another decoding would explain a difference too.",
         )
     return ()
+
+
+def _objectives(before: TuningResult, after: TuningResult) -> tuple[str, ...]:
+    old, new = before.config.objective, after.config.objective
+    if old == new == "samples-per-s":
+        return ()
+    return (
+        f"The first run looked for {old}, the second for {new}. What is compared is throughput: a winner by samples "
+        "per joule need not be the fastest.",
+    )
 
 
 def _listed(changes: tuple[Change, ...]) -> str:

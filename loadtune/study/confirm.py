@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure
+from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t
 from loadtune.seams import Clock
 
@@ -31,15 +31,18 @@ def pick_finalists(
     *,
     at_your_batch: bool = False,
     leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
+    objective: Objective = "samples-per-s",
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again: the top two, the smallest contender, the best at the user's batch, and the user's own.
 
     `leaner` may name a smaller relative of the leader that the search did not look at.
     """
-    ranked = sorted(((t.config, t.measurement) for t in trials if t.measurement), key=lambda t: -t[1].samples_per_s)
+    timed = ((t.config, t.measurement) for t in trials if t.measurement)
+    ranked = sorted(timed, key=lambda t: -t[1].score(objective))
     if not ranked:
         return () if yours is None else (yours,)
-    contenders = [c for c, measured in ranked if measured.samples_per_s >= CONTENDER * ranked[0][1].samples_per_s]
+    near = CONTENDER * ranked[0][1].score(objective)
+    contenders = [config for config, measured in ranked if measured.score(objective) >= near]
     picked = [*contenders[:NUM_TOP], min(contenders, key=size)]
     slim = leaner(*ranked[0])
     picked += [] if slim is None else [slim]
@@ -61,6 +64,7 @@ def confirm(
     until_s: float,
     *,
     yours: TrialConfig | None = None,
+    objective: Objective = "samples-per-s",
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
@@ -70,14 +74,14 @@ def confirm(
     cannot win, and a hang costs minutes.
     """
     took: dict[TrialConfig, float] = {}
-    rates: dict[TrialConfig, list[float]] = {}
+    scores: dict[TrialConfig, list[float]] = {}
     for number in range(MAX_ROUNDS):
         shift = number % max(1, len(configs))
         turn = [*configs[shift:], *configs[:shift]]
         if number == 0:
             turn.sort(key=lambda config: config not in (configs[0], yours))
         else:
-            turn = _affordable([c for c in turn if c in rates], rates, took, yours, until_s - clock.now())
+            turn = _affordable([c for c in turn if c in scores], scores, took, yours, until_s - clock.now())
         for config in turn:
             started = clock.now()
             spare = number == 0 and config not in (configs[0], yours)
@@ -86,21 +90,21 @@ def confirm(
             outcome = run(config)
             took[config] = clock.now() - started
             if isinstance(outcome, Measurement):
-                rates.setdefault(config, []).append(outcome.samples_per_s)
+                scores.setdefault(config, []).append(outcome.score(objective))
             else:
-                rates.pop(config, None)
+                scores.pop(config, None)
             yield config, outcome
 
 
 def _affordable(
     turn: list[TrialConfig],
-    rates: Mapping[TrialConfig, list[float]],
+    scores: Mapping[TrialConfig, list[float]],
     took: Mapping[TrialConfig, float],
     yours: TrialConfig | None,
     left_s: float,
 ) -> list[TrialConfig]:
     """The whole turn, or its leader and the user's own, or nothing: the first of these that ends in time."""
-    leader = max(rates, key=lambda config: statistics.fmean(rates[config]), default=None)
+    leader = max(scores, key=lambda config: statistics.fmean(scores[config]), default=None)
     answer = [config for config in turn if config in (leader, yours)]
     return next((part for part in (turn, answer) if math.fsum(took[config] for config in part) <= left_s), [])
 
@@ -140,13 +144,13 @@ class Spread:
         return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
 
 
-def between_run_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
-    """Pooled standard deviation of log throughput between runs of one configuration. None: nothing ran twice.
+def between_run_spread(runs: Sequence[Sequence[Measurement]], objective: Objective = "samples-per-s") -> Spread | None:
+    """Pooled standard deviation of the log score between runs of one configuration. None: nothing ran twice.
 
     Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
-    share of the rate.
+    share of it.
     """
-    logs = [[math.log(run.samples_per_s) for run in own] for own in runs]
+    logs = [[math.log(run.score(objective)) for run in own] for own in runs]
     squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
     degrees = sum(len(own) - 1 for own in logs)
     return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadtune.errors import WorkloadError
-from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, TrialOrigin
+from loadtune.records import Measurement, Objective, Trial, TrialConfig, TrialFailure, TrialOrigin
 from loadtune.seams import Clock
 
 MIN_TRIALS = 2
@@ -41,7 +41,7 @@ class Refusal:
     excess: float = 0.0
     """Above 0: it cannot run, by this much."""
     bound: float | None = None
-    """It could run, but its samples/s cannot exceed this."""
+    """It could run, but its score cannot exceed this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +57,13 @@ class Study(Protocol):
     """What the loop needs of `OptunaStudy`."""
 
     def ask(self) -> Asked: ...
-    def tell_measured(self, asked: Asked, samples_per_s: float) -> None: ...
+    def tell_measured(self, asked: Asked, score: float) -> None: ...
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None: ...
     def tell_infeasible(self, asked: Asked, excess: float, reason: str) -> None: ...
 
 
 Run = Callable[[TrialConfig, float | None], Measurement | TrialFailure]
-"""Runs a configuration; the second argument is the incumbent's samples/s, None while there is none."""
+"""Runs a configuration; the second argument is the incumbent's score, None while there is none."""
 
 Refuse = Callable[[TrialConfig, float | None], Refusal | None]
 
@@ -85,12 +85,14 @@ class StudyLoop:
     num_configs: int | None = None
     """Configurations that fit. None: more than can be looked at."""
     ceiling_per_s: float | None = None
-    """Best compute-only rate of all. None: not known."""
+    """Best compute-only rate of all. None: not known, or no bound of what is looked for."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
     keep: Callable[[Trial], None] = lambda trial: None
     """Told each trial before the study is: what the study knows is then never lost."""
+    objective: Objective = "samples-per-s"
     best: float | None = None
+    """Score of the incumbent."""
     ended: str = ""
     """Why it ended, for people."""
     out_of_time: bool = False
@@ -113,7 +115,7 @@ class StudyLoop:
             self._num_known = self._num_run = self._num_run + 1
             if isinstance(outcome, Measurement):
                 self._seconds.append(outcome.seconds)
-                self.best = max(self.best or 0.0, outcome.samples_per_s)
+                self.best = max(self.best or 0.0, outcome.score(self.objective))
 
     def trials(self) -> Iterator[Trial]:
         """Each configuration the study looks at, with its outcome; ones seen before are answered from memory."""
@@ -180,7 +182,7 @@ class StudyLoop:
 
     def _tell(self, asked: Asked, outcome: Outcome) -> None:
         if isinstance(outcome, Measurement):
-            self.study.tell_measured(asked, outcome.samples_per_s)
+            self.study.tell_measured(asked, outcome.score(self.objective))
         elif isinstance(outcome, TrialFailure):
             self.study.tell_infeasible(asked, 1.0, outcome.message)
         elif outcome.bound is None:
@@ -194,13 +196,13 @@ class StudyLoop:
             self._idle += 1
             return
         self._idle = 0
-        rate = outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0
-        if rate > MIN_GAIN * (self.best or 0.0) or self._num_run <= self.num_seeds:
+        score = outcome.score(self.objective) if isinstance(outcome, Measurement) else 0.0
+        if score > MIN_GAIN * (self.best or 0.0) or self._num_run <= self.num_seeds:
             self._stale = 0  # seeds are predictions: that one of them is the best says nothing yet of the search
         else:
             self._stale += 1
-        if rate > (self.best or 0.0):
-            self.best = rate
+        if score > (self.best or 0.0):
+            self.best = score
 
 
 def _trial(asked: Asked, outcome: Outcome) -> Trial:

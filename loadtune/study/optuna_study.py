@@ -11,7 +11,7 @@ from typing import Any
 
 import optuna
 
-from loadtune.records import Dimension, Trial, TrialConfig, TrialOrigin
+from loadtune.records import Dimension, Objective, Trial, TrialConfig, TrialOrigin
 from loadtune.study.loop import Asked
 from loadtune.study.space import SearchSpace, is_ordered
 
@@ -34,15 +34,16 @@ class OptunaStudy:
         seed: int,
         *,
         known: Sequence[Trial] = (),
+        objective: Objective = "samples-per-s",
     ) -> None:
         self._space = space
-        values = [trial.measurement.samples_per_s for trial in known if trial.measurement]
+        values = [trial.measurement.score(objective) for trial in known if trial.measurement]
         self._worst: float | None = min(values, default=None)
         self._best: tuple[TrialConfig, float] | None = None
         self._told: set[TrialConfig] = set()
         self._sampled = False
         for trial in known:
-            self._remember(trial.config, trial.measurement.samples_per_s if trial.measurement else None)
+            self._remember(trial.config, trial.measurement.score(objective) if trial.measurement else None)
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
             self._study = optuna.create_study(
@@ -88,13 +89,13 @@ class OptunaStudy:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         return [(trial.origin, trial.config) for trial in known if trial.number in stale]
 
-    def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
-        self._worst = samples_per_s if self._worst is None else min(self._worst, samples_per_s)
-        self._remember(asked.config, samples_per_s)
-        self._finish(asked, samples_per_s, excess=0.0, attrs={"screened": None})
+    def tell_measured(self, asked: Asked, score: float) -> None:
+        self._worst = score if self._worst is None else min(self._worst, score)
+        self._remember(asked.config, score)
+        self._finish(asked, score, excess=0.0, attrs={"screened": None})
 
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None:
-        """Not run, because `bound` (samples/s, at most) cannot win. Feasible: it says where not to look."""
+        """Not run, because `bound` (its score, at most) cannot win. Feasible: it says where not to look."""
         self._finish(asked, bound, excess=0.0, attrs={"screened": reason})
 
     def tell_infeasible(self, asked: Asked, excess: float, reason: str) -> None:

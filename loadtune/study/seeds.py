@@ -1,6 +1,7 @@
 """The first configurations of a study: the user's own, and what the measurements so far predict. Pure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.records import ComputePoint, Measurement, TrialConfig, TrialOrigin
@@ -23,13 +24,14 @@ def seed_configs(
     knee_batch_size: int | None = None,
     kept_batch_size: int | None = None,
     warm: TrialConfig | None = None,
+    other_precisions: Sequence[ComputePoint] = (),
 ) -> list[tuple[TrialOrigin, TrialConfig]]:
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
     `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it, where the search
     starts; `knee_batch_size` where its curve is flat. `sample_s` is what one sample costs one worker.
     `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
-    seldom comes by it.
+    seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     ceiling = space.ceilings[precision]
@@ -38,6 +40,7 @@ def seed_configs(
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
     guesses = [
         space.config(batch_size, enough, pin, precision),
+        *(_corner(space, point, sample_s) for point in other_precisions),
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(nearest_rung(space.batch_sizes, min(larger, ceiling)), most, pin, precision),
@@ -55,6 +58,15 @@ def seed_configs(
         if space.excess(config) <= 0:
             first.setdefault(config, origin)
     return [(origin, config) for config, origin in first.items()]
+
+
+def _corner(space: SearchSpace, point: ComputePoint, sample_s: float) -> TrialConfig:
+    """Where a precision nearly saturates, with as many workers as that takes."""
+    precision = point.recipe.precision
+    batch_size = nearest_rung(space.batch_sizes, min(point.batch_size, space.ceilings[precision]))
+    return space.config(
+        batch_size, enough_workers(space, point.samples_per_s, sample_s), space.pin_memory[-1], precision
+    )
 
 
 def enough_workers(space: SearchSpace, samples_per_s: float, sample_s: float) -> int:

@@ -183,6 +183,7 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner) -> None:
         ("--optimizer lion", "--optimizer is 'lion'"),
         ("--batch-size 128 --max-batch-size 64", "--batch-size is 128, above --max-batch-size 64"),
         ("--device cuda:7", "--device cuda:7 is not there"),
+        ("--objective joules", "--objective is 'joules'; it must be one of samples-per-s, samples-per-joule"),
         ("--out file", "--out file"),
         ("--nonsense", "--nonsense"),
     ],

@@ -79,7 +79,8 @@ def _by_kind(results: Iterable[TuningResult]) -> dict[_Key, list[TuningResult]]:
     """Oldest run first within each."""
     kinds: dict[_Key, list[TuningResult]] = {}
     for result in sorted(results, key=lambda one: one.created):
-        workload = _step_text(result.config.workload)
+        by_energy = result.config.objective == "samples-per-joule"
+        workload = _step_text(result.config.workload) + (", for samples per joule" if by_energy else "")
         kinds.setdefault((workload, result.device.name, result.host.num_usable_cores), []).append(result)
     return dict(sorted(kinds.items()))
 

@@ -12,12 +12,18 @@ def finalists(result: TuningResult) -> Figure:
         key="finalists",
         title="The finalists, run by run",
         reading="A point is one run with a fresh loader, a bar the mean with its 95% interval. Where intervals "
-        "overlap, the order may be luck: among those within 2% of the fastest the smallest wins.",
+        "overlap, the order may be luck: " + _who_wins(result),
         source="Finalists and your own configuration in turn, each time with fresh workers; the interval comes from "
         "the spread between runs.",
         panels=(_panel(result, known),) if known else (),
         missing=() if known else ("Nothing was confirmed.",),
     )
+
+
+def _who_wins(result: TuningResult) -> str:
+    if result.config.objective == "samples-per-joule":
+        return "the winner is not the fastest here, but the one with the most samples per joule of the GPU's board."
+    return "among those within 2% of the fastest the smallest wins."
 
 
 def _panel(result: TuningResult, known: list[Finalist]) -> Panel:

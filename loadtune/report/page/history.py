@@ -38,13 +38,19 @@ def history(result: TuningResult) -> Figure:
     return Figure(
         key="trials",
         title="Every trial, in order",
-        reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
-        "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
+        reading=_line_text(result)
+        + "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
         source="Each trial: a fresh loader, real training steps, samples ÷ wall time over whole windows after the "
         "warm-up. Bars: 95% interval from one run's own windows; fresh loaders differ by more.",
         panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),
         missing=() if result.trials else ("No trial was run.",),
     )
+
+
+def _line_text(result: TuningResult) -> str:
+    if result.config.objective == "samples-per-joule":
+        return "The line is the fastest so far; the search looked for samples per joule instead. "
+    return "The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
 
 
 def _layout(result: TuningResult) -> Trace:

@@ -52,11 +52,12 @@ def whose_runs(result: TuningResult, config: TrialConfig) -> tuple[Measurement, 
 
 
 def leader(result: TuningResult) -> TrialConfig | None:
-    """The confirmed winner, or the fastest trial where nothing was confirmed. None: nothing was measured."""
+    """The confirmed winner, or the best trial where nothing was confirmed. None: nothing was measured."""
     if result.best is not None:
         return result.best.config
-    fastest = max(timed_trials(result), key=lambda timed: timed.rate, default=None)
-    return None if fastest is None else fastest.config
+    objective = result.config.objective
+    best = max(timed_trials(result), key=lambda timed: timed.measurement.score(objective), default=None)
+    return None if best is None else best.config
 
 
 def short_names(result: TuningResult, configs: Sequence[TrialConfig]) -> list[str]:

@@ -5,7 +5,7 @@ In: a `TuningResult`. Out: a `Page`, which `render` turns into HTML and tests re
 
 from dataclasses import dataclass
 
-from loadtune.records import TuningResult, Winner
+from loadtune.records import Efficiency, TuningResult, Winner
 from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.figure import Figure
 from loadtune.report.page.finalists import finalists
@@ -20,7 +20,7 @@ from loadtune.report.page.table import TrialTable, trial_table
 from loadtune.report.page.timelines import timelines
 from loadtune.report.view import Section, Summary, banner, summary
 from loadtune.report.wording import settings_text
-from loadtune.units import percent_text, rate_text, ratio_text
+from loadtune.units import efficiency_text, percent_text, rate_text, ratio_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +95,19 @@ def _tiles(result: TuningResult) -> tuple[Tile, ...]:
             name="of the compute-only rate", value=percent_text(best.compute_fraction), detail="100%: no loader helps"
         ),
     ]
+    if best.efficiency is not None:
+        tiles.insert(0, _efficiency_tile(best.efficiency))
     if utilization is not None:
         tiles.append(
             Tile(name="accelerator utilization", value=percent_text(utilization), detail="compute ÷ step time")
         )
     return tuple(tiles)
+
+
+def _efficiency_tile(found: Efficiency) -> Tile:
+    half = found.half_width_fraction
+    detail = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%), what was looked for"
+    return Tile(name="samples per joule", value=efficiency_text(found.samples_per_joule), detail=detail)
 
 
 def _interval(winner: Winner) -> str:

@@ -115,3 +115,9 @@ def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
     )
     unasked = dataclasses.replace(fast, best_at_your_batch=None)
     assert "no batch size to keep" in compare(unasked, fast, keep_batch_size=True).notes[0]
+
+
+def test_winners_of_two_objectives_are_told_apart(fast: TuningResult) -> None:
+    sparing = dataclasses.replace(fast, config=dataclasses.replace(fast.config, objective="samples-per-joule"))
+    notes = compare(fast, sparing).notes
+    assert any("looked for samples-per-s, the second for samples-per-joule" in note for note in notes)

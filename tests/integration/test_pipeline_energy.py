@@ -1,0 +1,116 @@
+"""A run for samples per joule over a fake bench whose power is known: what it finds, and what it no longer assumes."""
+
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.records import LoaderConfig, TrialConfig, TuneConfig, TuningResult
+from loadtune.report.page.board import board_view
+from loadtune.report.page.view import page_view
+from loadtune.report.view import summary
+from loadtune.testing import FakeBench, FakeSensor, Surface
+from loadtune.units import efficiency_text
+
+# fp16 is the fastest at 700 W, bf16 the most sparing at 480 W; neither loader nor copies hold them up.
+FED = Surface(sample_s=1 / 3000, pinned_per_s=1e9, pageable_per_s=1e9)
+
+
+def run_for_energy(folder: Path, seed: int = 0, **changes: object) -> TuningResult:
+    folder.mkdir(exist_ok=True)
+    bench = FakeBench(FED, seed=seed)
+    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
+    config = TuneConfig(objective="samples-per-joule", seed=seed, **changes)  # type: ignore[arg-type]
+    return tune_fake(bench, folder, config, sensor=sensor)
+
+
+def run_for_speed(folder: Path, seed: int = 0) -> TuningResult:
+    folder.mkdir(exist_ok=True)
+    return tune_fake(FakeBench(FED, seed=seed), folder, TuneConfig(seed=seed))
+
+
+def samples_per_joule(config: TrialConfig) -> float:
+    return FED.training_rate(config) / FED.power_w(config)
+
+
+def most_possible(result: TuningResult) -> float:
+    recipes = {choice.chosen for choice in result.recipes}
+    return max(
+        samples_per_joule(TrialConfig(loader=LoaderConfig(batch_size=b, num_workers=w, pin_memory=True), recipe=recipe))
+        for recipe in recipes
+        for b in result.batch_sizes
+        for w in range(17)
+        if b <= FED.largest_batch(recipe.precision)
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_most_sparing_is_found_and_is_not_the_fastest(tmp_path: Path, seed: int) -> None:
+    fastest = run_for_speed(tmp_path / "fast", seed).best
+    result = run_for_energy(tmp_path / "sparing", seed)
+    assert fastest is not None
+    assert result.best is not None
+    assert (fastest.config.precision, result.best.config.precision) == ("fp16", "bf16")
+    assert fastest.efficiency is None
+    assert samples_per_joule(result.best.config) > 1.1 * samples_per_joule(fastest.config)
+    assert samples_per_joule(result.best.config) >= 0.95 * most_possible(result)
+
+
+def test_the_figures_are_those_of_the_energy_with_an_interval(tmp_path: Path) -> None:
+    result = run_for_energy(tmp_path)
+    assert result.best is not None
+    assert result.yours is not None
+    found = result.best.efficiency
+    assert found is not None
+    assert found.samples_per_joule == pytest.approx(samples_per_joule(result.best.config), rel=0.06)
+    truth = samples_per_joule(result.best.config) / samples_per_joule(result.yours)
+    assert found.gain == pytest.approx(truth, rel=0.1)
+    assert found.gain_low is not None
+    assert found.gain_high is not None
+    assert found.gain_low < found.gain < found.gain_high
+    assert result.best.samples_per_s == pytest.approx(FED.training_rate(result.best.config), rel=0.06)
+
+
+def test_bounds_of_samples_per_second_end_and_screen_nothing(tmp_path: Path) -> None:
+    result = run_for_energy(tmp_path)
+    assert not [trial.screened for trial in result.trials if trial.screened and "at most" in trial.screened]
+    by_speed = run_for_speed(tmp_path / "speed")
+    assert len(by_speed.trials) < sum(trial.measurement is not None for trial in result.trials) == 12
+
+
+def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
+    result = run_for_energy(tmp_path)
+    assert result.best is not None
+    assert result.best.efficiency is not None
+    shown = efficiency_text(result.best.efficiency.samples_per_joule)
+    table = summary(result).figures
+    assert table is not None
+    assert next(row[1] for row in table.rows if row[0] == "samples per joule").startswith(f"{shown}\n±")
+    assert any("most samples per joule of the GPU's board" in note for note in result.notes)
+    assert page_view(result).tiles[0].value == shown
+    assert "the winner is not the fastest here" in page_view(result).chapters[0].figures[0].reading
+
+
+def test_the_board_keeps_the_two_objectives_apart(tmp_path: Path) -> None:
+    sparing, fast = run_for_energy(tmp_path / "a"), run_for_speed(tmp_path / "b")
+    board = board_view([sparing, fast])
+    assert len(board.trend.panels) == 2
+    assert not board.regressions
+
+
+def test_a_run_without_a_reading_confirms_nothing(tmp_path: Path) -> None:
+    config = TuneConfig(objective="samples-per-joule")
+    result = tune_fake(FakeBench(FED), tmp_path, config)
+    assert result.best is None
+    assert {trial.failure.phase for trial in result.trials if trial.failure} == {"energy"}
+
+
+def test_a_resumed_run_goes_on_with_the_same_objective(tmp_path: Path) -> None:
+    first = run_for_energy(tmp_path, num_trials=4)
+    bench = FakeBench(FED)
+    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
+    config = TuneConfig(objective="samples-per-joule", num_trials=6)
+    result = tune_fake(bench, tmp_path, config, resume=True, sensor=sensor)
+    assert len(result.trials) > len(first.trials)
+    assert result.best is not None
+    assert result.best.efficiency is not None

@@ -1,0 +1,127 @@
+"""The comparison with other tools: what each answer means, what is timed when, and the table."""
+
+import pytest
+from memory_cells import LENGTH, fake_images
+from peers import run_jobs, timing_jobs, timing_s, tuning_jobs
+from peers_loop import timing
+from peers_note import tables
+from peers_records import Answer, Results, Timing, Tuned, from_json, to_json
+from peers_tools import Setup, answer_of, foreign_paths, pypi_tuned
+
+from loadtune.records import LoaderConfig, Recipe, TrialConfig
+from loadtune.workload.fake import make_fake
+from loadtune.workload.models import ModelNeeds
+
+PLAIN = Answer(batch_size=64)
+LARGE = Answer(batch_size=1683, num_workers=16)
+SETUP = Setup(slot=None, cell=None, quick=False, num_cores=16, limit_s=300.0, pypi=None, timed_s=20.0, max_s=60.0)
+
+
+def results(**tuned):
+    return Results(host={"GPU": "one"}, tuned={name: Tuned(answer=answer) for name, answer in tuned.items()})
+
+
+def test_a_tool_is_given_the_data_that_the_command_makes():
+    ours, theirs = make_fake(ModelNeeds(family="classification", image_size=224, num_classes=1000), 1000), fake_images()
+    assert len(ours) == len(theirs) == LENGTH
+    assert ours[7][0].equal(theirs[7][0])
+    assert ours[7][1] == theirs[7][1]
+
+
+def test_what_is_not_decided_stays_as_pytorch_has_it():
+    assert PLAIN.loader_kwargs() == {"batch_size": 64, "num_workers": 0, "pin_memory": False}
+    assert Answer(batch_size=8, num_workers=3).loader_kwargs()["persistent_workers"] is False
+    assert "prefetch_factor" not in Answer(batch_size=8, num_workers=3).loader_kwargs()
+
+
+def test_our_winner_becomes_the_arguments_that_its_code_has():
+    loader = LoaderConfig(batch_size=128, num_workers=8, pin_memory=True, prefetch_factor=4)
+    recipe = Recipe(precision="fp16", memory_format="channels_last")
+    answer = answer_of(TrialConfig(loader=loader, recipe=recipe))
+    assert answer.loader_kwargs() == loader.kwargs()
+    assert (answer.precision, answer.channels_last, answer.fused, answer.non_blocking) == ("fp16", True, False, True)
+    assert answer.num_prefetched == loader.num_prefetched
+
+
+def test_a_foreign_answer_keeps_every_knob():
+    knobs = {
+        "num_workers": 4,
+        "prefetch_factor": None,
+        "persistent_workers": True,
+        "pin_memory": False,
+        "num_threads": 12,
+        "compile": False,
+        "amp": True,
+        "non_blocking": False,
+    }
+    said = {"knobs": knobs, "batch_size": 64, "throughput": 1346.0, "num_trials": 6, "version": "0.3.0"}
+    found = pypi_tuned(said, 41.0)
+    assert found.answer == Answer(
+        batch_size=64, num_workers=4, persistent_workers=True, num_threads=12, precision="fp16"
+    )
+    assert (found.claimed_per_s, found.wall_s) == (1346.0, 41.0)
+
+
+def test_a_foreign_tool_never_finds_ours(tmp_path):
+    (tmp_path / "ours" / "loadtune").mkdir(parents=True)
+    (tmp_path / "site").mkdir()
+    paths = f"{tmp_path}/ours:{tmp_path}/site:"
+    assert foreign_paths(paths) == [f"{tmp_path}/site"]
+
+
+def test_a_timing_is_samples_over_wall_seconds_and_tells_a_queue_that_ran_down():
+    ends = [0.0, 1.0, 2.0, 4.0, 6.0]
+    found = timing(ends, Answer(batch_size=10, num_workers=1), None)
+    assert found.samples_per_s == pytest.approx(40 / 6)
+    assert (found.num_batches, found.num_queues, found.drift) == (4, 2.0, 2.0)
+
+
+def test_each_answer_is_timed_once_a_round_and_rounds_go_to_and_fro():
+    found = results(defaults=PLAIN, pypi=PLAIN, accelerate=LARGE, lightning=None)
+    tools = ("defaults", "accelerate", "pypi", "lightning")
+    jobs = [name for name, _, _ in timing_jobs(SETUP, found, tools, 2)]
+    assert [name.partition(": ")[2] for name in jobs] == ["defaults", "accelerate", "accelerate", "defaults"]
+
+
+def test_what_was_found_before_is_not_asked_again():
+    found = results(defaults=PLAIN, ours=LARGE)
+    found.timings[PLAIN.key] = [Timing(samples_per_s=380.0)]
+    assert [name for name, _, _ in tuning_jobs(SETUP, found, ("defaults", "ours", "pypi"))] == ["tune: pypi"]
+    jobs = [name for name, _, _ in timing_jobs(SETUP, found, ("defaults", "ours"), 1)]
+    assert jobs == ["time, round 1: ours"]
+
+
+def test_a_job_that_would_end_too_late_is_named_and_not_begun():
+    found, begun = Results(), []
+    run_jobs(iter([("long", 1e9, lambda: begun.append(1))]), found, until=1.0, save=lambda: None)
+    assert (begun, found.failed) == ([], {"long": "not begun for lack of time"})
+
+
+def test_a_long_queue_takes_longer_up_to_the_limit():
+    assert timing_s(SETUP, PLAIN) == pytest.approx(20 + 5 + 20)
+    assert timing_s(SETUP, LARGE) == pytest.approx(20 + 16 * 2 * 1683 / 2000 + 60)
+
+
+def test_the_fastest_stands_first_whoever_it_is():
+    found = results(ours=LARGE, defaults=PLAIN)
+    found.tuned["pypi"] = Tuned(wall_s=300.0, error="took more than 300 s")
+    found.timings = {
+        LARGE.key: [Timing(samples_per_s=100.0), Timing(samples_per_s=300.0)],
+        PLAIN.key: [Timing(samples_per_s=400.0, drift=1.2)],
+    }
+    rows = [line.split(" | ") for line in tables(found).splitlines() if line.startswith("| ")]
+    assert [row[0] for row in rows[1:4]] == ["| PyTorch's defaults, batch 64", "| loadtune run", "| PyPI's loadtune"]
+    assert [row[6:8] for row in rows[1:3]] == [["400", "2.00"], ["200 (100 to 300)", "1.00"]]
+    assert rows[3][-1] == "took more than 300 s |"
+    assert "not steady" in tables(found)
+
+
+def test_another_machines_results_are_refused():
+    with pytest.raises(ValueError, match="another machine"):
+        Results(boot="b").absorb(Results(boot="a"))
+
+
+def test_results_survive_the_way_to_a_file_and_back():
+    found = results(ours=LARGE)
+    found.timings[LARGE.key] = [Timing(samples_per_s=1.0)]
+    assert from_json(to_json(found)) == found
