@@ -1,8 +1,7 @@
 """Lightning's batch-size finder on one cell: a LightningModule with a DataLoader, nothing of it patched.
 
-The samples are ready in memory unless asked otherwise, because what is looked for does not depend on them: with a
-cell's own dataset and four workers its 19 trials took more than 225 s for ResNet-50 on an H200, most of it the
-loader's. The other searches are given batches on the device.
+The samples are ready in memory, because what is looked for does not depend on them, and the other searches are given
+batches on the device.
 
 A module of its own because Lightning's base class exists only where Lightning is installed.
 """
