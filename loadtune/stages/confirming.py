@@ -24,7 +24,7 @@ from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import not_told_apart, pick_winner
-from loadtune.units import percent_text, rate_text
+from loadtune.units import counted, percent_text, rate_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
@@ -121,9 +121,9 @@ def _tell_skipped(run: Run, winner: Finalist) -> None:
     num_steps = sum(window.num_steps for each in winner.runs for window in each.windows)
     if num_skipped > SKIPPED * num_steps:
         run.found.note(
-            f"GradScaler skipped the optimizer in {num_skipped} steps of the winner's runs, which timed {num_steps}: "
-            "such steps are faster than real ones. Check that the model trains in fp16, or leave it out with "
-            "--precision."
+            f"GradScaler skipped the optimizer in {counted(num_skipped, 'step')} of the winner's runs, which timed "
+            f"{num_steps}: such steps are faster than real ones. Check that the model trains in fp16, or leave it out "
+            "with --precision."
         )
 
 
