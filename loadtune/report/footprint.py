@@ -112,10 +112,10 @@ def _notes(report: FootprintReport) -> tuple[str, ...]:
 
 
 def _what_if_table(report: FootprintReport) -> Table:
-    columns, rows = ("", "memory of\na step", "time of\na step"), tuple(map(_what_if_cells, report.what_if))
-    if report.memory_bytes is None:  # the last column is of a memory that nobody named
-        return Table(title="What if", columns=columns, rows=tuple(row[:-1] for row in rows))
-    columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
+    columns: tuple[str, ...] = ("", "memory of\na step", "time of\na step")
+    if report.memory_bytes is not None:
+        columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
+    rows = tuple(_what_if_cells(row)[: len(columns)] for row in report.what_if)
     return Table(title="What if", columns=columns, rows=rows)
 
 
