@@ -86,6 +86,7 @@ def confirm(
             outcome = run(config)
             took[config] = clock.now() - started
             if isinstance(outcome, Measurement):
+                took[config] = max(took[config], outcome.seconds)  # one that was kept of before took its time then
                 rates.setdefault(config, []).append(outcome.samples_per_s)
             else:
                 rates.pop(config, None)
