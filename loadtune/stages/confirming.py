@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from loadtune.errors import BenchError
+from loadtune.errors import LoadtuneError
 from loadtune.probe.memory import left_over_note
 from loadtune.records import (
     Finalist,
@@ -148,7 +148,8 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
         return None
     try:
         timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
-    except BenchError:  # what was confirmed stands without it
+    except LoadtuneError as error:  # what was confirmed stands without it
+        run.found.tell(f"The winner's compute-only rate was not timed: {error}", warning=True)
         return None
     if isinstance(timed, TrialFailure):
         return None
