@@ -87,9 +87,9 @@ def test_an_answer_that_was_kept_took_its_time_all_the_same() -> None:
         clock.spend(10.0 if rate is None else 0.0)
         return replace(measured(rate or 10.0), seconds=10.0)
 
-    assert len(list(confirm(configs, run, clock, clock.now() + 9.0))) == 2
+    assert len(list(confirm(configs, run, clock, clock.now() + 9.0, yours=config(2)))) == 2
     kept.update({config(1): 20.0, config(2): 10.0})
-    assert len(list(confirm(configs, run, clock, clock.now() + 25.0))) == 4
+    assert len(list(confirm(configs, run, clock, clock.now() + 25.0, yours=config(2)))) == 4
 
 
 def test_what_failed_once_is_not_run_again() -> None:
