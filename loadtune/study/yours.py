@@ -37,7 +37,7 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
             samples = counted(facts.dataset_length, "sample")
             raise UsageError(
                 f"{found} {batch_size} is larger than the dataset, which has {samples}: no full batch could be made. "
-                f"Allowed: 1 to {facts.dataset_length}."
+                f"Allowed: 1 to {facts.dataset_length:,}."
             )
     for precision in (*(config.considered or ()), config.yours.precision or "fp32"):
         if precision not in facts.precisions:
