@@ -14,7 +14,9 @@ from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, work
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
-from loadtune.records import CeilingLimit, MemoryCeiling, Precision, WorkloadFacts
+from loadtune.probe.step_limit import StepLimit
+from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
+from loadtune.seams import Bench
 from loadtune.stages.memory import find_ceiling
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ def find_batch_size(
     num_classes: for torchvision models and ``FakeData``.
     channels_last, fused: where the script trains so; a fused optimizer of one's own is made so by its callable.
 
-    On a CPU no step is tried that would take more than 5 s; where that is the limit, ``limit`` says ``time``.
+    On a CPU no step is tried that is foretold to take more than 5 s; where that is the limit, ``limit`` says ``time``.
 
     Raises UsageError, DeviceError, WorkloadError or NothingFitsError for what a user can mend.
     """
@@ -77,10 +79,18 @@ def find_batch_size(
     ):
         facts = bench.describe()
         caps = _caps(facts, largest, precision, has_length=not is_random(spec))
-        limit_s = None if chosen.kind == "cuda" else STEP_LIMIT_S
+        limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
         return find_ceiling(
-            bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit_s=limit_s
+            bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
         )
+
+
+def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
+    """On a CPU, where the first size already may be a long one: begin with what the smallest step says."""
+    smallest = min(max(2, facts.min_batch_size), facts.dataset_length)
+    scout = bench.time_compute(recipe, smallest, 0.0)  # what keeps it from training is the probe's to say
+    known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
+    return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
 
 
 def _refuse_recursion() -> None:

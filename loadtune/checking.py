@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, WorkloadError
+from loadtune.errors import BenchError, DeviceError, LoadtuneError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records import Change, Check, Device, HostFacts, Measurement, TrialFailure, TuningResult
 from loadtune.seams import Bench, Clock, Sensor
@@ -135,7 +135,7 @@ def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
         return ()
     try:
         now = bench.time_compute(*asked, COMPUTE_S)
-    except BenchError:  # what was concluded stands without it
+    except LoadtuneError:  # what was concluded stands without it
         return ()
     if isinstance(now, TrialFailure):
         return ()

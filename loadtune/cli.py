@@ -32,6 +32,7 @@ from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
 from loadtune.terminal import show
+from loadtune.units import counted
 
 _DEFAULT = TuneConfig()
 _LOGS = {
@@ -222,9 +223,9 @@ def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, qu
 
 def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
     if config.max_workers is not None and config.max_workers > facts.num_usable_cores:
+        cores = counted(facts.num_usable_cores, "usable core")
         typer.echo(
-            f"warning: --max-workers {config.max_workers} is above the {facts.num_usable_cores} usable cores;"
-            " more workers than cores seldom help.",
+            f"warning: --max-workers {config.max_workers} is above the {cores}; more workers than cores seldom help.",
             err=True,
         )
 

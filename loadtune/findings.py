@@ -118,6 +118,7 @@ class Findings:
                 best_samples_per_s=leader.measurement.samples_per_s if leader and leader.measurement else None,
                 best_config=leader.config if leader else None,
                 reading=self.reading(),
+                has_gpu=self.device.kind == "cuda",
                 left_s=max(0.0, self.left_s),
             )
         )

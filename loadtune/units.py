@@ -32,6 +32,12 @@ def efficiency_text(samples_per_joule: float | None) -> str:
     return MISSING if samples_per_joule is None else f"{_figures(samples_per_joule)} samples/J"
 
 
+def counted(number: float, noun: str) -> str:
+    """So many of them: ``1 trial``, ``12 trials``, ``2 classes``, ``1,200 samples``."""
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith(("s", "ch", "x")) else f"{noun}s"
+    return f"{number:,.0f} {plural}"
+
+
 def rate_text(samples_per_s: float | None) -> str:
     """Samples a second: ``3,412/s``; below 100 with one or two decimals."""
     if samples_per_s is None:

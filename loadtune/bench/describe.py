@@ -14,6 +14,7 @@ from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.errors import WorkloadError
 from loadtune.records import Device, Precision, Recipe, WorkloadFacts
+from loadtune.units import counted
 from loadtune.workload import (
     IGNORED_TARGET,
     Batch,
@@ -58,8 +59,8 @@ def check_labels(batch: Batch, num_classes: int) -> None:
     if low < 0 or high >= num_classes:
         but = "" if batch[1].dim() == 1 else f", or be {IGNORED_TARGET} where it does not count"
         raise WorkloadError(
-            f"a sample's target is {low if low < 0 else high}, but the model has {num_classes} classes, so it "
-            f"has to lie between 0 and {num_classes - 1}{but}. Give --num-classes, or correct the labels or the model."
+            f"a sample's target is {low if low < 0 else high}, but the model has {counted(num_classes, 'class')}, so "
+            f"it has to lie between 0 and {num_classes - 1}{but}. Give --num-classes, or correct labels or model."
         )
 
 

@@ -12,6 +12,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
 from loadtune.records import MEMORY_KINDS, FitReport, TrialFailure
+from loadtune.units import bytes_text
 from loadtune.workload import Batch
 
 
@@ -154,5 +155,5 @@ def _over_budget(peak: int, budget: int, phase: str) -> TrialFailure | None:
     """A CUDA step over its budget raises; on a CPU it runs, into swap or into memory that others need."""
     if peak <= budget:
         return None
-    message = f"Trained, but its peak of {peak} bytes is above the {budget} bytes this process may take."
+    message = f"Trained, but its peak of {bytes_text(peak)} is above the {bytes_text(budget)} this process may take."
     return TrialFailure(kind="oom", phase=phase, message=message)

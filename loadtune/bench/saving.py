@@ -12,6 +12,7 @@ from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
 from loadtune.bench.training import Trainer
 from loadtune.records import LoaderConfig, SavingCost, TrialFailure
+from loadtune.units import bytes_text
 from loadtune.workload import Batch, Workload
 
 _MAX_SAVES = 3
@@ -41,7 +42,8 @@ def time_saving(
     num_bytes = _num_bytes(state)
     most = min(_MOST_BYTES, _MOST_OF_FREE * shutil.disk_usage(folder).free)
     if num_bytes > most:
-        message = f"A checkpoint takes {num_bytes} bytes; to be timed in {folder} it may take {most:.0f} at most."
+        may = f"to be timed in {folder} it may take {bytes_text(most)} at most"
+        message = f"A checkpoint takes {bytes_text(num_bytes)}; {may}."
         return TrialFailure(kind="unsupported", phase="saving", message=message)
     until = time.monotonic() + seconds
     saver = _Saver(trainer, folder, line)

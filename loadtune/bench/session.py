@@ -51,6 +51,7 @@ from loadtune.records import (
     TrialFailure,
     WorkloadFacts,
 )
+from loadtune.units import counted
 from loadtune.workload import build_workload, checkpointed
 
 
@@ -192,7 +193,7 @@ class Session:
             return None
         message = (
             f"A batch of {loader.batch_size} is larger than the dataset, which has "
-            f"{self._workload.dataset_length} samples: no full batch can be made."
+            f"{counted(self._workload.dataset_length, 'sample')}: no full batch can be made."
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
 

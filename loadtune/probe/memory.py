@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
-from loadtune.probe.proposals import LEAN, LOW, NEAR, next_hard, next_safe, predicted_end, second_size
+from loadtune.probe.proposals import LOW, next_hard, next_safe, predicted_end, second_size
+from loadtune.probe.step_limit import StepLimit
 from loadtune.probe.tries import Tries
 from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
 from loadtune.seams import Bench
@@ -33,12 +34,12 @@ def probe_memory(
     *,
     smallest: int = 1,
     num_steps: int = 3,
-    step_limit_s: float | None = None,
+    step_limit: StepLimit | None = None,
 ) -> MemoryCeiling:
     """The largest batch that trains `num_steps` steps under `recipe`, what limits it, and the largest that is safe.
 
     `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train;
-    `step_limit_s` is one on the time of a step, in seconds.
+    `step_limit` is one on the time of a step: the size grows from what is affordable by the steps it shows.
     Raises NothingFitsError where not even that many fit, WorkloadError where the step fails by itself.
     """
     limit, cap = min(caps.items(), key=lambda item: item[1])
@@ -49,19 +50,20 @@ def probe_memory(
         cap=cap,
         dataset_length=caps.get("dataset"),
         smallest=smallest,
-        step_limit_s=step_limit_s,
+        step_limit=step_limit,
     )
-    _first(tries, min(LOW, max(smallest, cap // 4)))
+    _first(tries, min(LOW, max(smallest, tries.cap // 4)))
     most = len(tries.reports) - 1 + MAX_PROBES
     _second(tries, most)
     _search_hard(tries, most)
+    slow = _too_slow(tries)
     safe = _search_safe(tries, most)
     hard = tries.standing[-1]
     return MemoryCeiling(
         precision=recipe.precision,
         batch_size=hard.batch_size,
         safe_batch_size=safe,
-        limit=limit if hard.batch_size == cap else _limit_of(tries, hard.batch_size),
+        limit=limit if hard.batch_size == cap else "time" if slow else _limit_of(tries),
         probes=tuple(tries.reports),
         bytes_per_sample=tries.line.slope if tries.line else None,
         fixed_bytes=tries.line.at_zero if tries.line else None,
@@ -72,20 +74,23 @@ def probe_memory(
     )
 
 
-def _limit_of(tries: Tries, hard: int) -> CeilingLimit:
-    """The time of a step, or what the smallest size that failed, failed for; memory where that is predicted to end."""
+def _too_slow(tries: Tries) -> bool:
+    """Whether the time of a step kept from larger sizes, now that none was found worth a run: sooner than all else.
+
+    Asked before the safe size is run: a step that was slow until now may be quicker then, and kept from them all the
+    same.
+    """
+    quick, end = tries.quick_cap, predicted_end(tries)
+    return quick is not None and all(quick < bound for bound in (tries.wall, end) if bound is not None)
+
+
+def _limit_of(tries: Tries) -> CeilingLimit:
+    """What the smallest size that failed, failed for; memory where that is predicted to end."""
     walls = sorted((r for r in tries.reports if not r.fits), key=lambda r: r.batch_size)
     end = predicted_end(tries)
-    # A step that was slow when a larger size was considered may have been quicker since: what kept from it was time.
-    if hard == tries.quick_cap or (not walls and not _is_next_to(hard, end) and tries.quick_cap is not None):
-        return "time"
     if not walls or walls[0].failure is None or walls[0].failure.is_of_memory:
         return "memory"
     return "memory" if end is not None and end < walls[0].batch_size else "failure"
-
-
-def _is_next_to(hard: int, end: int | None) -> bool:
-    return end is not None and hard >= NEAR * LEAN * end
 
 
 def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
+from loadtune.probe.step_limit import largest_within
 from loadtune.records import (
     ComputePoint,
     MemoryFormat,
@@ -104,13 +105,14 @@ def _time_plain(
 def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budget_s: float) -> tuple[int, float]:
     """The batch whose step is affordable, and the seconds a point may take.
 
-    Climbs from the smallest batch by what each size shows: on a GPU a small batch says little of a larger one's step.
+    Climbs from the smallest batch by what each size shows: a small batch says little of a larger one's step.
     """
     smallest = min(max(2, facts.min_batch_size), largest)
     step_limit_s = STEP_SHARE * time_budget_s
-    scout = _scout(bench, facts, smallest)
+    scout, step_s = _scout(bench, facts, smallest), dict[int, float]()
     while True:
-        affordable = step_limit_s / (scout.step_s / scout.batch_size)
+        step_s[scout.batch_size] = scout.quickest_step_s
+        affordable = largest_within(step_limit_s, step_s)
         size = scout.batch_size
         while size * 2 <= min(MODERATE_BATCH, largest, affordable):
             size *= 2

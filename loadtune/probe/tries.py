@@ -1,8 +1,10 @@
 """The probes of one precision so far, and what they say together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtune.probe.forecast import Forecast
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records import AllocationTrace, BatchTry, FitReport, Recipe
 from loadtune.seams import Bench
 
@@ -29,6 +31,12 @@ class Line:
         return (num_bytes - self.at_zero) / self.slope
 
 
+def step_seconds(reports: Sequence[FitReport]) -> dict[int, float]:
+    """The quickest step of each size that fits: company on the machine slows steps down, nothing speeds one up."""
+    timed = sorted(((r.batch_size, r.step_s) for r in reports if r.fits and r.step_s), key=lambda step: -step[1])
+    return dict(timed)
+
+
 class Tries:
     """Runs sizes and remembers. `forecast` is there once two traces are."""
 
@@ -41,11 +49,11 @@ class Tries:
         cap: int,
         dataset_length: int | None,
         smallest: int,
-        step_limit_s: float | None = None,
+        step_limit: StepLimit | None = None,
     ) -> None:
         self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
         self.smallest = smallest
-        self._cap, self._step_limit_s = cap, step_limit_s
+        self._cap, self._step_limit = cap, step_limit
         self._dataset_length = dataset_length
         self.reports: list[FitReport] = []
         self.traces: list[AllocationTrace] = []
@@ -73,17 +81,17 @@ class Tries:
 
     @property
     def cap(self) -> int:
-        """No larger size is tried: there is a bound on it, or its step would take too long, going by the quickest."""
-        return min(self._cap, self.quick_cap or self._cap)
+        """No larger size is tried: there is a bound on it, or its step is foretold to take too long."""
+        quick = self.quick_cap
+        return self._cap if quick is None else min(self._cap, quick)
 
     @property
     def quick_cap(self) -> int | None:
         """Largest batch whose step stays within the limit; what was run is never above it. None: no limit, no step."""
-        rates = [r.batch_size / r.step_s for r in self.reports if r.fits and r.step_s]
-        if self._step_limit_s is None or not rates:
-            return None
-        size = int(max(rates) * self._step_limit_s)
-        return self.largest if self.largest >= CLOSE_TO_LIMIT * size else size
+        size = None if self._step_limit is None else self._step_limit.largest(step_seconds(self.reports))
+        if self._step_limit is None or size is None or not self.fitting:
+            return size
+        return self.largest if self.largest >= max(CLOSE_TO_LIMIT * size, self._step_limit.admitted) else size
 
     def _left_over(self, batch_size: int) -> int | None:
         """The dataset's last partial batch, where there is one that trains."""

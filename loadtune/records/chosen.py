@@ -25,6 +25,11 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
     )
 
 
+def was_confirmed_whole(result: TuningResult) -> bool:
+    """Whether every run of the confirmation that was planned was made: a run cut short later has its figures whole."""
+    return result.cut_short is None or bool({"costs", "bounds"} & result.stage_seconds.keys())
+
+
 def finalist_of(result: TuningResult, config: TrialConfig) -> Finalist | None:
     """What the confirmation measured of a configuration. None: it was not confirmed."""
     return next((finalist for finalist in result.finalists if finalist.config == config and finalist.runs), None)

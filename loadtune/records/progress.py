@@ -24,5 +24,7 @@ class Progress:
     best_samples_per_s: float | None = None
     best_config: TrialConfig | None = None
     reading: Reading | None = None
+    has_gpu: bool = True
+    """Whether it trains on one: else no figure of a GPU is looked for."""
     left_s: float
     """Of the time budget."""

@@ -232,6 +232,11 @@ class ComputePoint:
         return max(window.num_samples / window.seconds for window in self.windows)
 
     @property
+    def quickest_step_s(self) -> float:
+        """Of the fastest window."""
+        return self.batch_size / self.quickest_per_s
+
+    @property
     def step_s(self) -> float:
         return sum(w.seconds for w in self.windows) / sum(w.num_steps for w in self.windows)
 

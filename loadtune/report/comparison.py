@@ -94,9 +94,13 @@ def check_view(check: Check) -> HandoverView:
 
 def ratio_words(ratio: Ratio) -> str:
     """``0.82× (0.79× to 0.85×)``; what the interval does not tell apart from 1 is called so."""
+    return ", ".join(words for words in (_interval(ratio), _remark(ratio)) if words is not None)
+
+
+def _remark(ratio: Ratio) -> str | None:
     if ratio.different is None:
-        return f"{_interval(ratio)}, too few runs for an interval"
-    return _interval(ratio) if ratio.different else f"{_interval(ratio)}, not told apart"
+        return "too few runs for an interval"
+    return None if ratio.different else "not told apart"
 
 
 def _interval(ratio: Ratio) -> str:
@@ -108,7 +112,8 @@ def _interval(ratio: Ratio) -> str:
 def _throughput(comparison: Comparison) -> str:
     if comparison.ratio is None:
         return "There is no winner on one side, so there is no ratio."
-    return f"The second is {ratio_words(comparison.ratio)} of the first."
+    remark = _remark(comparison.ratio)
+    return f"The second is {_interval(comparison.ratio)} of the first{'' if remark is None else f': {remark}'}."
 
 
 def _sides(comparison: Comparison) -> Table:

@@ -1,7 +1,7 @@
 """What epochs and checkpoints cost, in whole lines. In: a `TuningResult`. Out: strings, or none: nothing was timed."""
 
 from loadtune.records import EpochCost, SavingCost, TuningResult
-from loadtune.units import bytes_text, percent_text, seconds_text
+from loadtune.units import bytes_text, counted, percent_text, seconds_text
 
 
 def cost_lines(result: TuningResult) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def _epoch_lines(cost: EpochCost, epoch_s: float | None) -> list[str]:
 
 
 def _saving_line(cost: SavingCost) -> str:
-    workers = f"{cost.num_workers} worker{' runs' if cost.num_workers == 1 else 's run'}"
+    workers = f"{counted(cost.num_workers, 'worker')} {'runs' if cost.num_workers == 1 else 'run'}"
     return (
         f"Saving a checkpoint of {bytes_text(cost.checkpoint_bytes)}: {seconds_text(cost.median_beside_workers_s)} "
         f"while {workers}, {seconds_text(cost.median_alone_s)} without workers."

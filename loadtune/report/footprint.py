@@ -47,7 +47,7 @@ def footprint_view(report: FootprintReport) -> FootprintView:
     if report.what_if:
         tables.append(_what_if_table(report))
     lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
-    return FootprintView(tables=tuple(tables), lines=(*_notes(report), *_what_if_notes(report.what_if), *lines))
+    return FootprintView(tables=tuple(tables), lines=(*_notes(report), *_what_if_notes(report), *lines))
 
 
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
@@ -112,9 +112,11 @@ def _notes(report: FootprintReport) -> tuple[str, ...]:
 
 
 def _what_if_table(report: FootprintReport) -> Table:
-    memory = "any memory" if report.memory_bytes is None else bytes_text(report.memory_bytes)
-    columns = ("", "memory of\na step", "time of\na step", f"largest batch\nin {memory}")
-    return Table(title="What if", columns=columns, rows=tuple(map(_what_if_cells, report.what_if)))
+    columns: tuple[str, ...] = ("", "memory of\na step", "time of\na step")
+    if report.memory_bytes is not None:
+        columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
+    rows = tuple(_what_if_cells(row)[: len(columns)] for row in report.what_if)
+    return Table(title="What if", columns=columns, rows=rows)
 
 
 def _what_if_cells(row: WhatIf) -> tuple[str, ...]:
@@ -123,9 +125,13 @@ def _what_if_cells(row: WhatIf) -> tuple[str, ...]:
     return (row.name, f"{mark}{bytes_text(row.peak_bytes)}", seconds_text(row.step_s), largest)
 
 
-def _what_if_notes(rows: tuple[WhatIf, ...]) -> tuple[str, ...]:
-    notes = [f"{row.name}: {row.remark}" for row in rows if row.remark is not None]
-    return (f"{ESTIMATED}an estimate from shapes", *notes) if rows else ()
+def _what_if_notes(report: FootprintReport) -> tuple[str, ...]:
+    if not report.what_if:
+        return ()
+    notes = [f"{row.name}: {row.remark}" for row in report.what_if if row.remark is not None]
+    if report.memory_bytes is None:
+        notes.append("--memory 24GiB, or as much as yours has, adds the largest batch that each allows.")
+    return (f"{ESTIMATED}an estimate from shapes", *notes)
 
 
 def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:

@@ -17,10 +17,14 @@ from loadtune.records import (
     SCHEMA_VERSION,
     ComputePoint,
     Device,
+    EpochCost,
     HostFacts,
+    LoaderPoint,
     Measurement,
     MemoryCeiling,
     RecipeChoice,
+    SavingCost,
+    TransferPoint,
     Trial,
     TrialConfig,
     TrialFailure,
@@ -53,6 +57,8 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
     """Of the GPU, when the ceilings were found."""
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
+    warm: TrialConfig | None = None
+    """Another run's winner, as it was when the run began."""
     notes: tuple[str, ...] = ()
 
 
@@ -76,7 +82,17 @@ class Timed(msgspec.Struct, frozen=True, tag="compute"):
     point: ComputePoint
 
 
-Line = Timed | Head | Probed | Tried | Confirmed
+class Winners(msgspec.Struct, frozen=True, tag="winner"):
+    """One more figure of the winner was timed, after the confirmation; fields as in `TuningResult`."""
+
+    config: TrialConfig
+    epoch_cost: EpochCost | None = None
+    saving_cost: SavingCost | None = None
+    loader_point: LoaderPoint | None = None
+    transfer_point: TransferPoint | None = None
+
+
+Line = Timed | Head | Probed | Tried | Confirmed | Winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +106,8 @@ class Kept:
     """Beside those of the curve."""
     confirmed: tuple[Confirmed, ...]
     """Since the last trial: what was confirmed before it was another choice of finalists."""
+    winners: tuple[Winners, ...] = ()
+    """Of any winner so far; each names its configuration."""
 
 
 class Journal:
@@ -135,6 +153,7 @@ def read_journal(folder: Path) -> Kept:
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
+        winners=tuple(line for line in lines if isinstance(line, Winners)),
     )
 
 

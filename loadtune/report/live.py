@@ -30,7 +30,7 @@ def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
         ("stage", f"{_stage(progress)}, {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
         ("best so far", _measured(progress.best_samples_per_s, progress.best_config)),
-        ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}"),
+        ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
     )
 
 

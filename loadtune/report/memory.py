@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from loadtune.records import FitReport, MemoryCeiling
 from loadtune.report.figures import Table
 from loadtune.report.wording import FAILURE_TEXT, holders_text, limit_text
-from loadtune.units import MISSING, bytes_text, departure_text, percent_text, seconds_text
+from loadtune.units import MISSING, bytes_text, counted, departure_text, percent_text, seconds_text
 
 ALLOCATED, RESERVED, BUDGET_END = "█▒│"
 """What a bar is drawn with."""
@@ -52,7 +52,7 @@ def ceilings_table(ceilings: Iterable[MemoryCeiling], device_kind: str | None) -
 
 def _ceiling_cells(ceiling: MemoryCeiling, device_kind: str | None) -> tuple[str, ...]:
     failed = "" if ceiling.first_failed is None else f"\n({ceiling.first_failed} failed)"
-    ooms = f"{ceiling.num_ooms or 'no'} OOM{'s' if ceiling.num_ooms > 1 else ''}"
+    ooms = counted(ceiling.num_ooms, "OOM") if ceiling.num_ooms else "no OOM"
     return (
         ceiling.precision,
         str(ceiling.safe_batch_size),

@@ -6,12 +6,22 @@ In: `HostFacts` or a `TuningResult`. Out: a `Banner` or a `Summary`, which `text
 from dataclasses import dataclass
 
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
+from loadtune.records.chosen import was_confirmed_whole
 from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
 from loadtune.report.wording import failures_text, held_text, recipe_text, settings_text, verdict_lines
-from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.units import (
+    MISSING,
+    bytes_text,
+    counted,
+    efficiency_text,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +124,11 @@ def summary(result: TuningResult) -> Summary:
 
 def _warning(result: TuningResult) -> str | None:
     if result.cut_short is not None:
-        scope = "Nothing was confirmed." if result.best is None else "Fewer runs stand behind the figures than planned."
-        if result.best is not None and {"costs", "bounds"} & result.stage_seconds.keys():
+        scope = "Fewer runs stand behind the figures than planned."
+        if was_confirmed_whole(result):
             scope = "What is confirmed was measured to its end."
+        if result.best is None:
+            scope = "Nothing was confirmed."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
     return "No configuration could be confirmed." if result.best is None else None
 
@@ -166,8 +178,7 @@ def _trial_counts(trials: tuple[Trial, ...]) -> str:
     measured = sum(trial.measurement is not None for trial in trials)
     screened = sum(trial.screened is not None for trial in trials)
     failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
-    total = f"{len(trials)} trial{'' if len(trials) == 1 else 's'}"
-    return f"{total}: {measured} measured, {screened} screened out by a bound, {failed}"
+    return f"{counted(len(trials), 'trial')}: {measured} measured, {screened} screened out by a bound, {failed}"
 
 
 def _curve(result: TuningResult) -> CeilingView | None:

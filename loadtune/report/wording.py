@@ -16,7 +16,7 @@ from loadtune.records import (
     TrialFailure,
     Verdict,
 )
-from loadtune.units import bytes_text, percent_text, ratio_text
+from loadtune.units import bytes_text, counted, percent_text, ratio_text
 
 VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
@@ -92,7 +92,7 @@ def searched_text(config: TrialConfig) -> str:
     loader = config.loader
     parts = [
         f"batch {loader.batch_size}",
-        f"{loader.num_workers} worker{'' if loader.num_workers == 1 else 's'}",
+        counted(loader.num_workers, "worker"),
         "pinned" if loader.pin_memory else "not pinned",
         config.precision,
     ]

@@ -7,6 +7,7 @@ from typing import TypeVar
 from loadtune.errors import LoadtuneError
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
 from loadtune.records import Finalist, LoaderConfig, LoaderPoint, TransferPoint, TrialFailure, Verdict, WorkloadFacts
+from loadtune.report.journal import Winners
 from loadtune.stages.run import Run
 from loadtune.study.gather import gather
 from loadtune.study.verdict import judge
@@ -61,19 +62,29 @@ def loaders_alone(winner: Finalist) -> tuple[LoaderConfig, ...]:
 
 def _time_loader(run: Run, loader: LoaderConfig, winner: Finalist) -> None:
     first_batch_s = max(each.first_batch_s for each in winner.runs)
-    point = _asked(run, first_batch_s + 3 * ROUND_S, lambda seconds: run.bench.time_loader(loader, seconds))
+    known = run.known(winner.config, lambda line: _with_pin(line.loader_point, loader.pin_memory))
+    point = known or _asked(run, first_batch_s + 3 * ROUND_S, lambda seconds: run.bench.time_loader(loader, seconds))
     if point is not None:
+        if known is None:
+            run.keep(Winners(config=winner.config, loader_point=point))
         run.found.loader_points += (point,)
         pinned = "pinned" if loader.pin_memory else "not pinned"
         run.found.tell(f"the winner's loader alone, {pinned}: {rate_text(point.samples_per_s)}")
 
 
+def _with_pin(point: LoaderPoint | None, pin_memory: bool) -> LoaderPoint | None:
+    return point if point is not None and point.config.pin_memory == pin_memory else None
+
+
 def _time_transfer(run: Run, winner: Finalist) -> None:
     loader = winner.config.loader
-    point = _asked(
+    known = run.known(winner.config, lambda line: line.transfer_point)
+    point = known or _asked(
         run, HOST_BATCH_S, lambda seconds: run.bench.time_transfer(loader.batch_size, seconds / 2, loader.pin_memory)
     )
     if point is not None:
+        if known is None:
+            run.keep(Winners(config=winner.config, transfer_point=point))
         run.found.transfer_points += (point,)
         run.found.tell(
             f"copies to the device alone: {rate_text(point.samples_per_s)}, {bytes_text(point.bytes_per_s)}/s"

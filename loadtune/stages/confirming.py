@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from loadtune.errors import BenchError
+from loadtune.errors import LoadtuneError
 from loadtune.probe.memory import left_over_note
 from loadtune.records import (
     Finalist,
@@ -24,7 +24,7 @@ from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import not_told_apart, pick_winner
-from loadtune.units import percent_text, rate_text
+from loadtune.units import counted, percent_text, rate_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
@@ -135,9 +135,9 @@ def _tell_skipped(run: Run, winner: Finalist) -> None:
     num_steps = sum(window.num_steps for each in winner.runs for window in each.windows)
     if num_skipped > SKIPPED * num_steps:
         run.found.note(
-            f"GradScaler skipped the optimizer in {num_skipped} steps of the winner's runs, which timed {num_steps}: "
-            "such steps are faster than real ones. Check that the model trains in fp16, or leave it out with "
-            "--precision."
+            f"GradScaler skipped the optimizer in {counted(num_skipped, 'step')} of the winner's runs, which timed "
+            f"{num_steps}: such steps are faster than real ones. Check that the model trains in fp16, or leave it out "
+            "with --precision."
         )
 
 
@@ -162,7 +162,8 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
         return None
     try:
         timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
-    except BenchError:  # what was confirmed stands without it
+    except LoadtuneError as error:  # what was confirmed stands without it
+        run.found.tell(f"The winner's compute-only rate was not timed: {error}", warning=True)
         return None
     if isinstance(timed, TrialFailure):
         return None

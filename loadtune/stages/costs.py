@@ -2,6 +2,7 @@
 
 from loadtune.errors import LoadtuneError
 from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
+from loadtune.report.journal import Winners
 from loadtune.stages.run import Run
 
 COST_SHARE = 0.015
@@ -28,18 +29,22 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
     found, config = run.found, finalist.config
     seconds = COST_SHARE * found.config.time_budget_s
     needed_s = seconds + NUM_STARTS * max(measured.first_batch_s for measured in finalist.runs)
-    if needed_s < found.left_s:
+    found.epoch_cost = run.known(config, lambda line: line.epoch_cost)
+    if found.epoch_cost is None and needed_s < found.left_s:
         epochs = run.bench.time_epochs(config.loader, seconds)
         if isinstance(epochs, EpochCost):
             found.epoch_cost = epochs
+            run.keep(Winners(config=config, epoch_cost=epochs))
         else:
             _tell_not_timed(run, epochs)
     # A checkpoint is timed beside a round of the workers, and two steps without them.
     round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
-    if needed_s + round_s < found.left_s:
+    found.saving_cost = run.known(config, lambda line: line.saving_cost)
+    if found.saving_cost is None and needed_s + round_s < found.left_s:
         saving = run.bench.time_saving(config, seconds)
         if isinstance(saving, SavingCost):
             found.saving_cost = saving
+            run.keep(Winners(config=config, saving_cost=saving))
         else:
             _tell_not_timed(run, saving)
 

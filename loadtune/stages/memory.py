@@ -7,6 +7,8 @@ from dataclasses import replace
 from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import probe_memory
+from loadtune.probe.step_limit import StepLimit, largest_within
+from loadtune.probe.tries import step_seconds
 from loadtune.records import (
     CeilingLimit,
     ComputePoint,
@@ -37,8 +39,16 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
     with found.stage("memory"):
         for choice in found.recipes:
             recipe = chosen[choice.chosen.precision]
-            caps = _caps(run, facts, point_of(choice.points, recipe))
-            ceiling = find_ceiling(run.bench, recipe, facts, run.host_now(), found.host, found.device, caps)
+            ceiling = find_ceiling(
+                run.bench,
+                recipe,
+                facts,
+                run.host_now(),
+                found.host,
+                found.device,
+                _caps(run, facts),
+                step_limit=_step_limit(run, facts, point_of(choice.points, recipe)),
+            )
             found.ceilings.append(ceiling)
             found.tell(_told(ceiling, found.device))
         for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
@@ -58,7 +68,7 @@ def find_ceiling(
     caps: Mapping[CeilingLimit, int],
     *,
     num_steps: int = 3,
-    step_limit_s: float | None = None,
+    step_limit: StepLimit | None = None,
 ) -> MemoryCeiling:
     """Probe under `caps` and the host's memory; `host_before` was read before the bench took any of the device's."""
     room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
@@ -68,7 +78,7 @@ def find_ceiling(
         {**caps, "host_memory": room},
         smallest=facts.min_batch_size,
         num_steps=num_steps,
-        step_limit_s=step_limit_s,
+        step_limit=step_limit,
     )
     gpu = _gpu(host_before, device)
     return replace(
@@ -117,27 +127,38 @@ def _told(ceiling: MemoryCeiling, device: Device) -> str:
 
 
 def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
-    largest = max(ceiling.batch_size for ceiling in run.found.ceilings)
-    slow = any(ceiling.limit == "time" for ceiling in run.found.ceilings)
-    if slow and largest < loader_top(run, facts):  # else the loader keeps larger ones out anyway, and says so
-        run.found.note(
-            f"Batches above {largest} were left out: one step would take more than "
-            f"{seconds_text(run.step_limit_s)}, 1% of the time budget. A larger --time-budget admits them."
-        )
+    """Say what the time of a step kept out, and from which size on it is foretold to be too long."""
+    widest = max(run.found.ceilings, key=lambda ceiling: ceiling.batch_size)
+    largest = widest.batch_size
+    if widest.limit != "time" or largest >= loader_top(
+        run, facts
+    ):  # else the loader keeps larger ones out, and says so
+        return
+    limit = f"{seconds_text(run.step_limit_s)}, 1% of the time budget"
+    foretold = max(largest, largest_within(run.step_limit_s, step_seconds(widest.probes)))
+    beyond = "one step" if foretold == largest else f"by the steps that were timed, one of more than {foretold}"
+    run.found.note(
+        f"Batches above {largest} were left out: {beyond} would take more than {limit}. A larger --time-budget admits "
+        "them."
+    )
 
 
-def _caps(run: Run, facts: WorkloadFacts, point: ComputePoint) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory; one that the user named is never too slow to look at."""
+def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
+    """What bounds the batch beside memory and the time of a step."""
     config = run.found.config
-    quickest = min(window.seconds / window.num_samples for window in point.windows)  # the others had company
-    affordable = int(run.step_limit_s / quickest)
-    caps: dict[CeilingLimit, int] = {
-        "dataset": facts.dataset_length,
-        "time": max(affordable, config.named_batch_size or 1, facts.min_batch_size),
-    }
+    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length}
     if config.max_batch_size is not None:
         caps["cap"] = config.max_batch_size
     return caps
+
+
+def _step_limit(run: Run, facts: WorkloadFacts, point: ComputePoint) -> StepLimit:
+    """What a step may take, and what it was seen to; a batch that the user named is never too slow to look at."""
+    return StepLimit(
+        seconds=run.step_limit_s,
+        known={point.batch_size: point.quickest_step_s},
+        admitted=max(run.found.config.named_batch_size or 1, facts.min_batch_size),
+    )
 
 
 def _gpu(host: HostFacts, device: Device) -> GpuFacts | None:

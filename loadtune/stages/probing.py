@@ -17,7 +17,8 @@ from loadtune.units import rate_text, seconds_text
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the bench and check what was asked for against it."""
     with run.found.stage("start"):
-        run.found.warm = warm_start(run.found.config.warm_start)
+        if run.found.facts is None:  # else the study had its seeds, and the file may be gone
+            run.found.warm = warm_start(run.found.config.warm_start)
         facts = run.bench.describe()
         if run.found.facts is not None:  # of before an interruption: the study was made with them
             check_same_workload(run.found.facts, facts)

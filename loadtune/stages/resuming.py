@@ -25,6 +25,7 @@ def restore(kept: Kept, found: Findings) -> None:
     found.facts, found.yours, found.assumed = probed.facts, probed.yours, probed.assumed
     found.recipes, found.ceilings, found.free_bytes = probed.recipes, list(probed.ceilings), probed.free_bytes
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
+    found.warm = probed.warm
     found.trials, found.notes = list(kept.trials), list(probed.notes)
     run = sum(trial.screened is None for trial in kept.trials)
     found.note(

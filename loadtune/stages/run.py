@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from loadtune.findings import Findings
-from loadtune.records import HostFacts
-from loadtune.report.journal import Journal, Kept, Line, Probed
+from loadtune.records import HostFacts, TrialConfig
+from loadtune.report.journal import Journal, Kept, Line, Probed, Winners
 from loadtune.seams import Bench, Clock, Sensor
+
+T = TypeVar("T")
 
 TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
 """Of the time budget, for the timed part of one run: 3 s and 4.5 s of the default five minutes."""
@@ -61,9 +64,16 @@ class Run:
                 free_bytes=found.free_bytes,
                 compute_points=found.compute_points,
                 batch_sizes=found.batch_sizes,
+                warm=found.warm,
                 notes=tuple(found.notes),
             )
         )
+
+    def known(self, winner: TrialConfig, figure: Callable[[Winners], T | None]) -> T | None:
+        """A figure of this winner that was timed before an interruption. None: it was not."""
+        lines = () if self.kept is None else self.kept.winners
+        figures = (figure(line) for line in lines if line.config == winner)
+        return next((each for each in figures if each is not None), None)
 
     @property
     def step_limit_s(self) -> float:

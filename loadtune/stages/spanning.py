@@ -20,7 +20,7 @@ from loadtune.records import (
 from loadtune.stages.probing import fastest, loader_top
 from loadtune.stages.run import Run
 from loadtune.study.space import PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
-from loadtune.study.yours import assumed_settings, your_config
+from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, your_config
 from loadtune.units import seconds_text
 
 LADDER_SPAN = 16
@@ -125,7 +125,13 @@ def _yours(run: Run, top: int) -> TrialConfig:
     found = run.found
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
-    yours = your_config(found.config.yours, top if ceiling is None else min(top, ceiling.safe_batch_size))
+    largest = top if ceiling is None else min(top, ceiling.safe_batch_size)
+    yours = your_config(found.config.yours, largest)
+    if found.config.yours.batch_size is None and largest < ASSUMED_BATCH:
+        found.note(
+            f"--batch-size was not given, and {largest} stands in for your own instead of the usual {ASSUMED_BATCH}: "
+            "larger batches were left out of this run. Name your own with --batch-size to have it measured."
+        )
     if yours.loader.pin_memory and found.device.kind != "cuda":
         found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
         yours = replace(yours, loader=replace(yours.loader, pin_memory=False))

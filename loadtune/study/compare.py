@@ -18,7 +18,7 @@ from loadtune.records import (
     TuningResult,
     Winner,
 )
-from loadtune.records.chosen import finalist_of
+from loadtune.records.chosen import finalist_of, was_confirmed_whole
 from loadtune.study.changes import machine_changes, setting_changes, step_changes, workload_changes
 from loadtune.study.ratio import Runs, compute_ratio, confirmed_runs, ratio_of
 
@@ -116,7 +116,7 @@ def _safe_batch(result: TuningResult, precision: Precision) -> int | None:
 
 
 def _without_winner(which: str, result: TuningResult, winner: Winner | None) -> tuple[str, ...]:
-    if winner is not None and result.cut_short is None:
+    if winner is not None and was_confirmed_whole(result):
         return ()
     why = f" was cut short: {result.cut_short.rstrip('.')}" if result.cut_short else " went to its end"
     if winner is not None:

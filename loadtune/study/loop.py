@@ -12,6 +12,7 @@ from typing import Protocol
 from loadtune.errors import WorkloadError
 from loadtune.records import Measurement, Objective, Trial, TrialConfig, TrialFailure, TrialOrigin
 from loadtune.seams import Clock
+from loadtune.units import counted
 
 MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first prediction, so that there are two to compare.
@@ -137,7 +138,7 @@ class StudyLoop:
 
     def _end(self) -> str:
         if self._num_run >= self.num_trials:
-            return f"{self.num_trials} trials were run"
+            return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} run"
         if self.yours_suffices:
             return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
         if self.num_configs is not None and self._num_fitting >= self.num_configs:

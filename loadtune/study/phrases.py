@@ -2,7 +2,7 @@
 
 from loadtune.records import Bound, Hindrance
 from loadtune.study.walls import Evidence
-from loadtune.units import MISSING, rate_text
+from loadtune.units import MISSING, counted, rate_text
 
 
 def named(bound: Bound, figures: str, gain: float | None) -> Hindrance:
@@ -16,7 +16,7 @@ def named(bound: Bound, figures: str, gain: float | None) -> Hindrance:
 
 def count(number: float | None, name: str) -> str:
     """``1 worker``, ``8 workers``, or ``workers`` where it is not known how many."""
-    return f"{name}s" if number is None else f"{number:.0f} {name}{'' if number == 1 else 's'}"
+    return f"{name}s" if number is None else counted(number, name)
 
 
 def cores_text(number: float | None) -> str:

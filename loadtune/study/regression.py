@@ -7,7 +7,7 @@ from loadtune.errors import ResultError
 from loadtune.records import Change, Check, CheckOutcome, Measurement, Ratio, TrialConfig, TuningResult
 from loadtune.records.chosen import chosen_winner, finalist_of
 from loadtune.study.ratio import Runs, confirmed_runs, ratio_of, repeated_runs
-from loadtune.units import percent_text
+from loadtune.units import counted, percent_text
 
 MIN_RUNS = 3
 """Before a check says anything. It looks again after every run from the third on: a truth at the very edge of the
@@ -116,10 +116,7 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
 def _too_few(baseline: Baseline, num_runs: int) -> str:
     if baseline.runs.spread is None:
         return "Nothing of the baseline ran twice, so its spread is not known. Make one with a larger --time-budget."
-    return (
-        f"Only {num_runs} run{'' if num_runs == 1 else 's'} fitted into the time, and it takes {MIN_RUNS}. Raise"
-        " --time-budget."
-    )
+    return f"Only {counted(num_runs, 'run')} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
 
 
 def _advice(baseline: Baseline) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from loadtune.records import Bound
 from loadtune.study.walls import Evidence, least
-from loadtune.units import bytes_text
+from loadtune.units import bytes_text, counted
 
 CHEAP_SAMPLE_PER_S = 5000.0
 """One process alone makes so many: below 0.2 ms a sample, calling, collating and handing over cost as much as making
@@ -53,7 +53,7 @@ def _more_workers(e: Evidence) -> str:
     needed = _workers_needed(e)
     if needed is None or not _at_least(e.num_usable_cores, needed):
         return "More workers were not measured (--max-workers)."
-    return f"About {needed} workers would do, which were not measured."
+    return f"About {counted(needed, 'worker')} would do, which {'was' if needed == 1 else 'were'} not measured."
 
 
 def _workers_needed(e: Evidence) -> int | None:

@@ -2,6 +2,7 @@
 
 from loadtune.errors import UsageError
 from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadFacts, YourSettings
+from loadtune.units import counted
 
 ASSUMED_BATCH = 64
 """What scripts use that never thought about it."""
@@ -33,9 +34,10 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
     _check_fixed(config, facts, device_kind)
     for found, batch_size in _batch_sizes(config).items():
         if batch_size is not None and batch_size > facts.dataset_length and found != "--max-batch-size":
+            samples = counted(facts.dataset_length, "sample")
             raise UsageError(
-                f"{found} {batch_size} is larger than the dataset, which has {facts.dataset_length} samples: no full "
-                f"batch could be made. Allowed: 1 to {facts.dataset_length}."
+                f"{found} {batch_size} is larger than the dataset, which has {samples}: no full batch could be made. "
+                f"Allowed: 1 to {facts.dataset_length:,}."
             )
     for precision in (*(config.considered or ()), config.yours.precision or "fp32"):
         if precision not in facts.precisions:
@@ -75,7 +77,7 @@ def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
     least, length = facts.min_batch_size, facts.dataset_length
     allowed = {
         **{f"{option} {size}": size for option, size in _batch_sizes(config).items()},
-        f"the dataset has {length} sample{'' if length == 1 else 's'}": length,
+        f"the dataset has {counted(length, 'sample')}": length,
     }
     for found, batch_size in allowed.items():
         if batch_size is not None and batch_size < least:

@@ -10,6 +10,7 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
+from loadtune.units import counted
 from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
 from loadtune.workload.user_code import last_line
 
@@ -65,8 +66,8 @@ def make_model(
         return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"model {spec.model} could not be built with {num_classes} classes and {needs.image_size} pixels: "
-            f"{last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory."
+            f"model {spec.model} could not be built with {counted(num_classes, 'class')} and {needs.image_size} "
+            f"pixels: {last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory."
         ) from error
 
 

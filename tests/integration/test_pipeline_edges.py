@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.errors import UsageError
+from loadtune.errors import UsageError, WorkloadError
 from loadtune.records import (
+    ComputePoint,
     Device,
     FailureKind,
+    Progress,
+    Recipe,
     TrainingRun,
     TrialConfig,
     TrialFailure,
@@ -239,7 +242,7 @@ def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
 
     class SlowCurve(FakeBench):
         def time_compute(self, recipe, batch_size, seconds):
-            self.clock.spend(40.0)
+            self.clock.spend(50.0)
             return FakeBench.time_compute(self, recipe, batch_size, seconds)
 
     result = tune_fake(SlowCurve(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))
@@ -262,3 +265,25 @@ def test_skipped_steps_of_the_winner_are_told(tmp_path: Path) -> None:
     assert told.best is not None
     assert told.best.config.precision == "fp16"
     assert any("GradScaler skipped" in note for note in told.notes)
+
+
+def test_a_ceiling_that_cannot_be_timed_takes_nothing_from_what_was_confirmed(tmp_path: Path) -> None:
+    """A bench that is replaced then builds the workload anew, which may fail: a dataset's files are gone, say."""
+
+    class Gone(FakeBench):
+        confirming = False
+
+        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+            if self.confirming:
+                raise WorkloadError("the dataset is gone")
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    bench = Gone()
+
+    def listen(progress: Progress) -> None:
+        bench.confirming |= progress.stage == "confirm"
+
+    result = tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=100)), listen)
+    assert result.cut_short is None
+    assert result.best is not None
+    assert result.verdict is not None

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import Device, HostFacts, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.records import Device, HostFacts, Progress, Recipe, TrialFailure, TuneConfig, TuningResult, YourSettings
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 HOST = fake_host()
+RECIPE = Recipe(precision="fp32")
 GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")
 ONE_PRECISION = Surface(
     compute_per_s={"fp32": 2300.0}, fixed_bytes=8 * GIB, bytes_per_sample={"fp32": 0.7e9}, budget_bytes=96 * GIB
@@ -157,3 +158,30 @@ def test_a_winner_at_the_ceiling_is_warned_of_once(tmp_path: Path) -> None:
 def test_a_model_that_trains_on_one_sample_is_not_warned_of(tmp_path: Path) -> None:
     result = tune(bench_with(dataset_length=64 * 127 + 1), tmp_path, TuneConfig(max_batch_size=127))
     assert not leaves_one_over(result)
+
+
+def test_a_step_of_mostly_fixed_cost_does_not_keep_larger_batches_out(tmp_path: Path) -> None:
+    """0.1 s a step and 0.5 ms a sample: 1% of a minute is 1000 samples, and 12 by the rate of two of them."""
+    surface = Surface(compute_per_s={"fp32": 2000.0}, half_batch=200.0, sample_s=1e-5, channels_last_gain=1.0)
+    bench = bench_with(replace(surface, fused_gain=1.0))
+    result = tune(bench, tmp_path, TuneConfig(time_budget_s=60.0))
+    (ceiling,) = result.ceilings
+    assert 800 <= ceiling.batch_size <= 1000
+    assert max(size / surface.compute_rate(RECIPE, size) for kind, size in bench.requests if kind == "memory") <= 0.61
+    (note,) = (note for note in result.notes if "were left out" in note)
+    assert note.startswith(f"Batches above {ceiling.batch_size} were left out: ")
+    assert "would take more than 0.6 s, 1% of the time budget." in note
+    assert result.yours is not None
+    assert result.yours.batch_size == 64
+
+
+def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
+    """25 ms a sample: 0.6 s are 24 of them."""
+    surface = Surface(compute_per_s={"fp32": 40.0}, half_batch=0.1, channels_last_gain=1.0, fused_gain=1.0)
+    result = tune(bench_with(surface), tmp_path, TuneConfig(time_budget_s=60.0))
+    assert result.yours is not None
+    assert result.yours.batch_size < 25
+    told = f"--batch-size was not given, and {result.yours.batch_size} stands in for your own instead of the usual 64"
+    assert any(told in note for note in result.notes)
+    named = TuneConfig(time_budget_s=60.0, yours=YourSettings(batch_size=16))
+    assert not any("stands in for your own" in note for note in tune(bench_with(surface), tmp_path, named).notes)

@@ -8,12 +8,12 @@ import pytest
 from pipeline_rig import GPU, tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records import Progress, TuneConfig, TuningResult, WorkloadSpec
+from loadtune.records import Progress, SavingCost, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadSpec
 from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
-from loadtune.testing import FakeBench, fake_host
+from loadtune.testing import FakeBench, Surface, fake_host
 
 
 class Killed(BaseException):
@@ -122,6 +122,49 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     assert sum(t.screened is None for t in extended.trials) == TuneConfig().num_trials + 3
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
+
+
+def asked_of(bench: FakeBench) -> list[str]:
+    return [kind for kind, _ in bench.requests]
+
+
+def test_what_was_timed_of_the_winner_is_not_timed_again(tmp_path: Path) -> None:
+    first, second = FakeBench(), FakeBench(seed=1)
+    finished = tune_fake(first, tmp_path)
+    assert {"epochs", "saving", "loader", "transfer"} <= set(asked_of(first))
+    again = resumed(tmp_path, bench=second)
+    assert second.requests == []
+    for name in ("best", "epoch_cost", "saving_cost", "loader_points", "transfer_points", "verdict"):
+        assert getattr(again, name) == getattr(finished, name) is not None
+
+
+def test_of_another_winner_they_are_timed_anew(tmp_path: Path) -> None:
+    surface = Surface()
+    finished = tune_fake(FakeBench(surface), tmp_path, TuneConfig(num_trials=2))
+    assert finished.best is not None
+    winner = finished.best.config
+    bench = FakeBench(surface, seed=1)
+    planted = TrialFailure(kind="crash", phase="training", message="planted")
+    bench.fail = lambda config: planted if config == winner else None
+    other = resumed(tmp_path, TuneConfig(num_trials=6), bench=bench)
+    assert other.best is not None
+    assert other.best.config != winner
+    assert {"epochs", "saving", "loader", "transfer"} <= set(asked_of(bench))
+    assert other.epoch_cost is not None
+    assert other.epoch_cost.loader == other.best.config.loader
+
+
+def test_an_interruption_between_two_figures_loses_none(tmp_path: Path) -> None:
+    class NoSaving(FakeBench):
+        def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
+            raise KeyboardInterrupt
+
+    cut = tune_fake(NoSaving(), tmp_path)
+    assert cut.cut_short is not None
+    bench = FakeBench(seed=1)
+    result = resumed(tmp_path, bench=bench)
+    assert asked_of(bench) == ["saving", "loader", "loader", "transfer"]
+    assert result.epoch_cost == cut.epoch_cost is not None
 
 
 @pytest.mark.parametrize(

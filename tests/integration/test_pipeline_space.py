@@ -11,6 +11,7 @@ from loadtune.records import (
     Device,
     Fixed,
     LoaderConfig,
+    Progress,
     Recipe,
     TrialConfig,
     TrialFailure,
@@ -92,6 +93,23 @@ def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path
     assert warm.number == 1
     assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
     assert warm.config.precision == "bf16"
+
+
+def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> None:
+    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    path = elsewhere(tmp_path / "elsewhere", first)
+    config, folder = TuneConfig(warm_start=str(path), num_trials=3), tmp_path / "resumed"
+    folder.mkdir()
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "study":
+            raise KeyboardInterrupt
+
+    assert not tune_fake(FakeBench(), folder, config, interrupt).trials
+    path.unlink()
+    result = tune_fake(FakeBench(), folder, config, resume=True)
+    assert [trial.origin for trial in result.trials].count("warm start") == 1
+    assert result.best is not None
 
 
 def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:

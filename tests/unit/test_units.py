@@ -2,7 +2,24 @@
 
 import pytest
 
-from loadtune.units import bytes_text, departure_text, percent_text, seconds_text
+from loadtune.units import bytes_text, counted, departure_text, percent_text, seconds_text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (0, "trial", "0 trials"),
+        (1, "trial", "1 trial"),
+        (1, "class", "1 class"),
+        (2, "class", "2 classes"),
+        (3, "batch", "3 batches"),
+        (1, "more line", "1 more line"),
+        (1_281_167, "sample", "1,281,167 samples"),
+        (7.0, "worker", "7 workers"),
+    ],
+)
+def test_so_many_of_them(number: float, noun: str, text: str) -> None:
+    assert counted(number, noun) == text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 
 from loadtune.footprint.trace.visits import Birth, Row
 from loadtune.records.trace import LineUse, MemoryTrace, TracedLine, TracedTensor
-from loadtune.units import bytes_text
+from loadtune.units import bytes_text, counted
 
 _WIDTH = 80
 _MOST_GROUPS = 6
@@ -90,7 +90,7 @@ def _table(trace: MemoryTrace) -> Iterator[str]:
             yield f"{_cut_left(_near(file), _WIDTH)}"
         yield from _row(line, on_gpu)
     if left_out := len(trace.lines) - len(shown):
-        yield f"{left_out} more lines had no tensor operation and changed nothing."
+        yield f"{counted(left_out, 'more line')} had no tensor operation and changed nothing."
     yield from _ending(trace)
 
 

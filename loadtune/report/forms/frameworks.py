@@ -60,6 +60,9 @@ def lightning(handed: Handed) -> str:
     return "\n".join(code) + ('TRAINER_KWARGS["callbacks"] = [ChannelsLast()]\n' if last else "")
 
 
+_OF_ONE_GPU = " The batch is that of one GPU: with more of them visible, Trainer trains on as many batches at once."
+
+
 def transformers(handed: Handed) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
     loader = handed.config.loader.kwargs()
@@ -69,14 +72,14 @@ def transformers(handed: Handed) -> str:
     arguments |= {} if handed.config.precision == "fp32" else {handed.config.precision: True}
     arguments |= _optim(handed.result.config.workload.optimizer, fused=handed.config.recipe.fused_optimizer)
     arguments |= {"accelerator_config": {"non_blocking": True}} if handed.config.loader.pin_memory else {}
-    arguments |= {"use_cpu": True} if handed.result.device.kind == "cpu" else {}
+    on_cpu = handed.result.device.kind == "cpu"
+    arguments |= {"use_cpu": True} if on_cpu else {}
     sgd = handed.result.config.workload.optimizer == "sgd"
     return "\n".join(
         [
             comment(
                 handed.provenance,
-                "TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS). The batch is that of one GPU: with more of them"
-                " visible, Trainer trains on as many batches at once.",
+                "TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
                 *_model_channels_last(handed),
                 *(_fused(handed, "Trainer names no fused SGD; with optimizers=") if sgd else ()),
             ),

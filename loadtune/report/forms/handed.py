@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
 from loadtune.records.chosen import chosen_winner, finalist_of
-from loadtune.units import rate_text
+from loadtune.units import counted, rate_text
 
 _WIDTH = 78
 
@@ -40,7 +40,8 @@ class Handed:
     @property
     def machine(self) -> str:
         host = self.result.host
-        return f"{self.result.device.name}, {host.num_usable_cores} usable cores, torch {host.torch or 'not known'}"
+        cores = counted(host.num_usable_cores, "usable core")
+        return f"{self.result.device.name}, {cores}, torch {host.torch or 'not known'}"
 
     @property
     def provenance(self) -> str:

@@ -13,7 +13,7 @@ from loadtune.records import TuningResult, Winner, WorkloadSpec
 from loadtune.report.page.figure import BLUE, Figure, Panel, axis, points, rate_axis, text
 from loadtune.report.page.table import Cell
 from loadtune.report.wording import settings_text
-from loadtune.units import MISSING, percent_text, rate_text, ratio_text
+from loadtune.units import MISSING, counted, percent_text, rate_text, ratio_text
 
 Change = Literal["slower", "faster", "same", "first"]
 
@@ -67,7 +67,7 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> B
     confirmed = sum(result.best is not None for result in results)
     return Board(
         title="Benchmark board",
-        subtitle=f"{len(results)} results, {confirmed} with a confirmed answer",
+        subtitle=f"{counted(len(results), 'result')}, {confirmed} with a confirmed answer",
         regressions=tuple(_sentence(key, runs) for key, runs in kinds.items() if changes(runs)[-1:] == ["slower"]),
         trend=_trend(kinds),
         table=BoardTable(columns=_COLUMNS, rows=tuple(row for runs in kinds.values() for row in _rows(runs))),
@@ -88,7 +88,7 @@ def _by_kind(results: Iterable[TuningResult]) -> dict[_Key, list[TuningResult]]:
 def _step_text(spec: WorkloadSpec) -> str:
     """What makes a training step of its own, as far as it is not the default."""
     size = "" if spec.image_size is None else f", {spec.image_size} pixels"
-    classes = "" if spec.num_classes is None else f", {spec.num_classes} classes"
+    classes = "" if spec.num_classes is None else f", {counted(spec.num_classes, 'class')}"
     optimizer = "" if spec.optimizer == WorkloadSpec().optimizer else f", {spec.optimizer}"
     return f"{spec.dataset} + {spec.model}{size}{classes}{optimizer}"
 
@@ -119,8 +119,8 @@ def _sentence(key: _Key, runs: Sequence[TuningResult]) -> str:
     workload, device, cores = key
     (run_before, before), (run_after, after) = _confirmed(runs)[-2:]
     return (
-        f"{workload} on {device} with {cores} cores: {rate_text(after.samples_per_s)} on {_when(run_after)}, "
-        f"{rate_text(before.samples_per_s)} on {_when(run_before)} ({_departure(before, after)}, "
+        f"{workload} on {device} with {counted(cores, 'core')}: {rate_text(after.samples_per_s)} on "
+        f"{_when(run_after)}, {rate_text(before.samples_per_s)} on {_when(run_before)} ({_departure(before, after)}, "
         f"torch {run_before.host.torch or MISSING} → {run_after.host.torch or MISSING})"
     )
 
@@ -158,7 +158,7 @@ def _panel(key: _Key, confirmed: Sequence[tuple[TuningResult, Winner]]) -> Panel
     rates, dates = [best.samples_per_s for _, best in confirmed], [run.created for run, _ in confirmed]
     trace = points("best", dates, rates, words, mode="lines+markers", marker={"color": BLUE}, error_y=interval)
     layout = {"xaxis": axis("", type="date"), "yaxis": rate_axis(), "showlegend": False}
-    return Panel(title=f"{key[0]} on {key[1]}, {key[2]} cores", data=(trace,), layout=layout, height_px=280)
+    return Panel(title=f"{key[0]} on {key[1]}, {counted(key[2], 'core')}", data=(trace,), layout=layout, height_px=280)
 
 
 def _rows(runs: Sequence[TuningResult]) -> list[BoardRow]:
@@ -188,7 +188,7 @@ def _cells(run: TuningResult, before: Winner | None, outcome: Change) -> tuple[C
     return (
         Cell(text=_when(run)),
         Cell(text=f"{workload.dataset} + {workload.model}"),
-        Cell(text=f"{run.device.name}, {run.host.num_usable_cores} cores"),
+        Cell(text=f"{run.device.name}, {counted(run.host.num_usable_cores, 'core')}"),
         Cell(text=rate_text(rate), order=rate),
         Cell(text=percent_text(half, 1), order=half),
         Cell(text=since),

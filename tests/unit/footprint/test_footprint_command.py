@@ -48,6 +48,15 @@ def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
     rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
     assert [row.split("  ")[0] for row in rows[:3]] == ["as given", "fp16 (AMP)", "bf16 (AMP)"]
     assert all("–" in row for row in rows[:8])  # no time of a step that was not run
+    assert "largest batch" in ended.stdout
+
+
+def test_what_if_without_a_memory_has_no_column_for_the_batch_that_it_holds() -> None:
+    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--estimate")
+    told = invoke(*words, "--what-if").stdout
+    assert "largest batch\n" not in told
+    assert "any memory" not in told
+    assert "--memory 24GiB, or as much as yours has, adds the largest batch" in told
 
 
 def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import probe_memory
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records import BatchTry, FailureKind, FitReport, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
@@ -96,7 +97,7 @@ def test_nothing_fits_names_the_size_and_a_way_out() -> None:
 def test_no_step_is_tried_that_takes_too_long() -> None:
     bench = line(GIB, 1e6, 139 * GIB)
     slowest_s = 1000 / bench.surface.compute_rate(RECIPE, 1000)
-    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit_s=slowest_s)
+    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=StepLimit(seconds=slowest_s))
     assert ceiling.limit == "time"
     assert 700 <= ceiling.batch_size <= 1010
     assert all(probe.step_s is not None and probe.step_s <= 1.01 * slowest_s for probe in ceiling.probes)
@@ -220,10 +221,10 @@ class SlowAtFirst(FakeBench):
     def try_batch(self, asked: BatchTry) -> FitReport:
         is_first = not any(kind == "memory" for kind, _ in self.requests)
         report = FakeBench.try_batch(self, asked)
-        return replace(report, step_s=report.batch_size * (2.6 if is_first else 0.1))
+        return replace(report, step_s=report.batch_size * (5.2 if is_first else 0.1))
 
 
 def test_a_step_that_was_slow_once_is_a_limit_of_time_and_not_of_memory() -> None:
     bench = SlowAtFirst(Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": 87e6}, budget_bytes=139 * GIB))
-    ceiling = probe_memory(bench, RECIPE, {"cap": 2}, step_limit_s=5.0)
+    ceiling = probe_memory(bench, RECIPE, {"cap": 2}, step_limit=StepLimit(seconds=5.0))
     assert (ceiling.batch_size, ceiling.limit) == (1, "time")

@@ -60,6 +60,13 @@ def test_no_name_gets_out_of_its_comment(result: TuningResult, form: str) -> Non
     assert not any(line.startswith("raise") for line in text.splitlines())
 
 
+def test_the_trainer_of_a_cpu_hears_of_no_gpu(result: TuningResult) -> None:
+    assert "The batch is that of one GPU" in " ".join(export(result, "hf").replace("#", "").split())
+    told = export(on_cpu(), "hf")
+    assert "GPU" not in told
+    assert "'use_cpu': True" in told or '"use_cpu": True' in told
+
+
 def test_a_shell_reads_the_environment(result: TuningResult, tmp_path: Path) -> None:
     (tmp_path / "tuned.env").write_text(export(result, "env"))
     shell = "set -a; . ./tuned.env; env"

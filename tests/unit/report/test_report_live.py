@@ -66,6 +66,12 @@ def test_the_redrawn_block_says_all_that_is_known() -> None:
     }
 
 
+def test_without_a_gpu_none_is_spoken_of() -> None:
+    reading = Reading(at_s=0.0, cpu_utilization_fraction=0.5)
+    assert dict(progress_rows(Progress(stage="study", reading=reading, has_gpu=False, left_s=1.0)))["busy"] == "CPU 50%"
+    assert dict(progress_rows(Progress(stage="study", left_s=1.0)))["busy"] == "GPU – (duty cycle), CPU –"
+
+
 def test_the_redrawn_block_keeps_its_height_when_little_is_known() -> None:
     rows = dict(progress_rows(Progress(stage="start", left_s=-1.0)))
     assert len(rows) == 4

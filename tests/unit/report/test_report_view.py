@@ -83,6 +83,18 @@ def test_a_run_cut_short_claims_nothing(result: TuningResult) -> None:
     assert "×" not in words(dataclasses.replace(view, sections=(section,)))
 
 
+@pytest.mark.parametrize(
+    ("stage", "scope"),
+    [
+        ("bounds", "What is confirmed was measured to its end."),
+        ("confirm", "Fewer runs stand behind the figures than planned."),
+    ],
+)
+def test_a_run_cut_short_says_what_stands(result: TuningResult, stage: str, scope: str) -> None:
+    cut = dataclasses.replace(result, cut_short="interrupted", stage_seconds={"start": 1.0, stage: 1.0})
+    assert summary(cut).warning == f"Cut short: interrupted. {scope}"
+
+
 def test_a_run_cut_short_before_any_trial_says_so(result: TuningResult) -> None:
     cut = dataclasses.replace(result, cut_short="interrupted", best=None, best_at_your_batch=None, trials=())
     assert "no trial was measured" in words(summary(cut))

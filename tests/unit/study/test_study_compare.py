@@ -113,6 +113,12 @@ def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
         "The second run was cut short: interrupted by Ctrl-C. It has no confirmed winner, so no throughput of it is"
         " compared.",
     )
+    early = dataclasses.replace(fast, cut_short="interrupted by Ctrl-C", stage_seconds={"study": 9.0, "confirm": 2.0})
+    assert compare(fast, early).notes == (
+        "The second run was cut short: interrupted by Ctrl-C. Fewer runs stand behind its figures than planned.",
+    )
+    late = dataclasses.replace(early, stage_seconds={"study": 9.0, "confirm": 20.0, "bounds": 0.5})
+    assert compare(fast, late).notes == ()  # what is compared was measured to its end
     unasked = dataclasses.replace(fast, best_at_your_batch=None)
     assert "no batch size to keep" in compare(unasked, fast, keep_batch_size=True).notes[0]
 

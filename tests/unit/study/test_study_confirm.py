@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,22 @@ def test_the_leader_and_yours_are_run_whatever_the_time() -> None:
 
 def test_three_rounds_at_the_most() -> None:
     assert len(run_confirm({A: 2.0, B: 1.0}, 1.0, 1000.0)) == 6
+
+
+def test_an_answer_that_was_kept_took_its_time_all_the_same() -> None:
+    """A resumed confirmation answers its first round from the journal, at once; a second round takes 10 s a run."""
+    clock = FakeClock()
+    configs = [config(1), config(2)]
+    kept = {config(1): 20.0, config(2): 10.0}
+
+    def run(what: TrialConfig) -> Measurement:
+        rate = kept.pop(what, None)
+        clock.spend(10.0 if rate is None else 0.0)
+        return replace(measured(rate or 10.0), seconds=10.0)
+
+    assert len(list(confirm(configs, run, clock, clock.now() + 9.0, yours=config(2)))) == 2
+    kept.update({config(1): 20.0, config(2): 10.0})
+    assert len(list(confirm(configs, run, clock, clock.now() + 25.0, yours=config(2)))) == 4
 
 
 def test_what_failed_once_is_not_run_again() -> None:

@@ -1,0 +1,85 @@
+"""A batch grows by what steps were seen to take: a small step says little of a large one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.probe.memory import probe_memory
+from loadtune.probe.recipe import choose_recipes
+from loadtune.probe.step_limit import OVERSHOOT, StepLimit, largest_within
+from loadtune.records import Recipe
+from loadtune.testing import FakeBench, Surface, fake_facts
+
+RECIPE = Recipe(precision="fp32")
+
+
+def costs(size: int) -> float:
+    """0.1 s a step, 1 ms a sample: 500 samples take 0.6 s."""
+    return 0.1 + 0.001 * size
+
+
+@pytest.mark.parametrize(
+    ("step_s", "largest"),
+    [
+        ({2: 0.102}, 11),  # by the rate alone
+        ({2: 0.4}, 4),  # twice the batch takes twice the limit at most
+        ({2: 0.7}, 1),
+        ({2: 0.102, 11: 0.111}, 118),  # the line says 500, and is trusted to twice of what the rate allows
+        ({2: 0.102, 11: 0.111, 118: 0.218}, 500),
+        ({110: 0.34, 118: 0.44, 40: 0.3}, 207),  # a neighbour 7% smaller tells nothing of the slope
+        ({10: 0.2, 20: 0.2}, 120),  # no slope: as if every sample after these were free, as far as that is trusted
+    ],
+)
+def test_the_largest_batch_within_the_limit(step_s: dict[int, float], largest: int) -> None:
+    assert largest_within(0.6, step_s) == pytest.approx(largest, abs=1)
+
+
+@given(
+    fixed_s=st.floats(0.0, 0.5),
+    sample_s=st.floats(1e-5, 0.1),
+    sizes=st.lists(st.integers(1, 4096), min_size=1, unique=True),
+)
+def test_no_step_that_grows_with_its_batch_is_far_over_the_limit(
+    fixed_s: float, sample_s: float, sizes: list[int]
+) -> None:
+    limit_s = max(fixed_s + sample_s * size for size in sizes)
+    size = largest_within(limit_s, {size: fixed_s + sample_s * size for size in sizes})
+    assert fixed_s + sample_s * size <= 1.001 * OVERSHOOT * limit_s
+    assert size >= max(sizes)
+
+
+def test_a_size_that_was_named_is_never_too_slow() -> None:
+    limit = StepLimit(seconds=0.6, known={2: 0.5}, admitted=64)
+    assert limit.largest({}) == 64
+    assert StepLimit(seconds=0.6).largest({}) is None
+
+
+def test_the_quickest_step_of_a_size_counts() -> None:
+    limit = StepLimit(seconds=0.6, known={2: 0.102, 100: 0.9})
+    assert limit.largest({100: costs(100)}) == pytest.approx(500, abs=1)
+
+
+@pytest.mark.parametrize("first", [2, 64])
+def test_the_probe_grows_to_the_limit_by_the_steps_it_times(first: int) -> None:
+    """By the rate of two samples it would have ended at 11."""
+    bench = FakeBench(Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0))
+    limit = StepLimit(seconds=0.6, known={first: costs(first)})
+    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=limit)
+    assert 400 <= ceiling.batch_size <= 500
+    assert ceiling.limit == "time"
+    assert all(probe.step_s is not None and probe.step_s <= 0.601 for probe in ceiling.probes)
+
+
+def test_a_named_size_is_probed_beyond_the_limit() -> None:
+    bench = FakeBench(Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0))
+    limit = StepLimit(seconds=0.6, known={64: costs(64)}, admitted=550)
+    assert probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).batch_size == 550
+
+
+def test_recipes_are_timed_on_a_batch_whose_step_is_affordable() -> None:
+    """0.12 s are; a batch of 2 takes 0.1 s of which 98% are the same for 16."""
+    surface = Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0)
+    chosen = choose_recipes(
+        FakeBench(surface), fake_facts(surface), ("fp32",), optimizer="sgd", largest=10**6, time_budget_s=60.0
+    )
+    assert chosen.choices[0].points[0].batch_size in (16, 32)
