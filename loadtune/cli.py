@@ -1,5 +1,5 @@
 """The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
-`cli_report`, `cli_check` and `ending` the only module that prints or exits.
+`cli_report`, `cli_dashboard`, `cli_check` and `ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -24,6 +24,7 @@ from loadtune.arguments import (
     yours_of,
 )
 from loadtune.cli_check import check as check_command
+from loadtune.cli_dashboard import dashboard
 from loadtune.cli_memory import memory
 from loadtune.cli_report import report
 from loadtune.cli_results import compare, export, schema
@@ -157,7 +158,7 @@ def doctor(
             show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
-for _command in (memory, report, export, compare, schema):
+for _command in (memory, report, dashboard, export, compare, schema):
     app.command()(_command)
 app.command("check")(check_command)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from loadtune.probe.compute import knee, reaches
 from loadtune.records import ComputePoint, TrialConfig, TrialOrigin, WorkloadFacts
 from loadtune.report.journal import Tried
+from loadtune.report.store import STUDY_FILE
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
@@ -32,7 +33,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("study"):
         check_budget(run)
         first = first_configs(run, facts, searched)
-        asked = OptunaStudy(searched, first, f"sqlite:///{run.folder / 'study.db'}", config.seed, known=found.trials)
+        asked = OptunaStudy(searched, first, run.folder / STUDY_FILE, config.seed, known=found.trials)
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
