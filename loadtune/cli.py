@@ -31,7 +31,7 @@ from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
-from loadtune.terminal import show
+from loadtune.terminal import print_whatever_the_locale, show
 
 _DEFAULT = TuneConfig()
 _LOGS = {
@@ -52,6 +52,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the ``loadtune`` command."""
+    print_whatever_the_locale(sys.stdout, sys.stderr)
     app(prog_name="loadtune")
 
 
@@ -104,6 +105,16 @@ def run(
 
     Builds the workload, probes memory, searches, measures the finalists again, prints the best beside yours, and
     keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
+
+    Examples:
+
+    \b
+      loadtune run --dataset FakeData --model resnet50
+      loadtune run --dataset train:make_dataset --model train:make_model \\
+        --batch-size 64 --num-workers 4 --pin-memory --amp bf16
+      loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
+        --time-budget 120 --precision bf16
+      loadtune run --resume
     """
     with told_plainly(debug):
         workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
@@ -136,7 +147,15 @@ def doctor(
     freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show what this machine offers and which device a run would take."""
+    """Show what this machine offers and which device a run would take.
+
+    Examples:
+
+    \b
+      loadtune doctor
+      loadtune doctor --json
+      CUDA_VISIBLE_DEVICES=$(loadtune doctor --freest-gpu) python train.py
+    """
     with told_plainly(debug):
         from loadtune import host as machine
         from loadtune.report.store import as_json
@@ -152,7 +171,7 @@ def doctor(
         telemetry = machine.read_telemetry(device, facts.num_usable_cores)
         if json:
             report = {"host": facts, "device": device, "telemetry": telemetry}
-            typer.echo(as_json(report).decode(), nl=False)
+            typer.echo(as_json(report), nl=False)
         else:
             rows = (*banner(facts, device).rows, *telemetry_rows(telemetry, device.kind))
             show(banner_text(Banner(rows=rows)), sys.stdout)
@@ -239,7 +258,7 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
         shown = f"Report page: {page}\n" if page.exists() else ""
         typer.echo(f"\n{shown}Kept in {folder}", err=as_json)
     if as_json:
-        typer.echo(store.as_json(result).decode(), nl=False)
+        typer.echo(store.as_json(result), nl=False)
 
 
 def _remove_if_empty(folder: Path, made: list[Path]) -> None:

@@ -69,8 +69,8 @@ def _show(error: LoadtuneError, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, WorkloadError) and error.user_traceback:
-        typer.secho(error.user_traceback.rstrip("\n"), err=True, dim=True)
-    typer.secho(f"error: {error}", err=True)
+        typer.echo(error.user_traceback.rstrip("\n"), err=True)
+    typer.echo(f"error: {error}", err=True)
 
 
 def _silence(stream: TextIO) -> None:

@@ -1,7 +1,7 @@
 """The Optuna study, and the only module that knows Optuna: ask for a configuration, tell what came of it.
 
-In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to try. What cannot run is told as COMPLETE,
-infeasible and with the worst value so far: told as FAIL, Optuna would forget it and try it again.
+In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to try. What cannot run is told as
+COMPLETE, infeasible and with the worst value so far: told as FAIL, Optuna would forget it and try it again.
 """
 
 import sqlite3
