@@ -7,12 +7,14 @@ Takes a Chromium on the PATH. Says how large each file is; over 300 KB it ends w
 
 import argparse
 import base64
+import io
 import re
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from PIL import Image  # comes with torchvision
 from rich.console import Console, Group
 from rich.terminal_theme import DIMMED_MONOKAI
 
@@ -56,7 +58,8 @@ def shoot(browser: Browser, first: str, last: str, path: Path) -> None:
         }})()"""
     )
     shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
-    path.write_bytes(base64.b64decode(shot["data"]))
+    picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)  # a third of the size, and looks the same
 
 
 def page_pictures(result: TuningResult, answer: Path, figures: Path) -> None:
