@@ -71,7 +71,7 @@ def _all_commands(
     """What comes before a command's name."""
 
 
-@app.command(cls=options.ResumableCommand)
+@app.command(cls=options.ResumableCommand, epilog=options.RUN_EXAMPLES)
 def run(
     ctx: typer.Context,
     dataset: options.Dataset = _DEFAULT.workload.dataset,
@@ -105,16 +105,6 @@ def run(
 
     Builds the workload, probes memory, searches, measures the finalists again, prints the best beside yours, and
     keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
-
-    Examples:
-
-    \b
-      loadtune run --dataset FakeData --model resnet50
-      loadtune run --dataset train:make_dataset --model train:make_model \\
-        --batch-size 64 --num-workers 4 --pin-memory --amp bf16
-      loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
-        --time-budget 120 --precision bf16
-      loadtune run --resume
     """
     with told_plainly(debug):
         workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
@@ -177,7 +167,8 @@ def doctor(
             show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
-for _command in (memory, report, dashboard, export, compare, schema):
+app.command(epilog=options.MEMORY_EXAMPLES)(memory)
+for _command in (report, dashboard, export, compare, schema):
     app.command()(_command)
 app.command("check")(check_command)
 

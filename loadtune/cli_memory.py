@@ -66,18 +66,7 @@ def memory(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show where the memory of one training step goes.
-
-    Measured on a GPU beside an estimate from shapes, which is all there is without one.
-
-    Examples:
-
-    \b
-      loadtune memory --model resnet50 --batch-size 32 --memory 24GiB
-      loadtune memory --model vit_b_16 --precision bf16 --per-layer
-      loadtune memory --model resnet50 --batch-size 32 --what-if
-      loadtune memory --trace train.py
-    """
+    """Show where the memory of one training step goes."""
     with told_plainly(debug):
         if trace is not None:
             _trace(trace, arguments or [], only, as_json=json)
