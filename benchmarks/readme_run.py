@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from loadtune import TuningResult, load_result
-from loadtune.report.store import as_json
+from loadtune.report.store import write_result
 
 COMMAND = ["run", "--dataset", "FakeData", "--model", "resnet50"]
 GOAL_S, GOAL_PER_S = 240.0, 3300.0
@@ -87,14 +87,16 @@ def note(runs: list[Run]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--note", type=Path, help="file to keep the note in")
-    parser.add_argument("--keep", type=Path, help="folder to keep each run's result.json in")
+    parser.add_argument("--keep", type=Path, help="folder to keep result.json in; of several repeats one below it each")
     parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()
     runs = []
     for number in range(1, arguments.repeats + 1):
         runs.append(run_command())
         if arguments.keep is not None:
-            (arguments.keep / f"readme-run-{number}.json").write_bytes(as_json(runs[-1].result))
+            folder = arguments.keep if arguments.repeats == 1 else arguments.keep / f"{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            write_result(runs[-1].result, folder)
     text = note(runs)
     if arguments.note is not None:
         arguments.note.write_text(text)

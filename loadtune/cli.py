@@ -1,5 +1,5 @@
 """The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
-`cli_report`, `cli_check` and `ending` the only module that prints or exits.
+`cli_report`, `cli_dashboard`, `cli_check` and `ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
 reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
@@ -25,13 +25,14 @@ from loadtune.arguments import (
     yours_of,
 )
 from loadtune.cli_check import check as check_command
+from loadtune.cli_dashboard import dashboard
 from loadtune.cli_memory import memory
 from loadtune.cli_report import report
 from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
-from loadtune.terminal import show
+from loadtune.terminal import print_whatever_the_locale, show
 from loadtune.units import counted
 
 _DEFAULT = TuneConfig()
@@ -53,6 +54,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the ``loadtune`` command."""
+    print_whatever_the_locale(sys.stdout, sys.stderr)
     app(prog_name="loadtune")
 
 
@@ -71,7 +73,7 @@ def _all_commands(
     """What comes before a command's name."""
 
 
-@app.command(cls=options.ResumableCommand)
+@app.command(cls=options.ResumableCommand, epilog=options.RUN_EXAMPLES)
 def run(
     ctx: typer.Context,
     dataset: options.Dataset = _DEFAULT.workload.dataset,
@@ -139,7 +141,15 @@ def doctor(
     freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show what this machine offers and which device a run would take."""
+    """Show what this machine offers and which device a run would take.
+
+    Examples:
+
+    \b
+      loadtune doctor
+      loadtune doctor --json
+      CUDA_VISIBLE_DEVICES=$(loadtune doctor --freest-gpu) python train.py
+    """
     with told_plainly(debug):
         from loadtune import host as machine
         from loadtune.report.store import as_json
@@ -155,13 +165,14 @@ def doctor(
         telemetry = machine.read_telemetry(device, facts.num_usable_cores)
         if json:
             report = {"host": facts, "device": device, "telemetry": telemetry}
-            typer.echo(as_json(report).decode(), nl=False)
+            typer.echo(as_json(report), nl=False)
         else:
             rows = (*banner(facts, device).rows, *telemetry_rows(telemetry, device.kind))
             show(banner_text(Banner(rows=rows)), sys.stdout)
 
 
-for _command in (memory, report, export, compare, schema):
+app.command(epilog=options.MEMORY_EXAMPLES)(memory)
+for _command in (report, dashboard, export, compare, schema):
     app.command()(_command)
 app.command("check")(check_command)
 
@@ -242,7 +253,7 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
         shown = f"Report page: {page}\n" if page.exists() else ""
         typer.echo(f"\n{shown}Kept in {folder}", err=as_json)
     if as_json:
-        typer.echo(store.as_json(result).decode(), nl=False)
+        typer.echo(store.as_json(result), nl=False)
 
 
 def _remove_if_empty(folder: Path, made: list[Path]) -> None:

@@ -72,6 +72,6 @@ def _print(found: Check, *, as_json: bool) -> None:
     from loadtune.report.text import handover_text
 
     if as_json:
-        typer.echo(store.as_json(found).decode(), nl=False)
+        typer.echo(store.as_json(found), nl=False)
     else:
         show(handover_text(check_view(found)), sys.stdout)

@@ -128,7 +128,7 @@ def _print_report(report: FootprintReport, *, as_json: bool) -> None:
     from loadtune.report import store
 
     if as_json:
-        typer.echo(store.as_json(report).decode(), nl=False)
+        typer.echo(store.as_json(report), nl=False)
         return
     from loadtune.report.footprint import footprint_view
     from loadtune.report.text import footprint_text

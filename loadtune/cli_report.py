@@ -23,23 +23,33 @@ def report(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help=f"[default: report.html beside the result; of many, {_BOARD}]")
     ] = None,
+    board: Annotated[bool, typer.Option("--board", help="One page over all results, also of one folder.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Write the report page of a result, or a board over many.
 
-    One file that opens offline in any browser. Of one folder with several runs the newest counts.
+    One file that opens offline in any browser. Of one folder with several runs the newest counts, or
+    with --board all of them.
+
+    Examples:
+
+    \b
+      loadtune report
+      loadtune report loadtune-results/FakeData-resnet50 --out resnet50.html
+      loadtune report h100 h200
+      loadtune report benchmarks/results --board --out board.html
     """
     with told_plainly(debug):
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
             raise UsageError(f"--out {out}: it takes the name of an HTML file, such as report.html.")
-        typer.echo(_written(results or [Path(TuneConfig().out)], out))
+        typer.echo(_written(results or [Path(TuneConfig().out)], out, board=board))
 
 
-def _written(results: list[Path], out: Path | None) -> Path:
+def _written(results: list[Path], out: Path | None, *, board: bool) -> Path:
     from loadtune.report.page.write import PAGE_FILE, write_board, write_page
     from loadtune.report.store import load_result, newest_file
 
-    if len(results) > 1:
+    if board or len(results) > 1:
         return write_board(results, out or Path(_BOARD))
     file = newest_file(results[0])
     return write_page(load_result(file), out or file.parent / PAGE_FILE)

@@ -84,7 +84,7 @@ def compare(
 
         found = compared(load_result(before), load_result(after), keep_batch_size=keep_batch_size)
         if json:
-            typer.echo(as_json(found).decode(), nl=False)
+            typer.echo(as_json(found), nl=False)
         else:
             show(handover_text(comparison_view(found)), sys.stdout)
         if found.ratio is None:

@@ -26,7 +26,7 @@ INTERRUPTED, READER_GONE, TERMINATED = (128 + number for number in (signal.SIGIN
 def exit_code(result: TuningResult) -> int:
     """Of a run that left a result: an interruption outweighs what was confirmed before it."""
     if result.cut_short is not None and any(word in result.cut_short for word in ("interrupted", "Ctrl-C")):
-        return _interruption_code(result.cut_short)
+        return interruption_code(result.cut_short)
     return 0 if result.best is not None else NO_ANSWER
 
 
@@ -41,7 +41,7 @@ def told_plainly(debug: bool) -> Iterator[None]:
         raise typer.Exit(READER_GONE) from None
     except KeyboardInterrupt as interruption:
         typer.echo("Interrupted; nothing was concluded.", err=True)
-        raise typer.Exit(_interruption_code(str(interruption))) from None
+        raise typer.Exit(interruption_code(str(interruption))) from None
     except LoadtuneError as error:
         _show(error, debug)
         raise typer.Exit(USER_CAN_MEND) from None
@@ -61,7 +61,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _interruption_code(reason: str) -> int:
+def interruption_code(reason: str) -> int:
     return TERMINATED if signal.SIGTERM.name in reason else INTERRUPTED
 
 
@@ -69,8 +69,8 @@ def _show(error: LoadtuneError, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, WorkloadError) and error.user_traceback:
-        typer.secho(error.user_traceback.rstrip("\n"), err=True, dim=True)
-    typer.secho(f"error: {error}", err=True)
+        typer.echo(error.user_traceback.rstrip("\n"), err=True)
+    typer.echo(f"error: {error}", err=True)
 
 
 def _silence(stream: TextIO) -> None:

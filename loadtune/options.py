@@ -68,3 +68,19 @@ class ResumableCommand(TyperCommand):
 
 NEWEST = ":newest"
 """Stands for the newest run: no folder is called so, as a colon is no part of a run's name."""
+
+RUN_EXAMPLES = """\b
+Examples:
+  loadtune run --dataset FakeData --model resnet50
+  loadtune run --dataset train:make_dataset --model train:make_model \\
+    --batch-size 64 --num-workers 4 --pin-memory --amp bf16
+  loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
+    --time-budget 120 --precision bf16
+  loadtune run --resume"""
+
+MEMORY_EXAMPLES = """\b
+Examples:
+  loadtune memory --model resnet50 --batch-size 32 --memory 24GiB
+  loadtune memory --model vit_b_16 --precision bf16 --per-layer
+  loadtune memory --model resnet50 --batch-size 32 --what-if
+  loadtune memory --trace train.py"""

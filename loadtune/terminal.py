@@ -1,16 +1,50 @@
 """What rich renders, as lines on a stream of ours: how commands show tables. rich is loaded on first use."""
 
+import codecs
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_PLAINER = {
+    "×": "x",
+    "±": "~",
+    "–": "-",
+    "−": "-",
+    "…": "_",
+    "→": ">",
+    "←": "<",
+    "≤": "<",
+    "≥": ">",
+    "│": "|",
+    "█": "#",
+    "▒": "=",
+    "µ": "u",
+}
+"""Our own signs where a locale lacks them, each as wide as what it stands for; of any other a question mark is left."""
+
 
 def show(content: "RenderableType", stream: TextIO) -> None:
+    """Tables keep to the stream's width; code, which does not wrap, runs over it rather than being cut."""
     from rich.console import Console
 
     console = Console(file=stream, highlight=False)
     with console.capture() as capture:  # written by us: rich would end the process itself where the reader went away
-        console.print(content)
+        console.print(content, crop=False)
     stream.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())  # tables are padded with spaces
     stream.flush()
+
+
+def print_whatever_the_locale(*streams: TextIO) -> None:
+    """A stream that lacks a sign shows a plainer one, where it would raise UnicodeEncodeError or show its number."""
+    codecs.register_error("loadtune.plainer", _plainer)
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="loadtune.plainer")
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_PLAINER.get(sign, "?") for sign in error.object[error.start : error.end]), error.end

@@ -70,6 +70,13 @@ class Command:
     def stderr(self):
         return (self.home / "stderr").read_text()
 
+    def said(self, start):
+        """What follows `start` on the first line of stdout that begins so; waits for it."""
+        for line in self._process.stdout:
+            if line.startswith(start):
+                return line.removeprefix(start).strip()
+        raise AssertionError(f"it ended without a word of {start!r}\n{self.stderr()}")
+
     def descendants(self):
         """Processes of this command that still run, other than itself; also those that left its group or session."""
         return [pid for pid in marked(self._mark) if pid != self._process.pid]

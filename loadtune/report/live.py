@@ -27,7 +27,7 @@ def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
     gpu = percent_text(reading.gpu_utilization_fraction if reading else None)
     cpu = percent_text(reading.cpu_utilization_fraction if reading else None)
     return (
-        ("stage", f"{_stage(progress)}, {seconds_text(max(0.0, progress.left_s))} left"),
+        ("stage", f"{_stage(progress)}, at most {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
         ("best so far", _measured(progress.best_samples_per_s, progress.best_config)),
         ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
@@ -89,7 +89,7 @@ class LiveDisplay:
         if line is not None and (progress.warning or not self._quiet):
             style = "yellow" if progress.warning else None
             # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
-            self._console.print(line, style=style, markup=False, soft_wrap=True)
+            self._console.print(line, style=style, markup=False, soft_wrap=not self._console.is_terminal)
         self._newest, self._newest_s = progress, time.monotonic()
 
     def _redrawn(self) -> "RenderableType":

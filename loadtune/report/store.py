@@ -15,6 +15,7 @@ from loadtune.errors import ResultError, UsageError
 from loadtune.records import SCHEMA_VERSION, TuneConfig, TuningResult
 
 RESULT_FILE = "result.json"
+STUDY_FILE = "study.db"
 _RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")
 
 

@@ -1,6 +1,13 @@
-"""Views as rich renderables, made for 80 columns. Adds layout and colour, never a word or a figure."""
+"""Views as rich renderables, made for 80 columns. Adds layout and colour, never a word or a figure.
 
-from rich.console import Console, Group, RenderableType
+On less than 80 columns bars are left out, and tables whose words do not fit side by side become lists: nothing is cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -21,6 +28,7 @@ from loadtune.report.memory import (
 from loadtune.report.view import Banner, Section, Summary
 
 _WIDTH = 80
+_UNBOUNDED = 10_000  # columns: wider than any table of ours
 _GAP = 2
 
 
@@ -39,7 +47,7 @@ def summary_text(view: Summary) -> RenderableType:
     if view.warning is not None:
         parts.append(Text(view.warning, style="bold yellow"))
     parts += [_table(table) for table in (view.figures, view.ceilings) if table is not None]
-    parts += [] if view.curve is None else [_curve(view.curve)]
+    parts += [] if view.curve is None else [_Curve(view.curve)]
     parts += [_lines(section) for section in view.sections]
     parts += [_code(block) for block in view.code]
     return Group(*(Group(Text(), part) for part in parts))
@@ -62,7 +70,7 @@ def handover_text(view: HandoverView) -> RenderableType:
 def ceiling_text(ceiling: MemoryCeiling, *, device_kind: str | None = None) -> str:
     """One ceiling by itself, for ``print``; with ``device_kind``, ``cuda`` or ``cpu``, it says whose memory it is."""
     table = ceilings_table([ceiling], device_kind)
-    parts = [*([] if table is None else [_table(table), Text()]), _curve(ceiling_view(ceiling))]
+    parts = [*([] if table is None else [_table(table), Text()]), _Curve(ceiling_view(ceiling))]
     # A notebook's own console would print instead of being captured.
     console = Console(width=_WIDTH, color_system=None, force_jupyter=False, force_terminal=False)
     with console.capture() as capture:
@@ -70,27 +78,66 @@ def ceiling_text(ceiling: MemoryCeiling, *, device_kind: str | None = None) -> s
     return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
+@dataclass(frozen=True, slots=True)
+class _Fitting:
+    """A table; where its longest words do not fit side by side, each cell on a line of its own."""
+
+    table: RichTable
+    title: str | None
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    wraps: bool = True
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        needed = Measurement.get(console, options.update(max_width=_UNBOUNDED), self.table)
+        if (needed.minimum if self.wraps else needed.maximum) <= options.max_width:
+            yield self.table
+            return
+        if self.title:
+            yield Text(self.title, style="bold")
+        for name, *cells in self.rows:
+            yield Text(f"{self.columns[0]} {name}".strip())
+            for column, cell in zip(self.columns[1:], cells, strict=True):
+                shown = f"{column}: {cell}" if column else cell
+                if shown:
+                    yield Padding(Text(" ".join(shown.replace("-\n", "").split())), (0, 0, 0, 2))
+
+
 def _table(view: Table) -> RenderableType:
     table = RichTable(title=view.title, title_justify="left", title_style="bold", box=None, padding=(0, _GAP, 0, 0))
     for number, column in enumerate(view.columns):
-        table.add_column(column, style="" if number else "dim", header_style="bold")
+        table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
     for row in view.rows:
         table.add_row(*(Text(cell) for cell in row))
-    return table
+    return _Fitting(table, view.title, view.columns, view.rows)
 
 
-def _curve(view: CeilingView) -> RenderableType:
-    """Figures to the right of their columns; bars take what is left of the width."""
-    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    *figures, bars = view.columns
-    for column in figures:
-        table.add_column(column, justify="right", no_wrap=True, header_style="bold", vertical="bottom")
-    table.add_column(bars, no_wrap=True, header_style="bold")
-    width = _bar_width(view)
-    for row in view.rows:
-        table.add_row(*(Text(cell) for cell in row.cells), Text(_bar(row, width)))
-    body = (Padding(Text(line), (0, 0, 0, 2)) for line in view.lines)
-    return Group(Text(view.title, style="bold"), table, *body)
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Figures to the right of their columns; bars take what is left of the width, and are left out of a narrow one."""
+
+    view: CeilingView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(self.view.title, style="bold")
+        if options.max_width < _WIDTH:
+            rows = [(*row.cells, row.mark) for row in self.view.rows]
+            columns = (*self.view.columns[:-1], "")
+            yield _Fitting(self._figures(columns, rows, 1), None, columns, rows, wraps=False)
+        else:
+            width = _bar_width(self.view)
+            yield self._figures(self.view.columns, [(*row.cells, _bar(row, width)) for row in self.view.rows], _GAP)
+        yield from (Padding(Text(line), (0, 0, 0, 2)) for line in self.view.lines)
+
+    def _figures(self, columns: Sequence[str], rows: Sequence[Sequence[str]], gap: int) -> RichTable:
+        table = RichTable(box=None, padding=(0, gap, 0, 0), pad_edge=False)
+        *figures, last = columns
+        for column in figures:
+            table.add_column(column, justify="right", no_wrap=True, header_style="bold", vertical="bottom")
+        table.add_column(last, no_wrap=True, header_style="bold")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return table
 
 
 def _bar_width(view: CeilingView) -> int:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from loadtune.probe.compute import knee, reaches
 from loadtune.records import ComputePoint, Objective, Trial, TrialConfig, TrialOrigin, WorkloadFacts
 from loadtune.report.journal import Tried
+from loadtune.report.store import STUDY_FILE
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
@@ -35,7 +36,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         asked = OptunaStudy(
             searched,
             first,
-            f"sqlite:///{run.folder / 'study.db'}",
+            run.folder / STUDY_FILE,
             config.seed,
             known=found.trials,
             objective=config.objective,

@@ -1,12 +1,14 @@
 """The Optuna study, and the only module that knows Optuna: ask for a configuration, tell what came of it.
 
-In: a `SearchSpace`, seeds, where to keep the study. Out: configurations to try. What cannot run is told as COMPLETE and
-infeasible with the worst value so far: told as FAIL, Optuna would forget it and try it again.
+In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to try. What cannot run is told as
+COMPLETE, infeasible and with the worst value so far: told as FAIL, Optuna would forget it and try it again.
 """
 
+import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -22,7 +24,7 @@ MAX_STARTUP = 5
 class OptunaStudy:
     """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
-    `storage` is a URL of Optuna's; None keeps the study in memory. `known` are trials of it that were run before:
+    `file` is a database of SQLite; None keeps the study in memory. `known` are trials of it that were run before:
     what they had begun and not ended is closed, because a trial that seems to run repels the sampler from its place.
     """
 
@@ -30,7 +32,7 @@ class OptunaStudy:
         self,
         space: SearchSpace,
         seeds: Sequence[tuple[TrialOrigin, TrialConfig]],
-        storage: str | None,
+        file: Path | None,
         seed: int,
         *,
         known: Sequence[Trial] = (),
@@ -48,7 +50,7 @@ class OptunaStudy:
         with _quiet():
             self._study = optuna.create_study(
                 study_name="loadtune",
-                storage=storage,
+                storage=None if file is None else kept_in(file),
                 direction="maximize",
                 load_if_exists=True,
             )
@@ -122,6 +124,24 @@ class OptunaStudy:
             _param(name, axis): axis.index(point[name]) if is_ordered(axis) else point[name]
             for name, axis in axes.items()
         }
+
+
+def kept_in(file: Path, *, read_only: bool = False) -> optuna.storages.RDBStorage:
+    """Optuna's storage in this file, to which it does not connect by itself.
+
+    In a URL of its own a path with a brace or a question mark would be another path.
+    """
+    return optuna.storages.RDBStorage(
+        "sqlite:///study.db",
+        engine_kwargs={"creator": lambda: connected(file, read_only=read_only)},
+        skip_table_creation=read_only,
+    )
+
+
+def connected(file: Path, *, read_only: bool) -> sqlite3.Connection:
+    """`read_only`: SQLite itself refuses to write, and makes no file beside it."""
+    address = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+    return sqlite3.connect(address, uri=True, check_same_thread=False)  # SQLAlchemy's pool hands it from one to another
 
 
 def _suggest(trial: optuna.Trial, name: Dimension, axis: Sequence[Any]) -> Any:

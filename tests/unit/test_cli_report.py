@@ -51,6 +51,11 @@ def test_several_folders_make_a_board(runs: list[Path]) -> None:
     assert Path("board.html").read_text(encoding="utf-8").count("<tr data-outcome=") == 2
 
 
+def test_a_board_of_one_folder_when_asked_for(runs: list[Path]) -> None:
+    assert report("loadtune-results", "--board", "--out", "board.html").exit_code == 0
+    assert Path("board.html").read_text(encoding="utf-8").count("<tr data-outcome=") == 2
+
+
 def test_a_board_counts_a_result_once(runs: list[Path]) -> None:
     ended = report("loadtune-results", runs[0])
     assert Path(ended.stdout.strip()).read_text(encoding="utf-8").count("<tr data-outcome=") == 2

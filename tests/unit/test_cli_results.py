@@ -44,7 +44,9 @@ def test_the_help_names_every_form_and_no_other() -> None:
     assert named == {*FORMS, TENSORBOARD}
 
 
-@pytest.mark.parametrize("command", ["export", "compare", "check", "schema"])
+@pytest.mark.parametrize(
+    "command", ["run", "doctor", "memory", "report", "dashboard", "export", "compare", "check", "schema"]
+)
 def test_help_comes_with_examples_in_80_columns(command: str) -> None:
     told = invoke(command, "--help").stdout
     assert f"loadtune {command}" in told.split("Example")[1]

@@ -59,7 +59,7 @@ def test_the_redrawn_block_says_all_that_is_known() -> None:
         left_s=65.0,
     )
     assert dict(progress_rows(progress)) == {
-        "stage": "study, trial 3/20, 1 min 05 s left",
+        "stage": "study, trial 3/20, at most 1 min 05 s left",
         "now": "99.0/s  batch 64, 1 worker, not pinned, bf16",
         "best so far": "1,234/s  batch 64, 1 worker, not pinned, bf16",
         "busy": "GPU 50% (duty cycle), CPU 100%",

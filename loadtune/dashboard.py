@@ -1,0 +1,90 @@
+"""optuna-dashboard over a run's study, on loopback, for reading alone.
+
+In: a folder and a port. Out: a server that answers until it is closed. A module of its own because it is the only one
+that knows optuna-dashboard, which comes with the extra ``live``.
+"""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from loadtune.errors import ResultError, UsageError
+from loadtune.report.store import STUDY_FILE, newest_with
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+HOST = "127.0.0.1"
+
+
+class Server(ThreadingMixIn, WSGIServer):
+    """One thread a request, as browsers keep idle connections open; none outlives the process."""
+
+    daemon_threads = True
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.server_port}/dashboard"
+
+
+@contextmanager
+def dashboard_server(study: Path, port: int) -> Iterator[Server]:
+    """A server that is bound and not serving yet. Port 0 is any free one. Raises UsageError, ResultError."""
+    _check_installed()
+    import optuna_dashboard
+
+    from loadtune.study.shown import open_study
+
+    app = reading_only(optuna_dashboard.wsgi(open_study(study)))
+    try:
+        server = Server((HOST, port), _SilentHandler)
+    except OSError as error:
+        raise UsageError(
+            f"--port {port}: it cannot be listened at ({error.strerror or error}). It takes a port that is free and"
+            " that this user may use. Name another one; --port 0 takes any."
+        ) from error
+    with server:
+        server.set_app(app)
+        yield server
+
+
+def study_file(where: Path) -> Path:
+    """The ``study.db`` itself, or that of a run's folder, or of the newest run below. Raises ResultError on none."""
+    found = where if where.is_file() else newest_with(where, STUDY_FILE)
+    if found is None:
+        raise ResultError(
+            f"{where} holds no study: no {STUDY_FILE} in it or up to two folders below. A run writes it once its search"
+            " begins, after the probes. Run `loadtune run`, or name a run's folder."
+        )
+    return found
+
+
+def reading_only(app: "WSGIApplication") -> "WSGIApplication":
+    """What would change the study is refused before the dashboard sees it."""
+
+    def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
+            return app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "application/json")])
+        return [b'{"reason": "This dashboard shows a run of loadtune and changes nothing."}']
+
+    return answer
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise UsageError(
+            "loadtune dashboard shows a study with optuna-dashboard, which is not installed here. Install it with"
+            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` needs no more than is here."
+        )
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """No line a request: the page asks every few seconds."""
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        pass
