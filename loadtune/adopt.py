@@ -29,7 +29,7 @@ def best_loader_kwargs(
 def best_recipe(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> Recipe:
-    """Precision, memory format and fused optimizer that the loader arguments were measured with."""
+    """Precision, memory format, fused optimizer and torch.compile that the loader arguments were measured with."""
     return _best_config(path, strict, keep_batch_size).recipe
 
 

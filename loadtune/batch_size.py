@@ -42,6 +42,7 @@ def find_batch_size(
     num_classes: int | None = None,
     channels_last: bool = False,
     fused: bool = False,
+    compile: bool = False,
 ) -> MemoryCeiling:
     """The largest batch that trains on this machine; ``.safe_batch_size`` of the answer is the one to use.
 
@@ -60,13 +61,14 @@ def find_batch_size(
     device: ``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU.
     num_classes: for torchvision models and ``FakeData``.
     channels_last, fused: where the script trains so; a fused optimizer of one's own is made so by its callable.
+    compile: train it compiled by torch.compile, each size that is tried for itself. Give the model uncompiled.
 
     On a CPU no step is tried that is foretold to take more than 5 s; where that is the limit, ``limit`` says ``time``.
 
     Raises UsageError, DeviceError, WorkloadError or NothingFitsError for what a user can mend.
     """
     _refuse_recursion()
-    recipe = recipe_of(precision, channels_last, fused, optimizer)
+    recipe = recipe_of(precision, channels_last, fused, compile, optimizer)
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
     classes = None if num_classes is None else at_least_1("num_classes", num_classes)

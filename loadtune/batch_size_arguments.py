@@ -17,7 +17,7 @@ _WANTED_DATA = (
 )
 
 
-def recipe_of(precision: str, channels_last: bool, fused: bool, optimizer: object) -> Recipe:
+def recipe_of(precision: str, channels_last: bool, fused: bool, compile: bool, optimizer: object) -> Recipe:
     """How the script trains."""
     if precision not in PRECISIONS:
         raise UsageError(f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}. Name one of these.")
@@ -29,7 +29,7 @@ def recipe_of(precision: str, channels_last: bool, fused: bool, optimizer: objec
             "Leave fused out, or use adamw or bf16."
         )
     layout: MemoryFormat = "channels_last" if channels_last else "contiguous"
-    return Recipe(precision=precision, memory_format=layout, fused_optimizer=fused)
+    return Recipe(precision=precision, memory_format=layout, fused_optimizer=fused, compile=compile)
 
 
 def at_least_1(name: str, value: object) -> int:

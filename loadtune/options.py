@@ -29,7 +29,8 @@ Tune = Annotated[
     list[str] | None,
     typer.Option(
         metavar="DIMENSION",
-        help="Search it too: prefetch_factor, memory_format, in_order, persistent_workers; repeat or join by commas.",
+        help="Search it too: prefetch_factor, memory_format, in_order, persistent_workers, compile; repeat or join by"
+        " commas.",
     ),
 ]
 Fix = Annotated[

@@ -79,6 +79,9 @@ class Surface:
     """Saturated samples/s of the plain recipe."""
     channels_last_gain: float = 1.7
     fused_gain: float = 1.1
+    compile_gain: float = 1.17
+    compile_s: float = 40.0
+    """What compiling takes, for each recipe and batch size once."""
     half_batch: float = 16.0
     """Batch at which half of the saturated rate is reached."""
     sample_s: float = 1 / 330
@@ -100,6 +103,7 @@ class Surface:
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
         rate = self.compute_per_s[recipe.precision] * batch_size / (batch_size + self.half_batch)
         rate *= self.channels_last_gain if recipe.memory_format == "channels_last" else 1.0
+        rate *= self.compile_gain if recipe.compile else 1.0
         return rate * (self.fused_gain if recipe.fused_optimizer else 1.0)
 
     def training_rate(self, config: TrialConfig) -> float:
@@ -165,6 +169,7 @@ class FakeBench:
         self._random = random.Random(self.seed)
 
     _random: random.Random = field(default_factory=random.Random, repr=False)
+    _compiled: set[tuple[Recipe, int]] = field(default_factory=set, repr=False)
 
     def power_w(self) -> float | None:
         """Of the board during the last run of training."""
@@ -179,14 +184,16 @@ class FakeBench:
             return _too_small("compute")
         if batch_size > self.surface.largest_batch(recipe.precision):
             return _oom("compute", batch_size)
+        compile_s = self._compile(recipe, batch_size)
         step_s = batch_size / self.surface.compute_rate(recipe, batch_size)
         num_steps = max(1, round(seconds / 4 / step_s))
         windows = [self._window(step_s, num_steps, batch_size) for _ in range(4)]
-        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows))
+        return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows), compile_s=compile_s)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         self.requests.append(("memory", asked.batch_size))
         step_s = asked.batch_size / self.surface.compute_rate(asked.recipe, asked.batch_size)
+        self._compile(asked.recipe, asked.batch_size)
         self.clock.spend(asked.num_steps * step_s)
         peak = self.surface.peak_bytes(asked.recipe.precision, asked.batch_size)
         report = FitReport(
@@ -222,6 +229,7 @@ class FakeBench:
         if config.batch_size > self.surface.largest_batch(config.precision):
             return _oom("training", config.batch_size)
         self.trained = config
+        self._compile(config.recipe, config.batch_size)
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
         step_s = config.batch_size / (self.surface.training_rate(config) * luck)
         num_steps = max(1, round(window_s / step_s))
@@ -268,6 +276,15 @@ class FakeBench:
             alone_s=(0.25,),
             beside_workers_s=(0.5,),
         )
+
+    def _compile(self, recipe: Recipe, batch_size: int) -> float | None:
+        """Seconds spent on it now; None where the recipe is not compiled."""
+        if not recipe.compile:
+            return None
+        seconds = 0.0 if (recipe, batch_size) in self._compiled else self.surface.compile_s
+        self._compiled.add((recipe, batch_size))
+        self.clock.spend(seconds)
+        return seconds
 
     def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))

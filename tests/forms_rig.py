@@ -10,13 +10,14 @@ from loadtune.report.store import load_result
 KEPT = Path(__file__).parent / "golden" / "result.json"
 
 
-def on_cpu(*, num_workers=0, precision="fp32", channels_last=False, fused=False, optimizer="sgd"):
+def on_cpu(*, num_workers=0, precision="fp32", channels_last=False, fused=False, optimizer="sgd", compiled=False):
     """The kept result, as if a CPU had this winner."""
     kept = load_result(KEPT)
     recipe = Recipe(
         precision=precision,
         memory_format="channels_last" if channels_last else "contiguous",
         fused_optimizer=fused,
+        compile=compiled,
     )
     config = TrialConfig(loader=LoaderConfig(batch_size=8, num_workers=num_workers, prefetch_factor=3), recipe=recipe)
     return dataclasses.replace(

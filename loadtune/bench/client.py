@@ -5,6 +5,7 @@ torch: the controller never needs it.
 """
 
 import dataclasses
+import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +13,7 @@ from types import TracebackType
 from loadtune.bench.exits import classify_exit, exit_text, hang_text
 from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess
 from loadtune.bench.protocol import (
+    COMPILING,
     Answer,
     Begin,
     Describe,
@@ -58,6 +60,9 @@ from loadtune.seams import Watch
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
+# Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
+# many times that, and the compiler gives no sign of life.
+_COMPILING_HANG_S = 600.0
 # How often silence and death are looked at; an answer ends the wait at once.
 _POLL_S = 0.1
 # A bench that dies this often in a row before it has built the workload will not do better the next time.
@@ -79,6 +84,7 @@ class BenchClient:
     ) -> None:
         self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
         self._log_path = log_path
+        self._cache = log_path.parent.absolute() / "compiled"
         self._hang_s = hang_s
         self._process: BenchProcess | None = None
         self._phase = "start"
@@ -91,7 +97,7 @@ class BenchClient:
         if self._process is None:
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path)
+            self._process = BenchProcess(self._begin.device, self._log_path, self._cache)
             self._process.send(self._begin)
 
     @property
@@ -100,8 +106,11 @@ class BenchClient:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the bench and its workers. May be called at any time, also twice."""
-        self._end(goodbye=Exit())
+        """End the bench and its workers, and remove what was compiled. May be called at any time, also twice."""
+        try:
+            self._end(goodbye=Exit())
+        finally:
+            shutil.rmtree(self._cache, ignore_errors=True)
 
     def __enter__(self) -> "BenchClient":
         return self
@@ -218,7 +227,8 @@ class BenchClient:
             silent_since = time.monotonic()
 
     def _patience_s(self) -> float:
-        return max(self._hang_s, _BUILD_HANG_S) if self._phase in _BUILDING else self._hang_s
+        least = _BUILD_HANG_S if self._phase in _BUILDING else _COMPILING_HANG_S if self._phase == COMPILING else 0.0
+        return max(self._hang_s, least)
 
     def _died(self, process: BenchProcess) -> TrialFailure:
         phase = self._phase

@@ -1,8 +1,8 @@
 """What an exception in the bench means: by its type's name, its text, who raised it, and how full memory was.
 
 The order of the tests is the rule: a loader worker's death first (its message quotes other words), then memory, then
-what the device cannot do, and only what is left is the user's own error. What somebody's own ``raise`` says is never
-PyTorch's word, whatever it says.
+what the device or torch.compile cannot do, and only what is left is the user's own error. What somebody's own ``raise``
+says is never PyTorch's word, whatever it says.
 """
 
 import errno
@@ -66,6 +66,7 @@ _UNSUPPORTED = (
 )
 _DEVICE_ASSERT = "device-side assert"
 _ASSERT_GUESS = " (nearly always a label that is not below the number of classes)"
+_COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
 _ALLOCATOR_OOM = "OutOfMemoryError"
 # The allocator's own OOM leaves the context as it was; after a library's or a kernel's failure only a new process is
@@ -87,6 +88,8 @@ def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN
         return "oom"
     if kind is not None:
         return kind
+    if _is_compilers(error):
+        return "unsupported"
     return "user_error" if user_traceback(error) is not None else "crash"
 
 
@@ -97,7 +100,7 @@ def failure_from(error: BaseException, phase: str, circumstances: Circumstances 
     return TrialFailure(
         kind=classify_error(error, circumstances),
         phase=phase,
-        message=f"{where}{last_line(error)}{_why(error, circumstances)}",
+        message=f"{where}{_compiling(error)}{last_line(error)}{_why(error, circumstances)}",
         log_tail=user_traceback(error) or "",
     )
 
@@ -149,6 +152,15 @@ def _why(error: BaseException, circumstances: Circumstances) -> str:
     return ""
 
 
+def _compiling(error: BaseException) -> str:
+    return "torch.compile failed: " if _is_compilers(error) else ""
+
+
+def _is_compilers(error: BaseException) -> bool:
+    """Whether torch.compile raised it; what it could not compile, or the lack of a compiler, is inside."""
+    return any(f"{kind.__module__}.".startswith(_COMPILERS) for kind in type(error).__mro__)
+
+
 def _with_causes(error: BaseException) -> list[BaseException]:
     """It and what it was raised from: the loader raises "exited unexpectedly" from "killed by signal"."""
     links: list[BaseException] = []
@@ -169,7 +181,7 @@ def _name(error: BaseException) -> str:
 
 
 def _is_torchs(error: BaseException) -> bool:
-    return _name(error) in _TORCH_ERRORS and not raised_by_others(error)
+    return (_name(error) in _TORCH_ERRORS or _is_compilers(error)) and not raised_by_others(error)
 
 
 def _is_memory_error(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, TrainingRun, Window
+from loadtune.records import LoaderConfig, TrainingRun, TrialFailure, Window
 from loadtune.workload import Batch, Workload
 
 
@@ -35,8 +35,11 @@ class _Counts:
 
 def train_on_loader(
     trainer: Trainer, workload: Workload, config: LoaderConfig, window_s: float, line: Line
-) -> TrainingRun:
-    """Time what follows the first batch. The trainer has to be warm: nothing slow may happen while the queue fills."""
+) -> TrainingRun | TrialFailure:
+    """Time what follows the first batch. The trainer has to be warm: nothing slow may happen while the queue fills.
+
+    A failure where the model was compiled again in a window: its rate would be the compiler's.
+    """
     loader = EndlessLoader(workload, config)
     try:
         line.enter("first batch")
@@ -46,11 +49,15 @@ def train_on_loader(
         line.enter("training")
         trainer.step(trainer.to_device(batch))  # uncounted: the wait for this batch lies before the first window
         del batch
+        num_compiled = trainer.num_compiled()
         loop = TimedLoop(trainer, loader, line)
         windows = _stream(loop, WindowRule(window_s, config.num_workers), line)
         shares = loader.shares()
     finally:
         loader.close()
+    if trainer.num_compiled() > num_compiled:
+        message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
+        return TrialFailure(kind="unsupported", phase="training", message=message)
     return TrainingRun(
         windows=windows,
         first_batch_s=first_batch_s,

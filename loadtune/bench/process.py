@@ -28,9 +28,10 @@ _STACKS_S = 0.3
 
 
 class BenchProcess:
-    """A running ``python -m loadtune.bench``. `close` leaves nothing behind and may be called twice."""
+    """A running ``python -m loadtune.bench``. `close` leaves no process behind and may be called twice."""
 
-    def __init__(self, device: Device, log_path: Path) -> None:
+    def __init__(self, device: Device, log_path: Path, cache: Path) -> None:
+        """``cache``: where torch.compile keeps what it made; it makes the folder when it needs it."""
         self._log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -43,7 +44,7 @@ class BenchProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=_environment(device),
+                    env=_environment(device, cache),
                     pass_fds=(theirs.fileno(), alive_read),
                     start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
                 )
@@ -134,8 +135,9 @@ class BenchProcess:
             time.sleep(0.01)
 
 
-def _environment(device: Device) -> dict[str, str]:
+def _environment(device: Device, cache: Path) -> dict[str, str]:
     environment = dict(os.environ)
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     if device.kind != "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -30,6 +30,9 @@ from loadtune.records import (
     WorkloadSpec,
 )
 
+COMPILING = "compile"
+"""The phase in which torch.compile is at work: minutes without another sign of life are nothing unusual there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:

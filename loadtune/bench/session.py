@@ -10,6 +10,7 @@ from loadtune.bench import describe
 from loadtune.bench.account import StepMeter
 from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.books import Books, CudaBooks
+from loadtune.bench.compiling import Compiler
 from loadtune.bench.compute import time_windows
 from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
@@ -70,6 +71,7 @@ class Session:
         match_random_targets(self._workload, self._model)
         self._samples = describe.Samples(self._workload, line)
         self._warm_up = WarmUp()
+        self._compiler: Compiler | None = None
         self._pinned_bytes = 0
         self.memory.remember_idle()
 
@@ -107,13 +109,18 @@ class Session:
         self.memory.remember_idle()
         return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory)
 
-    def _time_compute(self, request: TimeCompute) -> ComputePoint:
-        trainer = self._trainer(request.recipe)
+    def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
+        trainer, compiler = self._trainer(request.recipe), self._compiler_for(request.recipe)
         batch = resident_batch(self._samples.batch, request.batch_size, trainer)
+        compiled_s = compiler.seconds if compiler else 0.0
         self._warm_up.run(trainer, request.recipe, batch, self._line)
+        if compiler and not compiler.num_graphs:
+            message = "torch.compile found nothing in the model to compile (is TORCH_COMPILE_DISABLE set?)"
+            return TrialFailure(kind="unsupported", phase="warm-up", message=message)
+        compile_s = compiler.seconds - compiled_s if compiler else None
         windows = time_windows(trainer, batch, request.seconds, self._line)
         trainer.close()
-        return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows)
+        return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows, compile_s=compile_s)
 
     def _try_batch(self, request: BatchTry) -> FitReport:
         begun = time.monotonic()
@@ -175,6 +182,8 @@ class Session:
         self.memory.reset_peaks()
         run = train_on_loader(trainer, self._workload, loader, request.window_s, self._line)
         trainer.close()
+        if isinstance(run, TrialFailure):
+            return run
         return dataclasses.replace(
             run,
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
@@ -222,7 +231,13 @@ class Session:
 
     def _trainer(self, recipe: Recipe, optimizer: StepOptimizer | None = None) -> Trainer:
         self._line.enter("prepare")
-        return Trainer(self._model, recipe, self._workload, optimizer)
+        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe))
+
+    def _compiler_for(self, recipe: Recipe) -> Compiler | None:
+        """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""
+        if recipe.compile and self._compiler is None:
+            self._compiler = Compiler(self._model.module, self._line)
+        return self._compiler if recipe.compile else None
 
 
 def _free_bytes(begin: Begin) -> int | None:

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_leaves
 
+from loadtune.bench.compiling import Compiler
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import Batch, Workload, make_optimizer
@@ -47,12 +48,19 @@ class Trainer:
     """One run of steps: fresh weights, a fresh optimizer and, for fp16, a fresh scaler. `close` drops them."""
 
     def __init__(
-        self, model: ResidentModel, recipe: Recipe, workload: Workload, optimizer: StepOptimizer | None = None
+        self,
+        model: ResidentModel,
+        recipe: Recipe,
+        workload: Workload,
+        optimizer: StepOptimizer | None = None,
+        compiler: Compiler | None = None,
     ) -> None:
-        """``optimizer``: instead of the workload's."""
+        """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
+        self._compiler = compiler
+        self._called = model.module if compiler is None else compiler.module
         self._dtype = _AUTOCAST_DTYPES[recipe.precision]
         self._target_dtype = (
             None if workload.own_loss else torch.long
@@ -97,7 +105,7 @@ class Trainer:
         inputs, targets = batch
         self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            loss = self._model.task(self._model.module, inputs, targets)
+            loss = self._model.task(self._called, inputs, targets)
         if self._scaler is None:
             torch.autograd.backward(loss)
             self._optimizer.step()
@@ -107,7 +115,7 @@ class Trainer:
             self._scaler.update()
 
     def evaluate(self, batch: Batch) -> None:
-        """A forward pass in evaluation mode, without gradients; training mode again afterwards."""
+        """A forward pass in evaluation mode, without gradients, not compiled; training mode again afterwards."""
         self._model.module.eval()
         try:
             with torch.no_grad(), self._autocast():
@@ -122,6 +130,10 @@ class Trainer:
         """Wait for the device to finish what it was given."""
         if self._model.device.type == "cuda":
             torch.cuda.synchronize(self._model.device)
+
+    def num_compiled(self) -> int:
+        """How often something was compiled so far; 0 for a recipe that is not."""
+        return 0 if self._compiler is None else self._compiler.num_compiled
 
     def num_halvings(self) -> float:
         """How often the scaler has halved its scale so far: once for each skipped step. Waits for the device."""

@@ -1,4 +1,4 @@
-"""Steps nobody counts: kernels chosen, caches filled, the optimizer's state made."""
+"""Steps nobody counts: kernels chosen, caches filled, the optimizer's state made, the model compiled."""
 
 from loadtune.bench.line import Line
 from loadtune.bench.training import Trainer
@@ -28,10 +28,11 @@ class WarmUp:
         if on_cuda or key not in self._warm:
             least = _CUDA_STEPS if on_cuda else _CPU_STEPS
             for number in range(_MAX_STEPS):
-                halvings = trainer.num_halvings()
+                halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
                 trainer.step(batch)
                 trainer.synchronize()
                 line.pulse()
-                if number + 1 >= least and trainer.num_halvings() == halvings:
+                settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
+                if number + 1 >= least and settled:
                     break
         self._warm.add(key)

@@ -44,7 +44,8 @@ def _climb(
     last = start
     while last.batch_size < largest:
         size = min(largest, last.batch_size * 2)
-        if clock.now() + 4 * last.step_s * size / last.batch_size > until_s:  # two steps to warm, two to time
+        steps_s = 4 * last.step_s * size / last.batch_size  # two steps to warm, two to time
+        if clock.now() + (start.compile_s or 0.0) + steps_s > until_s:  # a new size is compiled anew
             break
         point = bench.time_compute(start.recipe, size, point_s)
         if not isinstance(point, ComputePoint):

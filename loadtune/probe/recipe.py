@@ -1,4 +1,4 @@
-"""Decides, per precision, what only concerns compute: memory format and fused optimizer.
+"""Decides, per precision, what only concerns compute: memory format, fused optimizer and, if asked, torch.compile.
 
 In: a bench and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and a
 sentence for each one that is not. A module of its own because a recipe is settled before memory is probed, in seconds,
@@ -62,11 +62,13 @@ def choose_recipes(
     largest: int,
     time_budget_s: float,
     memory_format: MemoryFormat | None = None,
+    compile: bool | None = False,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
     `largest` bounds the batch (dataset length, ``--max-batch-size``). `memory_format` is taken whatever it gains; None:
-    the faster one is. Raises WorkloadError where no precision trains.
+    the faster one is. `compile` likewise, and False leaves it out, because it takes up to minutes. Raises
+    WorkloadError where no precision trains, or one does not train compiled that is to be.
     """
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s)
     choices: list[RecipeChoice] = []
@@ -84,6 +86,9 @@ def choose_recipes(
             notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
             continue
         choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer, memory_format)
+        if compile is not False:
+            choice, not_compiled = _compiled(bench, choice, point_s, asked_for=compile is True)
+            left_out += not_compiled
         choices.append(choice)
         notes += left_out
     if not choices:
@@ -157,6 +162,23 @@ def _best_recipe(
         asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
         best = point if asked_for or point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
+
+
+def _compiled(bench: Bench, choice: RecipeChoice, point_s: float, *, asked_for: bool) -> tuple[RecipeChoice, list[str]]:
+    """The best recipe once more, compiled: kept if it pays, or if it was asked for."""
+    best = next(point for point in choice.points if point.recipe == choice.chosen)
+    point = bench.time_compute(replace(best.recipe, compile=True), best.batch_size, point_s)
+    if isinstance(point, TrialFailure):
+        if asked_for:
+            raise WorkloadError(
+                f"A batch of {best.batch_size} does not train compiled in {best.recipe.precision}, as --fix compile=on "
+                f"asks: {point.message}. Mend that, or leave compile out of --fix.",
+                point.log_tail or None,
+            )
+        return choice, [f"torch.compile was left out in {best.recipe.precision}: {point.message}"]
+    pays = point.quickest_per_s > MIN_GAIN * best.quickest_per_s
+    chosen = point.recipe if asked_for or pays else choice.chosen
+    return RecipeChoice(chosen=chosen, points=(*choice.points, point)), []
 
 
 def _changes(

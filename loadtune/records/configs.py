@@ -10,8 +10,9 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MemoryFormat = Literal["contiguous", "channels_last"]
 MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
 
-OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "persistent_workers"]
-"""Searched where ``--tune`` names them; else PyTorch's defaults hold, and the recipe's memory format."""
+OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "persistent_workers", "compile"]
+"""Searched where ``--tune`` names them; else PyTorch's defaults hold, and the recipe's memory format. ``compile`` is
+decided with the recipe, once per precision."""
 OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
 
 Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision"] | OptionalDimension
@@ -70,6 +71,8 @@ class Recipe:
     precision: Precision = "fp32"
     memory_format: MemoryFormat = "contiguous"
     fused_optimizer: bool = False
+    compile: bool = False
+    """``torch.compile(model, dynamic=False)``: each batch size is compiled for itself. Loss and optimizer are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

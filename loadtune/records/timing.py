@@ -221,6 +221,8 @@ class ComputePoint:
     recipe: Recipe
     batch_size: int
     windows: tuple[Window, ...]
+    compile_s: float | None = None
+    """Spent compiling before anything was timed; 0: this size had been compiled before. None: not a compiled recipe."""
 
     @property
     def samples_per_s(self) -> float:

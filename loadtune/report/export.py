@@ -34,6 +34,7 @@ def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cu
         + f'model = model.to("{device}"{_memory_format(config)})\n'
         + "# the learning rate is yours to set\n"
         + f"optimizer = torch.optim.{_OPTIMIZER[optimizer]}{_fused(config)}\n)\n"
+        + _compile(config)
         + scaler
         + "\nfor inputs, targets in loader:\n"
         + "".join(f"    {line}\n" for line in _step(config, device))
@@ -70,6 +71,11 @@ def _update(config: TrialConfig) -> list[str]:
 def _memory_format(config: TrialConfig) -> str:
     """Weights and inputs both: with only one of them converted, cuDNN converts back and forth."""
     return ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
+
+
+def _compile(config: TrialConfig) -> str:
+    """For one batch size, as it was measured: a graph for any size may be slower."""
+    return "model = torch.compile(model, dynamic=False)\n" if config.recipe.compile else ""
 
 
 def _fused(config: TrialConfig) -> str:

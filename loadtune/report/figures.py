@@ -104,6 +104,7 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         ("precision", lambda c: f"{PRECISION_TEXT[c.config.precision]}{_on_own_line(c.assumed_mark('precision'))}"),
         ("memory format", lambda c: c.config.recipe.memory_format),
         ("fused optimizer", lambda c: "yes" if c.config.recipe.fused_optimizer else "no"),
+        *([("torch.compile", _compiled)] if any(column.config.recipe.compile for column in columns) else []),
         ("throughput", _throughput),
         ("speed-up", _speedup),
         *_efficiency_rows(columns),
@@ -113,6 +114,10 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         ("peak GPU memory" if on_gpu else "peak RAM", _peak_gpu_memory if on_gpu else _peak_ram),
         ("first batch", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
     ]
+
+
+def _compiled(column: _Column) -> str:
+    return "yes" if column.config.recipe.compile else "no"
 
 
 def _throughput(column: _Column) -> str:

@@ -109,7 +109,8 @@ def recipe_text(recipe: Recipe) -> str:
 
 def _recipe_parts(recipe: Recipe) -> list[str]:
     parts = ["channels_last"] if recipe.memory_format == "channels_last" else []
-    return [*parts, "fused optimizer"] if recipe.fused_optimizer else parts
+    parts += ["fused optimizer"] if recipe.fused_optimizer else []
+    return [*parts, "torch.compile"] if recipe.compile else parts
 
 
 def failures_text(failures: Iterable[TrialFailure]) -> str:

@@ -77,6 +77,7 @@ def gather(
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
         persistent=loader.persistent_workers if loader.num_workers else None,
+        compiled=finalist.config.recipe.compile,
     )
 
 

@@ -114,8 +114,9 @@ def _startup(e: Evidence) -> str:
 
 
 def _compute(e: Evidence) -> str:
+    compiling = "" if e.compiled else "torch.compile (--tune compile measures it), "
     return (
-        "More workers cannot fix it: the loader keeps up. Make the step itself faster: torch.compile, a smaller model "
+        f"More workers cannot fix it: the loader keeps up. Make the step itself faster: {compiling}a smaller model "
         "or image."
     )
 

@@ -99,6 +99,8 @@ class Evidence:
     pinned: bool | None = None
     persistent: bool | None = None
     """Workers stay from one epoch to the next."""
+    compiled: bool | None = None
+    """By torch.compile."""
 
     @property
     def utilization(self) -> float | None:

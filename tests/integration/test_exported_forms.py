@@ -121,14 +121,20 @@ def test_a_trainer_takes_its_arguments(tmp_path, optimizer, fused, momentum):
     assert bool(made.defaults.get("fused")) is fused
 
 
-def test_accelerate_takes_its_arguments(tmp_path):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_accelerate_takes_its_arguments(tmp_path, compiled):
     accelerate = pytest.importorskip("accelerate")
-    tuned = imported(export(on_cpu(precision="bf16"), "accelerate"), tmp_path)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # one a process, else
+    tuned = imported(export(on_cpu(precision="bf16", compiled=compiled), "accelerate"), tmp_path)
     accelerator = accelerate.Accelerator(**tuned.ACCELERATOR_KWARGS)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(Few(), shuffle=True, drop_last=True, **tuned.LOADER_KWARGS)
+    if compiled:
+        assert accelerator.state.dynamo_plugin.dynamic is False
+        accelerator.state.dynamo_plugin.backend = accelerate.utils.DynamoBackend.EAGER
     prepared, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    assert hasattr(prepared, "_orig_mod") is compiled
     sizes = []
     for images, targets in loader:
         accelerator.backward(LOSS(prepared(images), targets))

@@ -92,6 +92,13 @@ def test_names_need_no_objects():
     assert (ceiling.batch_size, ceiling.precision) == (8, "bf16")
 
 
+@pytest.mark.timeout(600)
+def test_a_model_is_compiled_where_that_is_asked_for():
+    ceiling = find("bench_workloads:Linear", "bench_workloads:Images", compile=True, max_batch_size=4)
+    assert (ceiling.batch_size, ceiling.limit) == (4, "cap")
+    assert all(probe.fits and probe.seconds > 10 * probe.step_s for probe in ceiling.probes), "compiled before"
+
+
 def test_a_torchvision_name_is_built_for_the_shape(in_thread):
     assert find("squeezenet1_1", [3, np.int64(64), 64], max_batch_size=2, num_classes=3).batch_size == 2
 

@@ -50,6 +50,7 @@ def lightning(handed: Handed) -> str:
             handed.provenance,
             "Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)) is what was measured.",
             *_fused(handed, "In configure_optimizers"),
+            *_lightning_compiled(handed),
         ),
         (imports if last else "from lightning.pytorch import LightningDataModule\n")
         + "from torch.utils.data import DataLoader\n",
@@ -73,6 +74,7 @@ def transformers(handed: Handed) -> str:
     arguments |= _optim(handed.result.config.workload.optimizer, fused=handed.config.recipe.fused_optimizer)
     arguments |= {"accelerator_config": {"non_blocking": True}} if handed.config.loader.pin_memory else {}
     on_cpu = handed.result.device.kind == "cpu"
+    arguments |= {"torch_compile": True} if handed.config.recipe.compile else {}
     arguments |= {"use_cpu": True} if on_cpu else {}
     sgd = handed.result.config.workload.optimizer == "sgd"
     return "\n".join(
@@ -92,8 +94,7 @@ def accelerate(handed: Handed) -> str:
     """``ACCELERATOR_KWARGS`` and the loader's arguments, which Accelerate leaves to PyTorch."""
     arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[handed.config.precision]}
     arguments |= {"cpu": True} if handed.result.device.kind == "cpu" else {}
-    non_blocking = "DataLoaderConfiguration(non_blocking=True)"
-    pinned = handed.config.loader.pin_memory
+    plugins = _plugins(handed)
     code = [
         comment(
             handed.provenance,
@@ -102,11 +103,21 @@ def accelerate(handed: Handed) -> str:
             *_model_channels_last(handed),
             *_fused(handed, "The optimizer"),
         ),
-        *(["from accelerate.utils import DataLoaderConfiguration\n"] if pinned else []),
+        *([f"from accelerate.utils import {', '.join(name for name, _ in plugins.values())}\n"] if plugins else []),
         assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
         assignment("ACCELERATOR_KWARGS", arguments),
     ]
-    return "\n".join(code) + (f'ACCELERATOR_KWARGS["dataloader_config"] = {non_blocking}\n' if pinned else "")
+    lines = (f'ACCELERATOR_KWARGS["{key}"] = {name}({given})\n' for key, (name, given) in plugins.items())
+    return "\n".join(code) + "".join(lines)
+
+
+def _plugins(handed: Handed) -> dict[str, tuple[str, str]]:
+    """Arguments that are objects of Accelerate's own: class and arguments by name."""
+    plugins = {"dataloader_config": ("DataLoaderConfiguration", "non_blocking=True")}
+    plugins = plugins if handed.config.loader.pin_memory else {}
+    if handed.config.recipe.compile:
+        plugins["dynamo_plugin"] = ("TorchDynamoPlugin", 'backend="inductor", dynamic=False')
+    return plugins
 
 
 def _optim(optimizer: OptimizerName, *, fused: bool) -> dict[str, object]:
@@ -128,6 +139,13 @@ def _model_channels_last(handed: Handed) -> tuple[str, ...]:
         "Measured with channels_last, which it has no argument for: before training, model ="
         " model.to(memory_format=torch.channels_last), and in forward the same of the images.",
     )
+
+
+def _lightning_compiled(handed: Handed) -> tuple[str, ...]:
+    """The Trainer has no argument for it: the module is compiled before it is handed over."""
+    if not handed.config.recipe.compile:
+        return ()
+    return ("Measured with the model compiled: model = torch.compile(model, dynamic=False) before fit(model, …).",)
 
 
 def _fused(handed: Handed, where: str) -> tuple[str, ...]:

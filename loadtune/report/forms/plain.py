@@ -36,6 +36,7 @@ def env(handed: Handed) -> str:
         "precision": recipe.precision,
         "memory_format": recipe.memory_format,
         "fused_optimizer": recipe.fused_optimizer,
+        "compile": recipe.compile,
     }
     words = {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
     return "".join(f"{_PREFIX}{name.upper()}={value}\n" for name, value in words.items())
@@ -49,6 +50,7 @@ def markdown(handed: Handed) -> str:
         ("precision", PRECISION_TEXT[config.precision]),
         ("memory format", config.recipe.memory_format),
         ("fused optimizer", "yes" if config.recipe.fused_optimizer else "no"),
+        *([("torch.compile", "yes")] if config.recipe.compile else []),
         ("throughput", f"**{handed.throughput}**"),
         ("speed-up", _speedup(handed)),
         ("of compute-only rate", percent_text(handed.winner.compute_fraction)),

@@ -15,10 +15,10 @@ BATCH = (torch.zeros(2, 3), torch.zeros(2))
 
 
 class Counting:
-    """Stands for a `Trainer` whose scaler halves its scale as told by the steps so far."""
+    """Stands for a `Trainer` whose scaler halves its scale, and whose model compiles, as told by the steps so far."""
 
-    def __init__(self, halvings: Callable[[int], float]) -> None:
-        self.num_steps, self._halvings = 0, halvings
+    def __init__(self, halvings: Callable[[int], float], compiled: Callable[[int], int] = lambda steps: 0) -> None:
+        self.num_steps, self._halvings, self._compiled = 0, halvings, compiled
 
     def step(self, batch: Any) -> None:
         self.num_steps += 1
@@ -27,6 +27,9 @@ class Counting:
 
     def num_halvings(self) -> float:
         return self._halvings(self.num_steps)
+
+    def num_compiled(self) -> int:
+        return self._compiled(self.num_steps)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,12 @@ def test_it_goes_on_until_a_step_is_not_skipped(halvings: Callable[[int], float]
     trainer: Any = Counting(halvings)
     WarmUp().run(trainer, Recipe(precision="fp16"), BATCH, LINE)
     assert trainer.num_steps == num_steps
+
+
+def test_it_goes_on_until_a_step_compiles_nothing() -> None:
+    trainer: Any = Counting(lambda steps: 0.0, compiled=lambda steps: 2 * min(steps, 3))
+    WarmUp().run(trainer, Recipe(compile=True), BATCH, LINE)
+    assert trainer.num_steps == 4
 
 
 def test_on_a_cpu_a_recipe_is_warmed_once_a_batch_size() -> None:

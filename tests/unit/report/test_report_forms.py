@@ -25,7 +25,26 @@ def test_the_module_holds_the_arguments_and_the_recipe(result: TuningResult, tmp
     module = imported(export(result, "python"), tmp_path)
     assert result.best is not None
     assert result.best.config.loader.kwargs() == module.LOADER_KWARGS
-    assert module.RECIPE == {"precision": "fp16", "memory_format": "channels_last", "fused_optimizer": True}
+    recipe = {"precision": "fp16", "memory_format": "channels_last", "fused_optimizer": True, "compile": False}
+    assert recipe == module.RECIPE
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    {
+        "python": '"compile": True',
+        "pytorch": "model = torch.compile(model, dynamic=False)",
+        "lightning": "model = torch.compile(model, dynamic=False)",
+        "hf": '"torch_compile": True',
+        "accelerate": 'TorchDynamoPlugin(backend="inductor", dynamic=False)',
+        "json": '"compile": true',
+        "env": "LOADTUNE_COMPILE=1",
+        "markdown": "| torch.compile | yes |",
+    }.items(),
+)
+def test_a_compiled_recipe_is_told(form: str, told: str) -> None:
+    assert told in export(on_cpu(compiled=True), form)
+    assert told not in export(on_cpu(), form)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,0 +1,99 @@
+"""torch.compile in a real bench on the CPU: inductor and the machine's own C++ compiler, over a tiny model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_rig import Windows, bench_on, trial
+
+from loadtune.bench import BenchClient
+from loadtune.bench.leftovers import group_members
+from loadtune.records import BatchTry, ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure
+
+pytestmark = pytest.mark.timeout(600)  # each size is given to a C++ compiler, on whatever cores are free
+
+COMPILED = Recipe(compile=True)
+SIZES = (8, 16)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with bench_on(tmp_path_factory.mktemp("compile")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def points(bench: BenchClient) -> list[ComputePoint]:
+    """Each size timed, and the first of them again."""
+    return [bench.time_compute(COMPILED, size, 0.05) for size in (*SIZES, SIZES[0])]
+
+
+def test_each_size_is_compiled_once_and_before_it_is_timed(points: list[ComputePoint]) -> None:
+    assert all(isinstance(point, ComputePoint) for point in points), points
+    first, second, again = (point.compile_s or 0.0 for point in points)
+    assert again == 0.0
+    for took, point in zip((first, second), points, strict=False):
+        assert took > 10 * max(window.seconds / window.num_steps for window in point.windows)
+
+
+def test_the_plain_recipe_stays_plain(bench: BenchClient, points: list[ComputePoint]) -> None:
+    plain = bench.time_compute(Recipe(), SIZES[0], 0.05)
+    assert isinstance(plain, ComputePoint)
+    assert plain.compile_s is None
+
+
+def test_another_precision_is_compiled_for_itself(bench: BenchClient, points: list[ComputePoint]) -> None:
+    point = bench.time_compute(replace(COMPILED, precision="bf16"), SIZES[0], 0.05)
+    assert isinstance(point, ComputePoint)
+    assert (point.compile_s or 0.0) > 0.0
+
+
+def test_a_trial_at_a_new_size_compiles_before_its_loader_begins(bench: BenchClient) -> None:
+    run = bench.time_training(replace(trial(batch_size=32, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
+    assert isinstance(run, TrainingRun), run
+    known = bench.time_compute(COMPILED, 32, 0.05)
+    assert isinstance(known, ComputePoint)
+    assert known.compile_s == 0.0, "the trial had it compiled"
+
+
+def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(bench: BenchClient) -> None:
+    asked = BatchTry(recipe=COMPILED, batch_size=24, verify=True, partial_batch_size=8)
+    report = bench.try_batch(asked)
+    assert isinstance(report, FitReport)
+    assert report.fits, report.failure
+    assert report.evaluation_peak_bytes is not None
+    assert (report.step_s or 0.0) < report.seconds / 2, "compiling is no part of a step"
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere, cache = tmp_path / "tmp", tmp_path / "compiled"
+    elsewhere.mkdir()
+    monkeypatch.setenv("TMPDIR", str(elsewhere))
+    with bench_on(tmp_path) as client:
+        assert isinstance(client.time_compute(COMPILED, SIZES[0], 0.05), ComputePoint)
+        pid = client.pid
+        assert any(cache.iterdir())
+    assert not any(elsewhere.iterdir())
+    assert not cache.exists()
+    assert not group_members(pid)
+
+
+def test_a_missing_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    with bench_on(tmp_path) as client:
+        failure = client.time_compute(COMPILED, 8, 0.05)
+        assert isinstance(failure, TrialFailure)
+        assert failure.kind == "unsupported"
+        assert failure.message.startswith("torch.compile failed: ")
+        assert "No working C++ compiler found" in failure.message
+        assert isinstance(client.time_compute(Recipe(), 8, 0.05), ComputePoint), "the bench goes on"
+
+
+def test_a_compiler_that_is_switched_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    with bench_on(tmp_path) as client:
+        failure = client.time_compute(COMPILED, 8, 0.05)
+        assert isinstance(failure, TrialFailure)
+        assert "found nothing in the model to compile" in failure.message
