@@ -9,11 +9,14 @@ step; one synchronisation at its end. An instrumented one is the bench's own: CU
 depth, the wait, a look at the controller's socket, and the events read and a message sent at its end. Each pair has the
 two in another order than the pair before. ``by itself`` is the same difference over steps that do nothing, which no
 noise of a real step hides: what the host does for the measuring, and so the most it can add to a step whose launches
-are the slow side. (`trial_overhead.py` has what a whole trial costs beside its windows.)
+are the slow side. Where the median's interval is too wide to tell, that of the fastest tenth counts: company on the
+machine slows windows down, nothing speeds one up. (`trial_overhead.py` has what a whole trial costs beside its
+windows.)
 """
 
 import argparse
 import platform
+import random
 import statistics
 import sys
 import time
@@ -121,13 +124,39 @@ class Outcome:
         return ordered[low], ordered[len(ordered) - 1 - low]
 
     @property
+    def fastest(self) -> float:
+        """Of the windows that had the machine most to themselves."""
+        return _fastest(self.pairs)
+
+    @property
+    def fastest_interval(self) -> tuple[float, float]:
+        """95%, by the bootstrap: 2,000 draws of as many pairs."""
+        chance = random.Random(0)
+        drawn = sorted(_fastest(chance.choices(self.pairs, k=len(self.pairs))) for _ in range(2000))
+        return drawn[50], drawn[-51]
+
+    @property
+    def told_by(self) -> tuple[float, float]:
+        """The interval that says more: the median's, or where that is wider than the goal on both sides the other."""
+        low, high = self.interval
+        return (low, high) if high - low <= 2 * GOAL else self.fastest_interval
+
+    @property
     def row(self) -> str:
         low, high = self.interval
+        fast_low, fast_high = self.fastest_interval
         return (
             f"| {self.batch_size} | {self.step_s * 1000:.2f} | {self.batch_size / self.step_s:,.0f} | "
-            f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | {len(self.pairs)} × {self.num_steps} | "
+            f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | "
+            f"{self.fastest:+.2%} | {fast_low:+.2%} to {fast_high:+.2%} | {len(self.pairs)} × {self.num_steps} | "
             f"{self.by_itself_s * 1e6:.0f} µs, {self.by_itself_s / self.step_s:.2%} |"
         )
+
+
+def _fastest(pairs: Sequence[Pair]) -> float:
+    """Between the tenth percentiles of both."""
+    bare_s, instrumented_s = sorted(pair.bare_s for pair in pairs), sorted(pair.instrumented_s for pair in pairs)
+    return instrumented_s[len(pairs) // 10] / bare_s[len(pairs) // 10] - 1
 
 
 class Alternating:
@@ -188,14 +217,17 @@ def measure(workload: Workload, device: torch.device, batch_size: int, num_worke
         trainer.close()
 
 
-HEAD = "batch | step ms | samples/s, bare | overhead, median | 95% interval | pairs × steps | by itself, a step"
+HEAD = (
+    "batch | step ms | samples/s, bare | overhead, median | 95% interval | of the fastest tenth | 95% interval | "
+    "pairs × steps | by itself, a step"
+)
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """An interval that is wider than the goal on both sides says nothing about it."""
-    if any(high - low > 2 * GOAL for low, high in (outcome.interval for outcome in outcomes)):
+    if any(high - low > 2 * GOAL for low, high in (outcome.told_by for outcome in outcomes)):
         return "cannot be told, the machine is too noisy"
-    return "met" if all(outcome.interval[1] <= GOAL for outcome in outcomes) else "not met"
+    return "met" if all(outcome.told_by[1] <= GOAL for outcome in outcomes) else "not met"
 
 
 def note(outcomes: Sequence[Outcome], device: torch.device, model: str) -> str:
