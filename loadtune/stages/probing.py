@@ -122,5 +122,9 @@ def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
 
 
 def fastest(found: Findings) -> ComputePoint:
-    """The compute-only rate that no configuration is expected to beat."""
-    return max(found.compute_points, key=lambda p: p.samples_per_s)
+    """The compute-only rate that no configuration of the space is expected to beat.
+
+    Of the chosen recipes alone: a resumed run also knows the point of the user's own, which may be in no space.
+    """
+    chosen = {choice.chosen for choice in found.recipes}
+    return max((p for p in found.compute_points if p.recipe in chosen), key=lambda p: p.samples_per_s)

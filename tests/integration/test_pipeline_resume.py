@@ -8,7 +8,16 @@ import pytest
 from pipeline_rig import GPU, tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records import Progress, SavingCost, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadSpec
+from loadtune.records import (
+    Progress,
+    Recipe,
+    SavingCost,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    WorkloadSpec,
+)
 from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
@@ -91,6 +100,18 @@ def test_what_was_measured_and_not_told_is_told_later(tmp_path: Path) -> None:
     result = resumed(tmp_path)
     assert states(tmp_path)[3:5] == ["FAIL", "COMPLETE"]  # the second with what was measured in the first
     assert [trial.config for trial in result.trials].count(last.config) == 1
+
+
+def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> None:
+    """Plain fp32 at the user's batch is the fastest here, and --precision leaves it out of the search."""
+    surface = Surface(compute_per_s={"fp32": 9000.0, "bf16": 1000.0}, sample_s=1 / 3000)
+    config = TuneConfig(precisions=("bf16",), num_trials=2)
+    finished = tune_fake(FakeBench(surface), tmp_path, config)
+    assert max(finished.compute_points, key=lambda point: point.samples_per_s).recipe == Recipe()
+    result = resumed(tmp_path, replace(config, num_trials=6), FakeBench(surface, seed=1))
+    assert len(result.trials) > len(finished.trials)
+    assert {trial.config.precision for trial in result.trials} == {"bf16"}
+    assert result.best is not None
 
 
 @pytest.mark.parametrize("stage", ["memory", "compute"])
