@@ -123,3 +123,11 @@ class Telemetry:
     missing: dict[str, str] = field(default_factory=dict)
     """Which of these fields could not be had, and why. What does not apply here, such as a GPU's figures on a CPU, is
     None and not in it."""
+
+    @property
+    def cpu_throttled_fraction(self) -> float | None:
+        """Of the CPU time that the control group used or had withheld by its quota, the second."""
+        if self.cpu_throttled_s is None or self.cgroup_cpu_cores is None:
+            return None
+        asked_s = self.cpu_throttled_s + self.cgroup_cpu_cores * self.seconds
+        return self.cpu_throttled_s / asked_s if asked_s > 0 else 0.0

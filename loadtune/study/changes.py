@@ -24,6 +24,9 @@ _SAME_STEP = ("dataset", "model", "image_size", "num_classes", "optimizer")
 """Of a `WorkloadSpec`: what makes another training step of it. Where a folder lies, and a seed, do not."""
 
 _SAME_TENSORS = ("input_shape", "input_dtype", "num_classes", "num_parameters")
+_OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j", "num_cpu_throttles", "cpu_throttled_s")
+"""Of a `Telemetry`: more where a run took longer, whatever the machine did."""
+
 _VISIBLE = 0.03
 """A figure that moved by less says nothing: fresh loaders of one configuration differ by twice that."""
 
@@ -68,13 +71,17 @@ def setting_changes(before: TrialConfig, after: TrialConfig) -> tuple[Change, ..
 
 
 def figure_changes(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[Change, ...]:
-    """Means over runs of what the machine did meanwhile, as far as both sides know it and it moved."""
+    """Means over runs of what the machine did meanwhile, as far as both sides know it and it moved.
+
+    Runs are not of one length, so amounts that pile up over one are compared by what they come to in relation to it.
+    """
     pairs: list[tuple[str, Value, Value]] = [
         (name, _mean(getattr(run, name) for run in before), _mean(getattr(run, name) for run in after))
-        for name in ("wait_fraction", "first_batch_s", "peak_allocated_bytes")
+        for name in ("wait_fraction", "first_batch_s", "peak_allocated_bytes", "samples_per_joule")
     ]
     old, new = ([run.telemetry for run in runs if run.telemetry is not None] for runs in (before, after))
-    for name in (field.name for field in fields(Telemetry) if field.name not in ("seconds", "num_readings")):
+    compared = [field.name for field in fields(Telemetry) if field.name not in _OF_A_RUNS_LENGTH]
+    for name in (*compared, "cpu_throttled_fraction"):
         pairs.append((name, _mean(getattr(t, name) for t in old), _mean(getattr(t, name) for t in new)))
     return tuple(Change(name=name, before=old, after=new) for name, old, new in pairs if _moved(name, old, new))
 

@@ -105,7 +105,7 @@ def _of_the_machine(watched: Sequence[Telemetry]) -> dict[str, float | None]:
         "pin_thread_cores": _mean([t.pin_thread_cores for t in watched]),
         "main_cores": _mean([t.main_cpu_cores for t in watched]),
         "job_cores": _mean([t.bench_cpu_cores for t in watched]),
-        "throttled_fraction": _mean([_throttled(t) for t in watched]),
+        "throttled_fraction": _mean([t.cpu_throttled_fraction for t in watched]),
         "disk_read_bytes_per_s": _mean([t.disk_read_bytes_per_s for t in watched]),
     }
 
@@ -132,14 +132,6 @@ def _restart_s(finalist: Finalist, facts: WorkloadFacts) -> float:
 
 def _rate_of(points: Sequence[LoaderPoint], *, pinned: bool) -> float | None:
     return next((point.samples_per_s for point in points if point.config.pin_memory == pinned), None)
-
-
-def _throttled(seen: Telemetry) -> float | None:
-    """Of the CPU time that was used or withheld, the second."""
-    if seen.cpu_throttled_s is None or seen.cgroup_cpu_cores is None:
-        return None
-    asked_s = seen.cpu_throttled_s + seen.cgroup_cpu_cores * seen.seconds
-    return seen.cpu_throttled_s / asked_s if asked_s > 0 else 0.0
 
 
 def _mean_over_steps(finalist: Finalist, figure: Callable[[Window], float | None]) -> float | None:
