@@ -42,12 +42,14 @@ class BenchUse(Probe):
             return [use for use in found if use.role == role]
 
         main, workers, others = of("main"), of("worker"), of("other")
+        told_apart = sys.platform == "linux"
         return {
             "bench_cpu_cores": _cores(found),
-            "bench_rss_bytes": _rss(found),
+            # torch.compile's own processes stay after the compiling, and are no part of what training needs.
+            "bench_rss_bytes": _rss([*main, *workers] if told_apart else found),
             "main_cpu_cores": _cores(main),
             "main_rss_bytes": _rss(main),
-            "workers_cpu_cores": _cores(workers) if sys.platform == "linux" else Missing(_NAMELESS),
+            "workers_cpu_cores": _cores(workers) if told_apart else Missing(_NAMELESS),
             EACH_WORKERS_CORES: tuple(use.cores for use in workers) or None,
             EACH_WORKERS_RSS: tuple(use.rss_bytes for use in workers) or None,
             "other_cpu_cores": _cores(others),

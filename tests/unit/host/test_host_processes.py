@@ -87,6 +87,14 @@ def test_workers_stand_in_order_of_their_start_and_others_apart(world):
     assert (seen["main_rss_bytes"], seen["other_rss_bytes"]) == (100, 7)
 
 
+@pytest.mark.parametrize(("platform", "held"), [("linux", 130), ("darwin", 137)])
+def test_what_a_compiler_holds_is_no_memory_of_the_training(world, monkeypatch, platform, held):
+    """torch.compile's processes stay. Where names do not tell workers apart, all there is counts."""
+    monkeypatch.setattr("sys.platform", platform)
+    world.table[1].below = [worker(3, rss=30), FakeProcess(40, rss=7, name="python")]
+    assert world.bench.look(0.0)["bench_rss_bytes"] == held
+
+
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.table[1].below = [child]
