@@ -215,7 +215,7 @@ class FakeBench:
             partial_batch_size=asked.partial_batch_size,
             num_alloc_retries=retries * asked.num_steps,
             num_steady_retries=retries if asked.verify else None,
-            step_s=step_s,
+            step_s=step_s if asked.num_steps > 1 or asked.verify else None,
         )
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:

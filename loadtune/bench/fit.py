@@ -64,7 +64,7 @@ class _Steps:
         memory.reset_peaks()
         line.enter("first step")
         self.batch = make_batch()
-        self.step_s = 0.0
+        self.step_s: float | None = None
         self.first_peak = 0
         self.steady_peak: int | None = None
         self.reserved_peak: int | None = None
@@ -73,6 +73,7 @@ class _Steps:
     def train(self, num_steps: int) -> None:
         """The first step, then the steady ones, their peaks apart."""
         self.step(self.batch)
+        self.step_s = None  # loading kernels, making the optimizer's state, compiling: no other step takes as long
         self.first_peak = self.memory.peak_bytes()
         self.reserved_peak = self.memory.peak_reserved_bytes()
         if num_steps > 1:

@@ -113,6 +113,13 @@ def test_unverified_there_are_training_steps_alone() -> None:
     assert (report.allocations, report.num_steady_retries) == (None, None)
 
 
+def test_a_first_step_is_no_step_time() -> None:
+    """It loads kernels and may compile: foretold from it, every larger size would take too long."""
+    assert run(Watched(), None, num_steps=1).step_s is None
+    assert run(Watched(), None, num_steps=2).step_s
+    assert run(Watched(), Verification(), num_steps=1).step_s
+
+
 def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     model, line = Watched(), QuietLine()
     report = run(model, Verification(partial_batch_size=2), line=line)
