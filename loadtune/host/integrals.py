@@ -10,6 +10,10 @@ from typing import Any
 
 from loadtune.host.tracks import Share
 
+WELL_COVERED = 0.5
+"""Of a span: less is too little to speak for the rest. A driver that tells its energy every half second covers 2 s of a
+trial of 3 s."""
+
 
 def mean(shares: Sequence[Share]) -> float | None:
     """Over the time for which it is known."""
@@ -55,8 +59,15 @@ def word_fractions(shares: Sequence[Share]) -> dict[str, float] | None:
 
 
 def total(shares: Sequence[Share], seconds: float) -> float | None:
-    """Of amounts that piled up over their stretches. The ends of a span that no stretch covers count like the rest."""
+    """Of amounts that piled up over their stretches. What is not known of a span's ends counts like the rest.
+
+    A stretch that begins before the span or ends after it says nothing of how its amount is spread: a GPU that waited
+    for its first batch took less until the span began. It counts only where those within cover less than half.
+    """
     known = [share for share in shares if share.seconds > 0]
+    within = [share for share in known if share.seconds == share.whole_s]
+    if sum(share.seconds for share in within) >= WELL_COVERED * seconds:
+        known = within
     covered_s = sum(share.seconds for share in known)
     piled = sum(share.value * share.seconds / share.whole_s for share in known)
     return float(piled * seconds / covered_s) if covered_s > 0 else None

@@ -91,6 +91,13 @@ def test_amounts_add_up_and_the_uncovered_ends_count_like_the_rest():
     assert seen(0.0, 2.0, num_cpu_throttles=[(0.0, 1.0, 3), (1.0, 2.0, 1)]).num_cpu_throttles == 4
 
 
+def test_of_a_stretch_across_an_end_nobody_knows_how_it_is_spread():
+    """A GPU that waits for its first batch takes 100 W, then 500: what began before the span is not split evenly."""
+    joules = [(0.0, 0.5, 0.3 * 100 + 0.2 * 500), *((at, at + 0.5, 250.0) for at in (0.5, 1.0, 1.5, 2.0, 2.5))]
+    assert seen(0.3, 2.8, gpu_energy_j=joules).gpu_energy_j == pytest.approx(2.5 * 500)
+    assert seen(0.3, 0.9, gpu_energy_j=joules).gpu_energy_j == pytest.approx(0.2 * 260 + 0.4 * 500)
+
+
 def test_reasons_are_shares_of_the_time():
     found = seen(0.0, 4.0, gpu_throttle_fractions=[(0.0, 1.0, ("power cap",)), (1.0, 4.0, ("power cap", "idle"))])
     assert found.gpu_throttle_fractions == {"power cap": 1.0, "idle": 0.75}
