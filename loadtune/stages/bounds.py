@@ -125,8 +125,15 @@ def _verdict(run: Run, facts: WorkloadFacts, winner: Finalist) -> Verdict:
             num_memory_failures=_num_memory_failures(run, facts, loader),
             in_flight_bytes=prefetch_bytes(loader, facts.sample_bytes),
             restart_s=_restart_s(run, loader),
+            compile_tried=_compile_tried(run),
         )
     )
+
+
+def _compile_tried(run: Run) -> bool:
+    """Also where it failed, did not pay or took too long: then a note says so."""
+    points = (point for choice in run.found.recipes for point in choice.points)
+    return "compile" in run.found.config.tune or any(point.recipe.compile for point in points)
 
 
 def _restart_s(run: Run, loader: LoaderConfig) -> float | None:

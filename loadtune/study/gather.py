@@ -41,6 +41,7 @@ def gather(
     num_memory_failures: int | None = None,
     in_flight_bytes: int | None = None,
     restart_s: float | None = None,
+    compile_tried: bool | None = None,
 ) -> Evidence:
     """What is known of one confirmed configuration.
 
@@ -77,7 +78,7 @@ def gather(
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
         persistent=loader.persistent_workers if loader.num_workers else None,
-        compiled=finalist.config.recipe.compile,
+        compile_tried=compile_tried,
     )
 
 

@@ -114,7 +114,7 @@ def _startup(e: Evidence) -> str:
 
 
 def _compute(e: Evidence) -> str:
-    compiling = "" if e.compiled else "torch.compile (--tune compile measures it), "
+    compiling = "" if e.compile_tried else "torch.compile (--tune compile measures it), "
     return (
         f"More workers cannot fix it: the loader keeps up. Make the step itself faster: {compiling}a smaller model "
         "or image."

@@ -99,8 +99,8 @@ class Evidence:
     pinned: bool | None = None
     persistent: bool | None = None
     """Workers stay from one epoch to the next."""
-    compiled: bool | None = None
-    """By torch.compile."""
+    compile_tried: bool | None = None
+    """This run looked at torch.compile, whatever came of it: to advise it would be to send the user back."""
 
     @property
     def utilization(self) -> float | None:
