@@ -1,13 +1,14 @@
 """The check of a stored winner over a fake machine that did, or did not, lose speed."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from pipeline_rig import GPU, tune_fake
 
 from loadtune.checking import check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
-from loadtune.records import Check, Device, TrialFailure, TuningResult
+from loadtune.records import Check, Device, Fixed, TrialFailure, TuneConfig, TuningResult
 from loadtune.study.regression import baseline_of
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
 
@@ -59,6 +60,16 @@ def test_a_short_time_allows_one_run_and_says_so(stored: TuningResult) -> None:
     check = checked(stored, FakeBench(), budget_s=1.0)
     assert (check.outcome, len(check.runs)) == ("unclear", 1)
     assert "Raise --time-budget" in check.reason
+
+
+def test_compiling_is_no_part_of_the_time(tmp_path: Path) -> None:
+    fix = (Fixed(name="precision", value="bf16"), Fixed(name="compile", value=True))
+    stored = tune_fake(FakeBench(), tmp_path, TuneConfig(fix=fix, time_budget_s=1200.0))
+    bench = FakeBench(Surface(compile_s=70.0), seed=7)
+    check = checked(stored, bench)
+    assert check.config.recipe.compile
+    assert check.outcome == "held", check.reason
+    assert 70.0 < check.seconds < 70.0 + 60.0
 
 
 def test_a_run_that_fails_cannot_tell(stored: TuningResult) -> None:
