@@ -18,6 +18,7 @@ from loadtune.records import (
     MemoryCeiling,
     Progress,
     Reading,
+    Recipe,
     RecipeChoice,
     SavingCost,
     TransferPoint,
@@ -57,6 +58,8 @@ class Findings:
     """Of the GPU's memory, to other processes since then."""
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
+    trained: set[tuple[Recipe, int]] = field(default_factory=set)
+    """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
     trials: list[Trial] = field(default_factory=list)
     finalists: tuple[Finalist, ...] = ()
     best: Winner | None = None

@@ -269,6 +269,7 @@ class FakeBench:
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
         self.requests.append(("saving", config.batch_size))
+        self._compile(config.recipe, config.batch_size)
         self.clock.spend(2.0)
         return SavingCost(
             num_workers=config.loader.num_workers,

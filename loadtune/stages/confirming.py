@@ -1,6 +1,6 @@
 """The finalists measured again, and what their figures say. Only these are reported."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from loadtune.errors import LoadtuneError
@@ -15,10 +15,11 @@ from loadtune.records import (
 )
 from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import settings_text
+from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.memory import check_budget
 from loadtune.stages.run import CONFIRM_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
-from loadtune.study.confirm import Outcome, between_run_spread, confirm, finalists, pick_finalists
+from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
@@ -56,7 +57,9 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
             objective=config.objective,
         )
-        once, until_s = _confirmed_once(run), run.confirm_until_s
+        kept = _kept(run)
+        compile_ahead(run, [each for each in configs if not _is_settled(each, kept)])
+        once, until_s = _confirmed_once(run, kept), run.confirm_until_s
         for outcome in confirm(configs, once, run.clock, until_s, yours=found.yours, objective=config.objective):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
@@ -68,12 +71,22 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         _conclude(run, facts)
 
 
-def _confirmed_once(run: Run) -> Callable[[TrialConfig], Measurement | TrialFailure]:
-    """Measures a configuration and keeps what came of it; what was kept before an interruption is answered from there.
+def _kept(run: Run) -> list[Confirmed]:
+    """What was confirmed before an interruption.
 
-    After a trial that is newer than those, they are of another choice of finalists, and all is measured anew.
+    After a trial that is newer than that, it is of another choice of finalists, and all is measured anew.
     """
-    kept = [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else list(run.kept.confirmed)
+    return [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else list(run.kept.confirmed)
+
+
+def _is_settled(config: TrialConfig, kept: Sequence[Confirmed]) -> bool:
+    """Whether all that the confirmation asks of it is known, so that it is not run again."""
+    known = [line for line in kept if line.config == config]
+    return len(known) >= MAX_ROUNDS or any(line.failure for line in known)
+
+
+def _confirmed_once(run: Run, kept: list[Confirmed]) -> Callable[[TrialConfig], Measurement | TrialFailure]:
+    """Measures a configuration and keeps what came of it; what is in `kept` is answered from there, once each."""
 
     def outcome(config: TrialConfig) -> Measurement | TrialFailure:
         before = next((line for line in kept if line.config == config), None)
@@ -158,7 +171,8 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
     for point in run.found.compute_points:
         if (point.recipe, point.batch_size) == (config.recipe, config.batch_size):
             return point.samples_per_s
-    if COMPUTE_STEPS * config.batch_size / finalist.samples_per_s > run.found.left_s:
+    steps_s = COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
+    if compile_seconds(run, config) + steps_s > run.found.left_s:
         return None
     try:
         timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
@@ -168,6 +182,7 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
     if isinstance(timed, TrialFailure):
         return None
     run.found.compute_points += (timed,)
+    run.found.trained.add((config.recipe, config.batch_size))
     run.keep(Timed(point=timed))
     return timed.samples_per_s
 

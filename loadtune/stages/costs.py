@@ -3,6 +3,7 @@
 from loadtune.errors import LoadtuneError
 from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
 from loadtune.report.journal import Winners
+from loadtune.stages.compiling import compile_seconds
 from loadtune.stages.run import Run
 
 COST_SHARE = 0.015
@@ -40,7 +41,7 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
     # A checkpoint is timed beside a round of the workers, and two steps without them.
     round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
     found.saving_cost = run.known(config, lambda line: line.saving_cost)
-    if found.saving_cost is None and needed_s + round_s < found.left_s:
+    if found.saving_cost is None and needed_s + round_s + compile_seconds(run, config) < found.left_s:
         saving = run.bench.time_saving(config, seconds)
         if isinstance(saving, SavingCost):
             found.saving_cost = saving

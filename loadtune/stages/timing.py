@@ -15,6 +15,8 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
     seconds = max(0.5, share * run.found.config.time_budget_s)
     rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best)
     outcome = run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
+    if isinstance(outcome, Measurement):
+        run.found.trained.add((config.recipe, config.batch_size))
     by_energy = run.found.config.objective == "samples-per-joule"
     if by_energy and isinstance(outcome, Measurement) and outcome.samples_per_joule is None:
         return TrialFailure(

@@ -9,11 +9,13 @@ from pipeline_rig import GPU
 from loadtune.errors import BenchError
 from loadtune.findings import Findings
 from loadtune.records import (
+    ComputePoint,
     EpochCost,
     Finalist,
     LoaderConfig,
     Measurement,
     Recipe,
+    RecipeChoice,
     TrialConfig,
     TrialFailure,
     TuneConfig,
@@ -30,11 +32,15 @@ def after_confirmation(
     *,
     num_workers: int = 4,
     spent_s: float = 0.0,
+    compiled: bool = False,
 ) -> TuningResult:
     """A winner was found after so many seconds; what the stage adds."""
     found = Findings(TuneConfig(), fake_host(), GPU, bench.clock, "0")
     found.facts = fake_facts(bench.surface)
-    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=num_workers), recipe=Recipe())
+    point = FakeBench().time_compute(Recipe(compile=True), 256, 1.0)
+    assert isinstance(point, ComputePoint)
+    found.recipes = (RecipeChoice(chosen=point.recipe, points=(point,)),)
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=num_workers), recipe=Recipe(compile=compiled))
     window = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=640, wait_s=0.5)
     measured = Measurement(windows=(window,), first_batch_s=1.0, seconds=2.0)
     found.finalists = (Finalist(config=config, runs=(measured, measured)),)
@@ -61,6 +67,16 @@ def test_nothing_is_asked_without_workers_or_without_time(num_workers: int, spen
     assert bench.requests == []
     assert result.epoch_cost is None
     assert result.saving_cost is None
+
+
+@pytest.mark.parametrize(("spent_s", "saved"), [(240.0, True), (255.0, False)])
+def test_a_winner_that_has_to_be_compiled_again_takes_that_much_longer(spent_s: float, saved: bool) -> None:
+    """A resumed run's bench is fresh; 40 s for a checkpoint's figure have to be there."""
+    bench = FakeBench()
+    started = bench.clock.now()
+    result = after_confirmation(bench, spent_s=spent_s, compiled=True)
+    assert (result.saving_cost is not None) is saved
+    assert bench.clock.now() - started < 300.0
 
 
 def refuses(loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
