@@ -1,4 +1,4 @@
-"""Decides, per precision, what only concerns compute: memory format, fused optimizer and, if asked, torch.compile.
+"""Decides, per precision, what only concerns compute: memory format and fused optimizer.
 
 In: a bench and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and a
 sentence for each one that is not. A module of its own because a recipe is settled before memory is probed, in seconds,
@@ -62,15 +62,13 @@ def choose_recipes(
     largest: int,
     time_budget_s: float,
     memory_format: MemoryFormat | None = None,
-    compile: bool | None = False,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
     `largest` bounds the batch (dataset length, ``--max-batch-size``). `memory_format` is taken whatever it gains; None:
-    the faster one is. `compile` likewise, and False leaves it out, because it takes up to minutes. Raises
-    WorkloadError where no precision trains, or one does not train compiled that is to be.
+    the faster one is. Raises WorkloadError where no precision trains.
     """
-    batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s)
+    batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     reference: ComputePoint | None = None
@@ -86,9 +84,6 @@ def choose_recipes(
             notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
             continue
         choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer, memory_format)
-        if compile is not False:
-            choice, not_compiled = _compiled(bench, choice, point_s, asked_for=compile is True)
-            left_out += not_compiled
         choices.append(choice)
         notes += left_out
     if not choices:
@@ -107,8 +102,13 @@ def _time_plain(
     return plain
 
 
-def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budget_s: float) -> tuple[int, float]:
-    """The batch whose step is affordable, and the seconds a point may take.
+def point_seconds(time_budget_s: float) -> float:
+    """For timing one recipe."""
+    return min(1.0, STEP_SHARE * time_budget_s)
+
+
+def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budget_s: float) -> int:
+    """The batch whose step is affordable.
 
     Climbs from the smallest batch by what each size shows: a small batch says little of a larger one's step.
     """
@@ -122,12 +122,12 @@ def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budge
         while size * 2 <= min(MODERATE_BATCH, largest, affordable):
             size *= 2
         if size == scout.batch_size:
-            return size, min(1.0, step_limit_s)
+            return size
         larger = _time_plain(bench, scout.recipe.precision, size, scout.batch_size, 0.0)
         if isinstance(larger, TrialFailure):
-            return size, min(1.0, step_limit_s)  # not for lack of memory: another precision may well train it
+            return size  # not for lack of memory: another precision may well train it
         if larger.batch_size < size:
-            return larger.batch_size, min(1.0, step_limit_s)
+            return larger.batch_size
         scout = larger
 
 
@@ -162,23 +162,6 @@ def _best_recipe(
         asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
         best = point if asked_for or point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
-
-
-def _compiled(bench: Bench, choice: RecipeChoice, point_s: float, *, asked_for: bool) -> tuple[RecipeChoice, list[str]]:
-    """The best recipe once more, compiled: kept if it pays, or if it was asked for."""
-    best = next(point for point in choice.points if point.recipe == choice.chosen)
-    point = bench.time_compute(replace(best.recipe, compile=True), best.batch_size, point_s)
-    if isinstance(point, TrialFailure):
-        if asked_for:
-            raise WorkloadError(
-                f"A batch of {best.batch_size} does not train compiled in {best.recipe.precision}, as --fix compile=on "
-                f"asks: {point.message}. Mend that, or leave compile out of --fix.",
-                point.log_tail or None,
-            )
-        return choice, [f"torch.compile was left out in {best.recipe.precision}: {point.message}"]
-    pays = point.quickest_per_s > MIN_GAIN * best.quickest_per_s
-    chosen = point.recipe if asked_for or pays else choice.chosen
-    return RecipeChoice(chosen=chosen, points=(*choice.points, point)), []
 
 
 def _changes(

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from loadtune.findings import Findings
+from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_seconds
 from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.recipe import choose_recipes
 from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, RecipeChoice, WorkloadFacts
 from loadtune.report.wording import recipe_text
 from loadtune.stages.resuming import check_same_workload
-from loadtune.stages.run import COMPILE_SHARE, COMPUTE_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
 from loadtune.study.yours import check_against_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
@@ -50,8 +51,15 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             largest=largest,
             time_budget_s=config.time_budget_s,
             memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
-            compile=None if "compile" in config.tune else bool(config.fixed("compile")),
         )
+        if "compile" in config.tune or config.fixed("compile"):
+            chosen = compile_recipes(
+                run.bench,
+                chosen,
+                time_budget_s=config.time_budget_s,
+                asked_for="compile" not in config.tune,
+                left_s=lambda: run.found.left_s,
+            )
         run.found.recipes = chosen.choices
         for note in chosen.notes:
             run.found.note(note)
@@ -65,7 +73,6 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
 
 def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
     """What compiling took and gained, and what it leaves of the time budget."""
-    kept_s = [0.0]
     for choice in choices:
         for point in (point for point in choice.points if point.compile_s is not None):
             plain = point_of(choice.points, replace(point.recipe, compile=False))
@@ -74,13 +81,13 @@ def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
                 f"{seconds_text(point.compile_s)}; {ratio_text(point.quickest_per_s / plain.quickest_per_s)} the rate "
                 "of the same recipe without"
             )
-            kept_s += [point.compile_s or 0.0] if point.recipe == choice.chosen else []
-    budget_s = run.found.config.time_budget_s
-    if max(kept_s) > COMPILE_SHARE * budget_s:
+    needed_s = compiling_seconds(choices)
+    if needed_s > COMPILE_SHARE * max(0.0, run.found.left_s):
         run.found.note(
-            f"Every batch size is compiled for itself, which took {seconds_text(max(kept_s))}: little is left of a "
-            f"time budget of {seconds_text(budget_s)} for the search. A larger --time-budget gives it more; one "
-            "precision (--precision), or one batch size (--fix batch_size=…), leaves it more."
+            f"Every batch size is compiled for itself, which may take {seconds_text(needed_s)} in all: little is left "
+            f"of a time budget of {seconds_text(run.found.config.time_budget_s)} for the search. A larger "
+            "--time-budget gives it more; one precision (--precision), or one batch size (--fix batch_size=…), leaves "
+            "it more."
         )
 
 

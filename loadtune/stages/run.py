@@ -26,10 +26,6 @@ COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
 its figures are reported."""
 
-COMPILE_SHARE = 0.02
-"""Of the time budget, for compiling one batch size: some ten sizes are compiled for a precision, half of them by the
-memory probe, and they leave most of the budget to what is measured."""
-
 CONFIRM_AT_MOST = 0.3
 """Of the time budget, for the whole confirmation: four finalists on an H200 take 40 s a round, and a third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
