@@ -57,14 +57,13 @@ from loadtune.records.result import (
     Verdict,
     Winner,
 )
+from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Score
 from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
-    OBJECTIVES,
     ComputePoint,
     FailureKind,
     Measurement,
-    Objective,
     RecipeChoice,
     TrainingRun,
     TrialFailure,
@@ -92,6 +91,7 @@ __all__ = [
     "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
     "SCHEMA_VERSION",
+    "SCORE_UNITS",
     "AllocationTrace",
     "BatchEstimate",
     "BatchTry",
@@ -137,6 +137,7 @@ __all__ = [
     "RecipeChoice",
     "SameConfig",
     "SavingCost",
+    "Score",
     "Setting",
     "Side",
     "StepAccount",

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records.bounds import LoaderPoint, TransferPoint
-from loadtune.records.configs import TrialConfig
+from loadtune.records.configs import Precision, TrialConfig
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.timing import ComputePoint, Measurement, Objective, RecipeChoice, TrialFailure
+from loadtune.records.score import Objective, Score
+from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.workload import TuneConfig, WorkloadFacts
 
 SCHEMA_VERSION = 1
@@ -41,6 +42,8 @@ class Finalist:
     half_width_fraction: float | None = None
     """Of the 95% interval of the mean, as a share of it, from the spread between runs; it holds for all finalists at
     once, so also for the one that is picked. None: too few runs."""
+    efficiency_half_width_fraction: float | None = None
+    """Likewise of the mean samples per joule. None: too few runs, or of one of them no energy was read."""
 
     @property
     def samples_per_s(self) -> float:
@@ -50,6 +53,12 @@ class Finalist:
     def score(self, objective: Objective) -> float:
         """Mean over runs of what each is judged by. Raises ValueError where that was not measured."""
         return sum(run.score(objective) for run in self.runs) / len(self.runs)
+
+    def scored(self, objective: Objective) -> Score:
+        """`score` with its interval."""
+        by_speed = objective == "samples-per-s"
+        half = self.half_width_fraction if by_speed else self.efficiency_half_width_fraction
+        return Score(objective=objective, value=self.score(objective), half_width_fraction=half)
 
     @property
     def wait_fraction(self) -> float:
@@ -87,6 +96,25 @@ class Winner:
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more."""
     efficiency: Efficiency | None = None
     """Set where the objective is samples per joule; the figures above are of its throughput all the same."""
+
+    @property
+    def throughput(self) -> Score:
+        half = self.half_width_fraction
+        return Score(objective="samples-per-s", value=self.samples_per_s, half_width_fraction=half)
+
+    @property
+    def picked_by(self) -> Score:
+        """What the run looked for: samples per joule, or the throughput."""
+        found = self.efficiency
+        if found is None:
+            return self.throughput
+        half = found.half_width_fraction
+        return Score(objective="samples-per-joule", value=found.samples_per_joule, half_width_fraction=half)
+
+    @property
+    def gain(self) -> float | None:
+        """In what it was picked by, over the user's own configuration. None: that one could not be measured."""
+        return self.speedup if self.efficiency is None else self.efficiency.gain
 
     @property
     def different(self) -> bool | None:
@@ -188,6 +216,15 @@ class TuningResult:
     with a smaller batch. Empty: it failed, or no time was left."""
     transfer_points: tuple[TransferPoint, ...] = ()
     """Copies of the winner's batch to a GPU, from the memory that it trains from."""
+
+    def compute_only(self, precision: Precision) -> ComputePoint | None:
+        """The fastest, at any batch size, under the recipe that this precision is trained with.
+
+        Other points are of recipes that were turned down, or of the user's own. None: it was not timed.
+        """
+        trained = {choice.chosen for choice in self.recipes if choice.chosen.precision == precision}
+        points = [point for point in self.compute_points if point.recipe in trained]
+        return max(points, key=lambda point: point.samples_per_s, default=None)
 
     @property
     def frontier(self) -> tuple[Trial, ...]:

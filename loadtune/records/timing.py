@@ -7,15 +7,12 @@ are the seconds its steps took. Windows abut: nothing between two of them goes u
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from loadtune.records import intervals
 from loadtune.records.configs import Recipe
+from loadtune.records.score import Objective
 from loadtune.records.telemetry import Telemetry
-
-Objective = Literal["samples-per-s", "samples-per-joule"]
-"""What a configuration is judged by: throughput, or samples for a joule that the GPU's whole board takes."""
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimension, Precision, Setting
-from loadtune.records.timing import Objective
+from loadtune.records.score import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
 

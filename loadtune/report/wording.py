@@ -10,13 +10,15 @@ from loadtune.records import (
     GpuFacts,
     GpuProcess,
     Hindrance,
+    Objective,
     Precision,
     Recipe,
+    Score,
     TrialConfig,
     TrialFailure,
     Verdict,
 )
-from loadtune.units import bytes_text, counted, percent_text, ratio_text
+from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text, ratio_text
 
 VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
@@ -58,6 +60,22 @@ BOUND_TEXT: Mapping[Bound, str] = {
     "loader": "the loader",
     "unclear": "nothing that these figures show",
 }
+
+
+def score_text(value: float | None, objective: Objective) -> str:
+    """What a configuration is judged by: ``4,050/s``, ``7.40 samples/J``."""
+    return rate_text(value) if objective == "samples-per-s" else efficiency_text(value)
+
+
+def short_score_text(value: float, objective: Objective) -> str:
+    """Where there is little room and an axis says what of: ``4,050/s``, ``7.40/J``."""
+    return score_text(value, objective).replace(" samples", "")
+
+
+def interval_text(score: Score) -> str:
+    """``4,050/s ± 162/s``; the value alone where too few runs were made for an interval."""
+    value = score_text(score.value, score.objective)
+    return value if score.half_width is None else f"{value} ± {score_text(score.half_width, score.objective)}"
 
 
 def verdict_lines(verdict: Verdict) -> tuple[str, ...]:

@@ -119,16 +119,27 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             runs.setdefault(config, []).append(outcome)
         else:
             failures.setdefault(config, []).append(outcome)
-    spread = between_run_spread(list(runs.values()))
+    spread, efficiency_spread = between_run_spread(list(runs.values())), _efficiency_spread(list(runs.values()))
+
+    def half_width(spread: Spread | None, num_runs: int) -> float | None:
+        return None if spread is None else spread.half_width(1 / num_runs, len(runs))
+
     return tuple(
         Finalist(
             config=config,
             runs=tuple(own),
             failures=tuple(failures.get(config, ())),
-            half_width_fraction=None if spread is None else spread.half_width(1 / len(own), len(runs)),
+            half_width_fraction=half_width(spread, len(own)),
+            efficiency_half_width_fraction=half_width(efficiency_spread, len(own)),
         )
         for config, own in runs.items()
     )
+
+
+def _efficiency_spread(runs: Sequence[Sequence[Measurement]]) -> "Spread | None":
+    """None: nothing ran twice, or of one run no energy was read."""
+    read = all(run.samples_per_joule is not None for own in runs for run in own)
+    return between_run_spread(runs, "samples-per-joule") if read else None
 
 
 class Spread:

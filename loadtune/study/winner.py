@@ -44,11 +44,10 @@ def pick_winner(
 
 def _efficiency(best: Finalist, own: Finalist | None, finalists: Sequence[Finalist], num_rivals: int) -> Efficiency:
     """As throughput and speed-up, from the spread of samples per joule between runs."""
-    spread = between_run_spread([f.runs for f in finalists], "samples-per-joule")
     gain, low, high = speedup(best, own, finalists, num_rivals, "samples-per-joule")
     return Efficiency(
         samples_per_joule=best.score("samples-per-joule"),
-        half_width_fraction=None if spread is None else spread.half_width(1 / len(best.runs), len(finalists)),
+        half_width_fraction=best.efficiency_half_width_fraction,
         gain=gain,
         gain_low=low,
         gain_high=high,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, TrialFailure, Window
+from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
 from loadtune.study.confirm import confirm, finalists, pick_finalists
 from loadtune.study.winner import not_told_apart, pick_winner, speedup
 from loadtune.testing import FakeClock
@@ -201,3 +201,20 @@ def test_finalists_that_may_be_as_fast_are_named() -> None:
     assert winner is not None
     assert winner.config.loader.num_workers == 8
     assert [f.config.loader.num_workers for f in not_told_apart(winner, found)] == [4]
+
+
+def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_its_energy() -> None:
+    def at_power(rate: float, power_w: float | None) -> Measurement:
+        energy_j = None if power_w is None else 10 * power_w
+        return replace(measured(rate), telemetry=Telemetry(seconds=10.0, num_readings=9, gpu_energy_j=energy_j))
+
+    steady, swinging = [(A, at_power(100.0, power_w)) for power_w in (50.0, 50.0)], [(B, at_power(80.0, 30.0))] * 2
+    swinging[1] = (B, at_power(80.0, 40.0))
+    found = finalists([*steady, *swinging])
+    assert {finalist.half_width_fraction for finalist in found} == {0.0}
+    assert all((finalist.efficiency_half_width_fraction or 0.0) > 0.1 for finalist in found)
+    best = pick_winner(found, None, objective="samples-per-joule")
+    assert best is not None
+    assert best.picked_by == found[1].scored("samples-per-joule")
+    unread = finalists([*steady, (B, at_power(80.0, None))])
+    assert {finalist.efficiency_half_width_fraction for finalist in unread} == {None}

@@ -1,0 +1,31 @@
+"""What a configuration is judged by: one figure, of whichever of two kinds a run looks for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Objective = Literal["samples-per-s", "samples-per-joule"]
+"""What a configuration is judged by: throughput, or samples for a joule that the GPU's whole board takes."""
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+SCORE_UNITS: Mapping[Objective, str] = {"samples-per-s": "samples/s", "samples-per-joule": "samples/J"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A mean of that figure with its interval; more is better."""
+
+    objective: Objective
+    value: float
+    """In `unit`."""
+    half_width_fraction: float | None = None
+    """Of its 95% interval, as a share of it. None: too few runs."""
+
+    @property
+    def unit(self) -> str:
+        return SCORE_UNITS[self.objective]
+
+    @property
+    def half_width(self) -> float | None:
+        """In `unit`."""
+        return None if self.half_width_fraction is None else self.half_width_fraction * self.value
