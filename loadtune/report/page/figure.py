@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal
 
-from loadtune.records import Precision
+from loadtune.records import SCORE_UNITS, Objective, Precision
 
 Trace = dict[str, Any]
 
@@ -59,8 +59,13 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
 
 
-def rate_axis(title: str = "samples/s") -> dict[str, Any]:
-    return axis(title, rangemode="tozero", tickformat=",~r")
+def score_axis(objective: Objective = "samples-per-s") -> dict[str, Any]:
+    """Of what a run looked for, or of samples/s in any case."""
+    return axis(SCORE_UNITS[objective], rangemode="tozero", tickformat=",~r")
+
+
+def rate_axis() -> dict[str, Any]:
+    return score_axis()
 
 
 def sizes_axis(title: str, sizes: Sequence[int]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""Many results: what compares with what, and what counts as slower."""
+"""Many results: what compares with what, and what counts as a loss."""
 
 from dataclasses import replace
 
 import pytest
 from page_rig import cut_short, golden
 
-from loadtune.report.page.board import board_view, changes
+from loadtune.records import Efficiency
+from loadtune.report.page.board import board_view
+from loadtune.report.page.kinds import changes
 
 
 def run(day: int, rate: float, half: float | None = 0.02, device: str = "NVIDIA H200"):
@@ -17,7 +19,7 @@ def run(day: int, rate: float, half: float | None = 0.02, device: str = "NVIDIA 
 
 @pytest.mark.parametrize(
     ("rate", "half", "expected"),
-    [(4000, 0.02, "same"), (4100, 0.02, "same"), (4400, 0.02, "faster"), (3600, 0.02, "slower"), (3600, None, "same")],
+    [(4000, 0.02, "same"), (4100, 0.02, "same"), (4400, 0.02, "rose"), (3600, 0.02, "fell"), (3600, None, "same")],
 )
 def test_a_difference_is_one_where_intervals_do_not_overlap(rate, half, expected) -> None:
     assert changes([run(1, 4000), run(2, rate, half)]) == ["first", expected]
@@ -40,3 +42,39 @@ def test_another_device_is_another_line() -> None:
 
 def test_an_old_regression_that_was_mended_is_no_news() -> None:
     assert board_view([run(1, 4000), run(2, 3000), run(3, 4000)]).regressions == ()
+
+
+def sparing(day: int, rate: float, samples_per_joule: float, half: float | None = 0.02):
+    result = run(day, rate)
+    efficiency = Efficiency(samples_per_joule=samples_per_joule, half_width_fraction=half, gain=1.5)
+    config = replace(result.config, objective="samples-per-joule")
+    return replace(result, config=config, best=replace(result.best, efficiency=efficiency))
+
+
+def test_runs_for_samples_per_joule_compare_by_those() -> None:
+    slower, hungrier = [sparing(1, 4000, 7.4), sparing(2, 3000, 7.4)], [sparing(1, 4000, 7.4), sparing(2, 4000, 5.0)]
+    assert changes(slower) == ["first", "same"]
+    assert changes(hungrier) == ["first", "fell"]
+    assert board_view(slower).regressions == ()
+    sentence = board_view(hungrier).regressions[0]
+    assert "for samples per joule on NVIDIA H200" in sentence
+    assert "5.00 samples/J" in sentence
+    assert "(-32.4%, " in sentence
+
+
+def test_the_board_draws_and_lists_what_each_run_looked_for() -> None:
+    board = board_view([sparing(1, 4000, 7.4), sparing(2, 3000, 5.0), run(1, 4100)])
+    axes = [panel.layout["yaxis"]["title"]["text"] for panel in board.trend.panels]
+    drawn = dict(zip(axes, (panel.data[0] for panel in board.trend.panels), strict=True))
+    assert drawn["samples/J"]["y"] == [7.4, 5.0]
+    assert drawn["samples/J"]["error_y"]["array"] == pytest.approx([0.148, 0.1])
+    assert drawn["samples/s"]["y"] == [4100]
+    columns = board.table.columns
+    shown = [{name: cell.text for name, cell in zip(columns, row.cells, strict=True)} for row in board.table.rows]
+    assert {one["samples/J"]: one["samples/s"] for one in shown} == {
+        "7.40 samples/J": "4,000/s",
+        "5.00 samples/J": "3,000/s",
+        "–": "4,100/s",
+    }
+    assert {one["over yours"] for one in shown} == {"1.50×", "2.50×"}
+    assert "samples/J" not in board_view([run(1, 4000)]).table.columns
