@@ -9,7 +9,7 @@ from loadtune.report.page.figure import (
     Trace,
     line,
     points,
-    rate_axis,
+    score_axis,
     sizes_axis,
 )
 from loadtune.report.page.measured import hover, timed_trials
@@ -33,28 +33,43 @@ def compute_curve(result: TuningResult) -> Figure:
 
 def _panel(result: TuningResult) -> Panel:
     recipes = list(dict.fromkeys(point.recipe for point in result.compute_points))
-    traces = [_curve(recipe, result.compute_points) for recipe in recipes]
+    named = zip(recipes, _names(recipes), strict=True)
+    traces = [_curve(recipe, name, result.compute_points) for recipe, name in named]
     timed = timed_trials(result)
     for precision, colour in PRECISION_COLOUR.items():
         here = [one for one in timed if one.config.precision == precision]
         if here:
-            words = [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one in here]
+            words = [hover(result, one.config, one.measurement, f"trial {one.number}") for one in here]
             marker = {"color": colour, "symbol": PRECISION_SYMBOL[precision], "size": 9, "opacity": 0.85}
             sizes, rates = [one.config.batch_size for one in here], [one.rate for one in here]
             traces.append(points(f"{precision} trained", sizes, rates, words, marker=marker))
     sizes = [*(point.batch_size for point in result.compute_points), *(one.config.batch_size for one in timed)]
-    return Panel(data=tuple(traces), layout={"xaxis": sizes_axis("batch size", sizes), "yaxis": rate_axis()})
+    return Panel(data=tuple(traces), layout={"xaxis": sizes_axis("batch size", sizes), "yaxis": score_axis()})
 
 
-def _curve(recipe: Recipe, every: tuple[ComputePoint, ...]) -> Trace:
+def _names(recipes: list[Recipe]) -> list[str]:
+    """No two alike: the recipe's own words where a precision has several beside the plain one."""
+    chosen = [recipe.precision for recipe in recipes if not _is_plain(recipe)]
+    return [
+        f"{recipe.precision} {recipe_text(recipe)} alone"
+        if _is_plain(recipe) or chosen.count(recipe.precision) > 1
+        else f"{recipe.precision} alone"
+        for recipe in recipes
+    ]
+
+
+def _is_plain(recipe: Recipe) -> bool:
+    return recipe == Recipe(precision=recipe.precision)
+
+
+def _curve(recipe: Recipe, name: str, every: tuple[ComputePoint, ...]) -> Trace:
     here = sorted((point for point in every if point.recipe == recipe), key=lambda point: point.batch_size)
-    plain = recipe == Recipe(precision=recipe.precision)
     curve = line(
-        f"{recipe.precision}{' plain' if plain else ''} alone",
+        name,
         [point.batch_size for point in here],
         [point.samples_per_s for point in here],
         PRECISION_COLOUR[recipe.precision],
-        "dot" if plain else "solid",
+        "dot" if _is_plain(recipe) else "dash" if recipe.compile else "solid",
         mode="lines+markers",
     )
     words = [

@@ -64,10 +64,6 @@ def score_axis(objective: Objective = "samples-per-s") -> dict[str, Any]:
     return axis(SCORE_UNITS[objective], rangemode="tozero", tickformat=",~r")
 
 
-def rate_axis() -> dict[str, Any]:
-    return score_axis()
-
-
 def sizes_axis(title: str, sizes: Sequence[int]) -> dict[str, Any]:
     """Logarithmic, with the sizes themselves as ticks, thinned out where they are many."""
     known = sorted(set(sizes))

@@ -1,14 +1,14 @@
-"""Throughput over batch size and workers, a panel for each precision and way of pinning.
+"""What was looked for over batch size and workers, a panel for each precision and way of pinning.
 
 In: a `TuningResult`. Out: a `Figure`.
 """
 
 from collections.abc import Sequence
 
-from loadtune.records import PRECISIONS, Precision, Trial, TuningResult
+from loadtune.records import PRECISIONS, SCORE_UNITS, Precision, Trial, TuningResult
 from loadtune.report.page.figure import GREY, RED, SCALE, Figure, Panel, Trace, axis, points, text
 from loadtune.report.page.measured import Timed, hover, timed_trials
-from loadtune.units import rate_text
+from loadtune.report.wording import short_score_text
 
 _WRITTEN_CELLS = 6
 """Columns up to which a cell is wide enough for its figure, on a phone's width too."""
@@ -16,7 +16,7 @@ _WRITTEN_CELLS = 6
 
 def heatmap(result: TuningResult) -> Figure:
     timed = timed_trials(result)
-    top = max((one.rate for one in timed), default=0.0)
+    top = max((one.score.value for one in timed), default=0.0)
     found = [(precision, pinned) for precision in PRECISIONS for pinned in (False, True)]
     panels = [_panel(result, precision, pinned, top) for precision, pinned in found if timed]
     return Figure(
@@ -24,7 +24,7 @@ def heatmap(result: TuningResult) -> Figure:
         title="Batch size × workers",
         reading="One scale of sizes and colours for all panels, so they compare. An empty cell was not tried: the "
         "search spends its trials where it expects most. Crosses failed, open diamonds were not run.",
-        source="Trials of the search; where one was tried more than once, the faster.",
+        source="Trials of the search; of those that differ in other settings alone, the best.",
         panels=tuple(panel for panel in panels if panel is not None),
         missing=() if timed else ("No trial was measured.",),
     )
@@ -60,19 +60,19 @@ def _categories(title: str, values: Sequence[int]) -> Trace:
 
 
 def _cells(result: TuningResult, here: list[Timed], batches: list[int], workers: list[int], top: float) -> Trace:
-    fastest: dict[tuple[int, int], Timed] = {}
-    for one in sorted(here, key=lambda one: one.rate):
-        fastest[one.config.batch_size, one.config.loader.num_workers] = one
-    grid = [[fastest.get((batch, number)) for number in workers] for batch in batches]
+    objective = result.config.objective
+    best: dict[tuple[int, int], Timed] = {}
+    for one in sorted(here, key=lambda one: one.score.value):
+        best[one.config.batch_size, one.config.loader.num_workers] = one
+    grid = [[best.get((batch, number)) for number in workers] for batch in batches]
     return {
         "type": "heatmap",
         "x": [str(number) for number in workers],
         "y": [str(batch) for batch in batches],
-        "z": [[None if one is None else one.rate for one in row] for row in grid],
-        "text": [["" if one is None else rate_text(one.rate) for one in row] for row in grid],
+        "z": [[None if one is None else one.score.value for one in row] for row in grid],
+        "text": [["" if one is None else short_score_text(one.score.value, objective) for one in row] for row in grid],
         "customdata": [
-            ["" if one is None else hover(one.config, one.measurement, result.device.kind) for one in row]
-            for row in grid
+            ["" if one is None else hover(result, one.config, one.measurement) for one in row] for row in grid
         ],
         "hovertemplate": "%{customdata}<extra></extra>",
         "texttemplate": "%{text}" if len(workers) <= _WRITTEN_CELLS else "",
@@ -82,7 +82,7 @@ def _cells(result: TuningResult, here: list[Timed], batches: list[int], workers:
         "colorscale": SCALE,
         "xgap": 2,
         "ygap": 2,
-        "colorbar": {"thickness": 10, "title": {"text": "samples/s"}, "tickformat": ",~r"},
+        "colorbar": {"thickness": 10, "title": {"text": SCORE_UNITS[objective]}, "tickformat": ",~r"},
         "name": "measured",
     }
 

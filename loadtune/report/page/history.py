@@ -8,6 +8,7 @@ from loadtune.report.page.figure import (
     GREEN,
     GREY,
     ORANGE,
+    PINK,
     RED,
     Figure,
     Panel,
@@ -15,7 +16,7 @@ from loadtune.report.page.figure import (
     axis,
     line,
     points,
-    rate_axis,
+    score_axis,
     text,
 )
 from loadtune.report.page.measured import Timed, hover, timed_trials
@@ -24,6 +25,7 @@ from loadtune.report.wording import settings_text
 _ORIGINS: tuple[tuple[TrialOrigin, str, str, str], ...] = (
     ("yours", "your loader settings", ORANGE, "diamond"),
     ("seed", "predicted", GREEN, "square"),
+    ("warm start", "another run's winner", PINK, "triangle-up"),
     ("search", "searched", BLUE, "circle"),
 )
 
@@ -38,34 +40,34 @@ def history(result: TuningResult) -> Figure:
     return Figure(
         key="trials",
         title="Every trial, in order",
-        reading=_line_text(result)
-        + "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
+        reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
+        "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
         source="Each trial: a fresh loader, real training steps, samples ÷ wall time over whole windows after the "
-        "warm-up. Bars: 95% interval from one run's own windows; fresh loaders differ by more.",
+        "warm-up" + _interval_words(result),
         panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),
         missing=() if result.trials else ("No trial was run.",),
     )
 
 
-def _line_text(result: TuningResult) -> str:
+def _interval_words(result: TuningResult) -> str:
     if result.config.objective == "samples-per-joule":
-        return "The line is the fastest so far; the search looked for samples per joule instead. "
-    return "The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
+        return ", ÷ the mean power of the GPU's board. No bars: one run gives no interval of it."
+    return ". Bars: 95% interval from one run's own windows; fresh loaders differ by more."
 
 
 def _layout(result: TuningResult) -> Trace:
     """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
     last = max((trial.number for trial in result.trials), default=0)
-    top = max((one.rate for one in timed_trials(result)), default=0.0)
+    top = max((one.score.value for one in timed_trials(result)), default=0.0)
     ticks = {"dtick": 1} if last < _EACH_TRIAL_NAMED else {}
     return {
         "xaxis": axis("trial", range=[-0.6, last + 0.6], tickformat="d", **ticks),
-        "yaxis": rate_axis() | {"range": [-0.03 * top, 1.08 * top or 1]},
+        "yaxis": score_axis(result.config.objective) | {"range": [-0.03 * top, 1.08 * top or 1]},
     }
 
 
 def _best_so_far(timed: tuple[Timed, ...]) -> Trace:
-    best = list(accumulate((one.rate for one in timed), max))
+    best = list(accumulate((one.score.value for one in timed), max))
     return line("best so far", [one.number for one in timed], best, GREY, "dot", shape="hv")
 
 
@@ -78,12 +80,12 @@ def _by_origin(result: TuningResult, timed: tuple[Timed, ...]) -> list[Trace]:
 
 
 def _marks(result: TuningResult, name: str, timed: list[Timed], colour: str, symbol: str) -> Trace:
-    halves = [(one.measurement.half_width_fraction or 0.0) * one.rate for one in timed]
+    halves = [one.score.half_width for one in timed]
     return points(
         name,
         [one.number for one in timed],
-        [one.rate for one in timed],
-        [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one in timed],
+        [one.score.value for one in timed],
+        [hover(result, one.config, one.measurement, f"trial {one.number}") for one in timed],
         marker={"color": colour, "symbol": symbol, "size": 9},
         error_y={"type": "data", "array": halves, "thickness": 1.2, "width": 3, "color": colour},
     )

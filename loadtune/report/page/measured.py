@@ -1,14 +1,14 @@
-"""What the figures have in common: which trials have a rate, what memory they took, and a configuration in words.
+"""What the figures have in common: which trials have a figure, their settings, and a configuration in words.
 
 In: records. Out: the same, chosen and put in pairs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Measurement, Trial, TrialConfig, TuningResult
+from loadtune.records import Measurement, Objective, Score, Trial, TrialConfig, TuningResult
 from loadtune.report.wording import recipe_text, settings_text
-from loadtune.units import bytes_text, percent_text, rate_text
+from loadtune.units import bytes_text, efficiency_text, percent_text, rate_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,16 +19,49 @@ class Timed:
     config: TrialConfig
     trial: Trial
     measurement: Measurement
+    objective: Objective
+    """What its run looked for."""
 
     @property
     def rate(self) -> float:
         return self.measurement.samples_per_s
 
+    @property
+    def score(self) -> Score:
+        """What it was judged by. Energy is read over a whole run, so nothing of one run gives it an interval."""
+        half = self.measurement.half_width_fraction if self.objective == "samples-per-s" else None
+        value = self.measurement.score(self.objective)
+        return Score(objective=self.objective, value=value, half_width_fraction=half)
+
+
+SETTINGS: tuple[tuple[str, Callable[[TrialConfig], int | str]], ...] = (
+    ("batch size", lambda config: config.batch_size),
+    ("workers", lambda config: config.loader.num_workers),
+    ("prefetch", lambda config: config.loader.prefetch_factor),
+    ("pinning", lambda config: _yes_or_no(config.loader.pin_memory)),
+    ("precision", lambda config: config.precision),
+    ("memory format", lambda config: config.recipe.memory_format),
+    ("in order", lambda config: _yes_or_no(config.loader.in_order)),
+    ("workers kept", lambda config: _yes_or_no(config.loader.persistent_workers)),
+    ("compiled", lambda config: _yes_or_no(config.recipe.compile)),
+)
+"""What is searched, by itself or where ``--tune`` names it; memory format and compile may come with a precision."""
+
+
+def _yes_or_no(setting: bool) -> str:
+    return "yes" if setting else "no"
+
 
 def timed_trials(result: TuningResult) -> tuple[Timed, ...]:
     """In the order in which they were run."""
     return tuple(
-        Timed(number=trial.number, config=trial.config, trial=trial, measurement=trial.measurement)
+        Timed(
+            number=trial.number,
+            config=trial.config,
+            trial=trial,
+            measurement=trial.measurement,
+            objective=result.config.objective,
+        )
         for trial in result.trials
         if trial.measurement is not None
     )
@@ -55,8 +88,7 @@ def leader(result: TuningResult) -> TrialConfig | None:
     """The confirmed winner, or the best trial where nothing was confirmed. None: nothing was measured."""
     if result.best is not None:
         return result.best.config
-    objective = result.config.objective
-    best = max(timed_trials(result), key=lambda timed: timed.measurement.score(objective), default=None)
+    best = max(timed_trials(result), key=lambda timed: timed.score.value, default=None)
     return None if best is None else best.config
 
 
@@ -89,13 +121,15 @@ def rate_words(measurement: Measurement) -> str:
     return rate_text(measurement.samples_per_s) + ("" if half is None else f" ± {percent_text(half, 1)}")
 
 
-def hover(config: TrialConfig, measurement: Measurement, device_kind: str, head: str = "") -> str:
-    """What is shown of a point: settings, rate, wait, memory."""
-    memory = peak_bytes(measurement, device_kind)
+def hover(result: TuningResult, config: TrialConfig, measurement: Measurement, head: str = "") -> str:
+    """What is shown of a point: settings, rate, samples per joule where they were looked for, wait, memory."""
+    memory = peak_bytes(measurement, result.device.kind)
+    by_energy = result.config.objective == "samples-per-joule"
     lines = [
         head,
         settings_text(config),
         f"{rate_words(measurement)}, {percent_text(measurement.wait_fraction)} data wait",
+        efficiency_text(measurement.samples_per_joule) if by_energy else "",
         "" if memory is None else f"peak {bytes_text(memory)}",
     ]
     return "<br>".join(one for one in lines if one)

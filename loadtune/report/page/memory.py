@@ -18,7 +18,7 @@ from loadtune.report.page.figure import (
     axis,
     line,
     points,
-    rate_axis,
+    score_axis,
     text,
     upright,
 )
@@ -133,8 +133,8 @@ def _frontier_panel(result: TuningResult, known: list[tuple[Timed, int]]) -> Pan
         here = [(one, peak) for one, peak in known if one.config.precision == precision]
         if here:
             marker = {"color": colour, "symbol": PRECISION_SYMBOL[precision], "size": 9}
-            words = [hover(one.config, one.measurement, result.device.kind, f"trial {one.number}") for one, _ in here]
+            words = [hover(result, one.config, one.measurement, f"trial {one.number}") for one, _ in here]
             memory, rates = [peak / GIB for _, peak in here], [one.rate for one, _ in here]
             traces.append(points(precision, memory, rates, words, marker=marker))
-    layout = {"xaxis": axis("peak memory, GiB", rangemode="tozero"), "yaxis": rate_axis()}
+    layout = {"xaxis": axis("peak memory, GiB", rangemode="tozero"), "yaxis": score_axis()}
     return Panel(data=tuple(traces), layout=layout)

@@ -6,15 +6,15 @@ Drawn with ordinary lines: plotly.js's own kind needs WebGL and code made at run
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtune.records import PRECISIONS, TrialConfig, TuningResult
+from loadtune.records import MEMORY_FORMATS, PRECISIONS, SCORE_UNITS, TrialConfig, TuningResult
 from loadtune.report.page.figure import GREY, RED, Figure, Panel, Trace, points
-from loadtune.report.page.measured import Timed, hover, leader, timed_trials
-from loadtune.units import rate_text
+from loadtune.report.page.measured import SETTINGS, Timed, hover, leader, timed_trials
+from loadtune.report.wording import short_score_text
 
 _LABELS = 7
 """Values written along an axis at most."""
 _CLASSES = ((0.75, "#8c8c8c"), (0.98, "#5b8fc9"), (1.01, "#e0a93f"))
-"""Share of the best rate below which a line has this colour."""
+"""Share of the best figure below which a line has this colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ def parallel(result: TuningResult) -> Figure:
     return Figure(
         key="settings",
         title="All settings at once",
-        reading="A line is a trial; its end on the right is its throughput. Where the fast ones run through one value, "
-        "that setting matters; where they fan out, it does not. "
-        "Thick is the best, where the search tried it; yellow within 2% of the fastest, blue within a quarter, "
-        "grey slower.",
+        reading="A line is a trial; its end on the right is what it was judged by. Where the best run through one "
+        "value, that setting matters; where they fan out, it does not. "
+        "Thick is the best, where the search tried it; yellow within 2% of the top, blue within a quarter, "
+        "grey below.",
         source="Measured trials of the search. A setting that all of them share has no axis.",
         panels=(_panel(result, timed, axes),) if drawable else (),
         missing=() if drawable else ("It takes two measured trials that differ in a setting.",),
@@ -47,26 +47,19 @@ def parallel(result: TuningResult) -> Figure:
 
 
 def _axes(timed: tuple[Timed, ...]) -> list[_Axis]:
-    settings: list[tuple[str, Callable[[TrialConfig], int | str]]] = [
-        ("batch size", lambda config: config.batch_size),
-        ("workers", lambda config: config.loader.num_workers),
-        ("prefetch", lambda config: config.loader.prefetch_factor),
-        ("pinned", lambda config: "yes" if config.loader.pin_memory else "no"),
-        ("precision", lambda config: config.precision),
-    ]
-    axes = [_Axis(title=title, of=of, values=_ordered({of(one.config) for one in timed})) for title, of in settings]
+    axes = [_Axis(title=title, of=of, values=_ordered({of(one.config) for one in timed})) for title, of in SETTINGS]
     return [one for one in axes if len(one.values) > 1]
 
 
 def _ordered(values: set[int | str]) -> tuple[int | str, ...]:
-    order = {name: place for place, name in enumerate((*PRECISIONS, "no", "yes"))}
+    order = {name: place for place, name in enumerate((*PRECISIONS, *MEMORY_FORMATS, "no", "yes"))}
     return tuple(sorted(values, key=lambda value: value if isinstance(value, int) else order[value]))
 
 
 def _panel(result: TuningResult, timed: tuple[Timed, ...], axes: list[_Axis]) -> Panel:
-    top = max(one.rate for one in timed)
+    top, objective = max(one.score.value for one in timed), result.config.objective
     best = leader(result)
-    best_last = sorted(timed, key=lambda one: (one.config == best, one.rate))
+    best_last = sorted(timed, key=lambda one: (one.config == best, one.score.value))
     traces = [_line(result, one, axes, top, is_best=one.config == best) for one in best_last]
     places = range(len(axes) + 1)
     layout = {
@@ -74,7 +67,7 @@ def _panel(result: TuningResult, timed: tuple[Timed, ...], axes: list[_Axis]) ->
         "margin": {"r": 64},
         "xaxis": {
             "tickvals": list(places),
-            "ticktext": [*(one.title for one in axes), "samples/s"],
+            "ticktext": [*(one.title for one in axes), SCORE_UNITS[objective]],
             "range": [-0.35, len(axes) + 0.1],
             "side": "top",
             "showgrid": False,
@@ -85,7 +78,7 @@ def _panel(result: TuningResult, timed: tuple[Timed, ...], axes: list[_Axis]) ->
         "shapes": [_upright(place) for place in places],
         "annotations": [words for place, one in enumerate(axes) for words in _labels(place, one)]
         + [
-            _label(len(axes), share, rate_text(share * top) if share else "0/s")
+            _label(len(axes), share, short_score_text(share * top, objective) if share else "0")
             for share in (0.0, 0.25, 0.5, 0.75, 1.0)
         ],
     }
@@ -93,10 +86,10 @@ def _panel(result: TuningResult, timed: tuple[Timed, ...], axes: list[_Axis]) ->
 
 
 def _line(result: TuningResult, one: Timed, axes: list[_Axis], top: float, *, is_best: bool) -> Trace:
-    share = one.rate / top if top else 0.0
+    share = one.score.value / top if top else 0.0
     colour = next(colour for limit, colour in _CLASSES if share <= limit)
     heights = [*(each.height(one.config) for each in axes), share]
-    words = hover(one.config, one.measurement, result.device.kind, f"trial {one.number}")
+    words = hover(result, one.config, one.measurement, f"trial {one.number}")
     return points(
         "",
         list(range(len(heights))),

@@ -6,7 +6,7 @@ from typing import Literal
 from loadtune.records import Measurement, Trial, TuningResult
 from loadtune.report.page.measured import gpu_busy_fraction, peak_bytes
 from loadtune.report.wording import FAILURE_TEXT, recipe_text
-from loadtune.units import MISSING, bytes_text, percent_text, rate_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, seconds_text
 
 Outcome = Literal["measured", "failed", "not run"]
 
@@ -31,7 +31,7 @@ class TrialTable:
     rows: tuple[Row, ...]
 
 
-_COLUMNS = (
+_SETTINGS = (
     "trial",
     "from",
     "batch",
@@ -39,24 +39,22 @@ _COLUMNS = (
     "pinned",
     "prefetch",
     "precision",
-    "samples/s",
-    "±",
-    "data wait",
-    "GPU busy",
-    "peak memory",
-    "first batch",
-    "outcome",
-    "recipe",
 )
+_FIGURES = ("samples/s", "±", "data wait", "GPU busy", "peak memory", "first batch")
+_EFFICIENCY = "samples/J"
+"""Where it was looked for."""
+_BEHIND = ("outcome", "recipe")
 
 
 def trial_table(result: TuningResult) -> TrialTable:
     best = None if result.best is None else result.best.config
+    by_energy = result.config.objective == "samples-per-joule"
     rows = tuple(
         Row(
             outcome=outcome_of(trial),
             cells=(
                 *_settings(trial),
+                *([_efficiency(trial.measurement)] if by_energy else []),
                 *_figures(trial.measurement, result.device.kind),
                 Cell(text=_words(trial)),
                 Cell(text=recipe_text(trial.config.recipe)),
@@ -65,7 +63,8 @@ def trial_table(result: TuningResult) -> TrialTable:
         )
         for trial in result.trials
     )
-    return TrialTable(columns=_COLUMNS, rows=rows)
+    columns = (*_SETTINGS, *([_EFFICIENCY] if by_energy else []), *_FIGURES, *_BEHIND)
+    return TrialTable(columns=columns, rows=rows)
 
 
 def outcome_of(trial: Trial) -> Outcome:
@@ -88,9 +87,14 @@ def _settings(trial: Trial) -> tuple[Cell, ...]:
     )
 
 
+def _efficiency(found: Measurement | None) -> Cell:
+    value = None if found is None else found.samples_per_joule
+    return Cell(text=efficiency_text(value), order=value)
+
+
 def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
     if found is None:
-        return (Cell(text=MISSING),) * 6
+        return (Cell(text=MISSING),) * len(_FIGURES)
     busy, memory, half = gpu_busy_fraction(found), peak_bytes(found, device_kind), found.half_width_fraction
     return (
         Cell(text=rate_text(found.samples_per_s), order=found.samples_per_s),

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from page_rig import config, cut_short, golden, measured, measurement, with_trials
 
-from loadtune.records import Finalist, Trial
+from loadtune.records import Finalist, LoaderConfig, Recipe, Trial, TrialConfig, TrialOrigin
 from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.finalists import finalists
 from loadtune.report.page.heatmap import heatmap
@@ -30,6 +31,15 @@ def test_every_trial_is_in_the_history_once() -> None:
     result = with_trials(60)
     marks = [trace for trace in history(result).panels[0].data if trace["mode"] == "markers"]
     assert sorted(x for trace in marks for x in trace["x"]) == list(range(60))
+
+
+def test_every_origin_of_a_trial_has_its_marks() -> None:
+    trials = tuple(
+        replace(measured(number, 100, config(64)), origin=origin) for number, origin in enumerate(get_args(TrialOrigin))
+    )
+    marks = [trace for trace in history(replace(golden(), trials=trials)).panels[0].data if trace["mode"] == "markers"]
+    assert sorted(x for trace in marks for x in trace["x"]) == [trial.number for trial in trials]
+    assert len({(trace["name"], trace["marker"]["symbol"]) for trace in marks}) == len(trials)
 
 
 def test_the_best_so_far_never_falls_and_ends_at_the_fastest() -> None:
@@ -65,6 +75,18 @@ def test_parallel_axes_are_the_settings_that_differ() -> None:
     panel = figure.panels[0]
     assert panel.layout["xaxis"]["ticktext"] == ["batch size", "samples/s"]
     assert [trace["y"] for trace in panel.data] == [[0, 0.5], [1, 1]]
+
+
+def test_what_tune_adds_has_an_axis_and_a_bar() -> None:
+    loader = LoaderConfig(batch_size=64, num_workers=4, in_order=False, persistent_workers=False)
+    other = TrialConfig(loader=loader, recipe=Recipe(memory_format="channels_last", compile=True))
+    trials = [measured(n, 100 + 100 * (n % 2), (config(64), other)[n % 2]) for n in range(LEAST_TRIALS)]
+    result = replace(golden(), trials=tuple(trials))
+    panel = parallel(result).panels[0]
+    added = ["memory format", "in order", "workers kept", "compiled"]
+    assert panel.layout["xaxis"]["ticktext"] == [*added, "samples/s"]
+    assert [words["text"] for words in panel.layout["annotations"]][:4] == ["contiguous", "channels_last", "no", "yes"]
+    assert sorted(importance(result).panels[0].data[0]["y"]) == sorted(f"{name}, 100%" for name in added)
 
 
 def test_what_explains_everything_comes_first_and_chance_explains_little() -> None:
@@ -106,6 +128,20 @@ def test_the_compute_curve_holds_what_was_trained_under_it() -> None:
     found = traces(compute_curve(golden()))
     assert found["fp16 alone"]["y"] == [6121]
     assert found["fp16 trained"]["y"] == [4210]
+
+
+def test_recipes_of_one_precision_have_a_curve_with_a_name_each() -> None:
+    fused = Recipe(precision="bf16", fused_optimizer=True)
+    recipes = (Recipe(precision="bf16"), fused, replace(fused, compile=True), Recipe())
+    point = golden().compute_points[0]
+    found = compute_curve(replace(golden(), compute_points=tuple(replace(point, recipe=one) for one in recipes)))
+    names = [trace["name"] for trace in found.panels[0].data if trace["name"].endswith("alone")]
+    assert names == [
+        "bf16 plain alone",
+        "bf16 fused optimizer alone",
+        "bf16 fused optimizer, torch.compile alone",
+        "fp32 plain alone",
+    ]
 
 
 def test_finalists_are_shown_run_by_run_fastest_first() -> None:

@@ -1,0 +1,108 @@
+"""The page of a run for samples per joule: what it was ranked by is what is drawn, and throughput is not lost."""
+
+from dataclasses import replace
+
+import pytest
+from page_rig import config, golden, measurement
+
+from loadtune.records import Efficiency, Finalist, Measurement, Telemetry, Trial, TuningResult, Winner
+from loadtune.report.page.finalists import finalists
+from loadtune.report.page.heatmap import heatmap
+from loadtune.report.page.history import history
+from loadtune.report.page.importance import importance
+from loadtune.report.page.parallel import parallel
+from loadtune.report.page.table import trial_table
+
+FAST, SPARING = config(256, 8, precision="fp16"), config(128, 4, precision="bf16")
+
+
+def at_power(rate: float, power_w: float) -> Measurement:
+    read = Telemetry(seconds=3.0, num_readings=9, gpu_power_w=power_w, gpu_energy_j=3.0 * power_w)
+    return measurement(rate, telemetry=read)
+
+
+FAST_RUN, SPARING_RUN = at_power(4000, 800.0), at_power(3000, 400.0)
+"""5 and 7.5 samples/J."""
+
+
+def by_energy(*trials: Trial) -> TuningResult:
+    result = golden()
+    efficiency = Efficiency(samples_per_joule=7.5, half_width_fraction=0.02, gain=1.5)
+    return replace(
+        result,
+        config=replace(result.config, objective="samples-per-joule"),
+        trials=trials
+        or (
+            Trial(number=0, config=SPARING, origin="seed", measurement=SPARING_RUN),
+            Trial(number=1, config=FAST, origin="search", measurement=FAST_RUN),
+        ),
+        finalists=(
+            Finalist(config=FAST, runs=(FAST_RUN,), half_width_fraction=0.05, efficiency_half_width_fraction=0.03),
+            Finalist(
+                config=SPARING, runs=(SPARING_RUN,), half_width_fraction=0.05, efficiency_half_width_fraction=0.02
+            ),
+        ),
+        best=Winner(
+            config=SPARING, samples_per_s=3000.0, half_width_fraction=0.05, speedup=0.75, efficiency=efficiency
+        ),
+        best_at_your_batch=None,
+    )
+
+
+def axis_title(figure, axis: str = "yaxis") -> str:
+    return figure.panels[0].layout[axis]["title"]["text"]
+
+
+def test_finalists_are_in_the_order_of_samples_per_joule_with_their_own_intervals() -> None:
+    figure = finalists(by_energy())
+    mean, runs = figure.panels[0].data
+    assert mean["y"] == pytest.approx([7.5, 5.0])
+    assert mean["error_y"]["array"] == pytest.approx([0.15, 0.15])
+    assert mean["text"][0] == "mean of 1: 7.50 samples/J ± 0.15 samples/J"
+    assert runs["y"] == pytest.approx([7.5, 5.0])
+    assert "7.50 samples/J" in runs["text"][0]
+    assert "3,000/s" in runs["text"][0]
+    assert axis_title(figure) == "samples/J"
+
+
+def test_the_best_so_far_is_the_most_sparing_so_far() -> None:
+    figure = history(by_energy())
+    best, seed, searched = figure.panels[0].data
+    assert best["y"] == pytest.approx([7.5, 7.5])
+    assert (seed["y"], searched["y"]) == ([pytest.approx(7.5)], [pytest.approx(5.0)])
+    assert searched["error_y"]["array"] == [None]  # a run's windows know nothing of its energy
+    assert axis_title(figure) == "samples/J"
+    assert figure.panels[0].layout["yaxis"]["range"][1] < 10
+
+
+def test_the_heat_map_is_of_samples_per_joule() -> None:
+    cells = [panel.data[0] for panel in heatmap(by_energy()).panels]
+    assert [cell["zmax"] for cell in cells] == pytest.approx([7.5] * len(cells))
+    assert {cell["colorbar"]["title"]["text"] for cell in cells} == {"samples/J"}
+    assert any("7.50/J" in words for cell in cells for row in cell["text"] for words in row)
+
+
+def test_the_lines_end_at_samples_per_joule() -> None:
+    panel = parallel(by_energy()).panels[0]
+    assert panel.layout["xaxis"]["ticktext"][-1] == "samples/J"
+    assert panel.layout["annotations"][-1]["text"] == "7.50/J"
+    assert [trace["y"][-1] for trace in panel.data] == pytest.approx([5.0 / 7.5, 1.0])  # the best is drawn last
+
+
+def test_what_explains_the_energy_is_asked_for() -> None:
+    """As fast with any number of workers, which only take power."""
+    trials = [
+        Trial(number=n, config=config(64, 1 + n % 4), origin="search", measurement=at_power(1000, 300 + 50 * (n % 4)))
+        for n in range(10)
+    ]
+    figure = importance(by_energy(*trials))
+    assert figure.panels[0].data[0]["y"] == ["workers, 100%"]
+    assert "samples/J" in figure.reading
+
+
+def test_the_table_has_a_column_that_sorts_by_it() -> None:
+    table = trial_table(by_energy())
+    assert [row.cells[table.columns.index("samples/J")].order for row in table.rows] == pytest.approx([7.5, 5.0])
+    assert [row.cells[table.columns.index("samples/s")].order for row in table.rows] == pytest.approx([3000, 4000])
+    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert "samples/J" not in trial_table(golden()).columns
