@@ -9,7 +9,6 @@ from loadtune.records import (
     PRECISIONS,
     Change,
     Comparison,
-    ComputePoint,
     Precision,
     PrecisionChange,
     SameConfig,
@@ -91,11 +90,11 @@ def _same_configs(before: TuningResult, after: TuningResult, winners: list[Trial
 
 
 def _known(precision: Precision, *results: TuningResult) -> bool:
-    return any(_compute(result, precision) or _safe_batch(result, precision) for result in results)
+    return any(result.compute_only(precision) or _safe_batch(result, precision) for result in results)
 
 
 def _precision(precision: Precision, before: TuningResult, after: TuningResult) -> PrecisionChange:
-    old, new = _compute(before, precision), _compute(after, precision)
+    old, new = before.compute_only(precision), after.compute_only(precision)
     return PrecisionChange(
         precision=precision,
         compute_before_per_s=None if old is None else old.samples_per_s,
@@ -104,11 +103,6 @@ def _precision(precision: Precision, before: TuningResult, after: TuningResult) 
         safe_batch_before=_safe_batch(before, precision),
         safe_batch_after=_safe_batch(after, precision),
     )
-
-
-def _compute(result: TuningResult, precision: Precision) -> ComputePoint | None:
-    points = [point for point in result.compute_points if point.recipe.precision == precision]
-    return max(points, key=lambda point: point.samples_per_s, default=None)
 
 
 def _safe_batch(result: TuningResult, precision: Precision) -> int | None:

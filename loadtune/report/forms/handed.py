@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
 from loadtune.records.chosen import chosen_winner, finalist_of
-from loadtune.units import counted, rate_text
+from loadtune.report.wording import interval_text
+from loadtune.units import counted
 
 _WIDTH = 78
 
@@ -34,8 +35,13 @@ class Handed:
     @property
     def throughput(self) -> str:
         """``4,050/s ± 162/s``; without an interval where too few runs were made for one."""
-        rate, width = self.winner.samples_per_s, self.winner.half_width_fraction
-        return rate_text(rate) if width is None else f"{rate_text(rate)} ± {rate_text(rate * width)}"
+        return interval_text(self.winner.throughput)
+
+    @property
+    def efficiency(self) -> str | None:
+        """``7.40 samples/J ± 0.10 samples/J``. None: it was not picked for that."""
+        picked_by = self.winner.picked_by
+        return interval_text(picked_by) if picked_by.objective == "samples-per-joule" else None
 
     @property
     def machine(self) -> str:
@@ -45,9 +51,10 @@ class Handed:
 
     @property
     def provenance(self) -> str:
+        why = "" if self.efficiency is None else f" Picked for its {self.efficiency} of the GPU's board, not its speed."
         return (
             f"Confirmed by loadtune {self.result.loadtune_version}: {self.throughput} training {self.workload} on"
-            f" {self.machine}. Run of {self.result.created}."
+            f" {self.machine}.{why} Run of {self.result.created}."
         )
 
 

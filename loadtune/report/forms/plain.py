@@ -19,6 +19,8 @@ def json(handed: Handed) -> str:
             "optimizer": result.config.workload.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
+            "objective": result.config.objective,
+            "efficiency": winner.efficiency,
             "workload": handed.workload,
             "device": result.device,
             "num_usable_cores": result.host.num_usable_cores,
@@ -53,6 +55,7 @@ def markdown(handed: Handed) -> str:
         *([("torch.compile", "yes")] if config.recipe.compile else []),
         ("throughput", f"**{handed.throughput}**"),
         ("speed-up", _speedup(handed)),
+        *([] if handed.efficiency is None else [("picked for", f"**{handed.efficiency}**")]),
         ("of compute-only rate", percent_text(handed.winner.compute_fraction)),
         ("bound by", _bound(handed)),
     ]

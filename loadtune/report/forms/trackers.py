@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from loadtune.records import Measurement, TuningResult, Winner
+from loadtune.records import PRECISIONS, Measurement, Score, TuningResult, Winner
 from loadtune.report.forms.handed import Handed
 from loadtune.report.store import as_json
 from loadtune.report.wording import settings_text
@@ -21,8 +21,13 @@ def github_action_benchmark(handed: Handed) -> str:
     """A list for its tool ``customBiggerIsBetter``: each entry larger for better. Names hold no setting, so that a
     curve goes on when the winner changes; that stands in ``extra``."""
     result = handed.result
-    entries = [_winner_entry(handed.workload, "best", result.best, handed.machine)]
-    entries += [_winner_entry(handed.workload, "best at your batch", result.best_at_your_batch, handed.machine)]
+    winners = [("best", result.best), ("best at your batch", result.best_at_your_batch)]
+    entries = [
+        entry
+        for which, winner in winners
+        if winner is not None
+        for entry in _winner_entries(handed.workload, which, winner, handed.machine)
+    ]
     entries += [
         {
             "name": f"{handed.workload}, {ceiling.precision}: safe batch",
@@ -32,34 +37,34 @@ def github_action_benchmark(handed: Handed) -> str:
         }
         for ceiling in result.ceilings
     ]
-    fastest: dict[str, float] = {}
-    for point in result.compute_points:
-        precision = point.recipe.precision
-        fastest[precision] = max(fastest.get(precision, 0.0), point.samples_per_s)
     entries += [
         {
             "name": f"{handed.workload}, {precision}: compute only",
             "unit": "samples/s",
-            "value": rate,
+            "value": point.samples_per_s,
             "extra": handed.machine,
         }
-        for precision, rate in fastest.items()
+        for precision in PRECISIONS
+        if (point := result.compute_only(precision)) is not None
     ]
-    return as_json([entry for entry in entries if entry is not None]).decode()
+    return as_json(entries).decode()
 
 
-def _winner_entry(workload: str, which: str, winner: Winner | None, machine: str) -> dict[str, object] | None:
-    if winner is None:
-        return None
-    entry: dict[str, object] = {
-        "name": f"{workload}: {which}",
-        "unit": "samples/s",
-        "value": winner.samples_per_s,
-        "extra": f"{settings_text(winner.config)}\n{machine}",
-    }
-    if winner.half_width_fraction is not None:
-        entry["range"] = f"± {winner.samples_per_s * winner.half_width_fraction:.4g}"
-    return entry
+def _winner_entries(workload: str, which: str, winner: Winner, machine: str) -> list[dict[str, object]]:
+    """What it was picked by. Picked for samples per joule, its throughput too, under a name of its own: the fastest's
+    curve is another one."""
+    name, extra = f"{workload}: {which}", f"{settings_text(winner.config)}\n{machine}"
+    if winner.efficiency is None:
+        return [_entry(name, winner.picked_by, extra)]
+    return [
+        _entry(f"{name}, samples per joule", winner.picked_by, extra),
+        _entry(f"{name} by samples per joule, throughput", winner.throughput, extra),
+    ]
+
+
+def _entry(name: str, score: Score, extra: str) -> dict[str, object]:
+    entry: dict[str, object] = {"name": name, "unit": score.unit, "value": score.value, "extra": extra}
+    return entry if score.half_width is None else entry | {"range": f"± {score.half_width:.4g}"}
 
 
 def scalars(result: TuningResult) -> list[Scalar]:
@@ -83,6 +88,7 @@ def _figures(run: Measurement) -> Iterable[tuple[str, float | None]]:
     telemetry = run.telemetry
     return (
         ("trial/samples_per_s", run.samples_per_s),
+        ("trial/samples_per_joule", run.samples_per_joule),
         ("trial/wait_fraction", run.wait_fraction),
         ("utilization/gpu_fraction", None if telemetry is None else telemetry.gpu_utilization_fraction),
         ("utilization/cpu_fraction", None if telemetry is None else telemetry.cpu_utilization_fraction),

@@ -10,15 +10,28 @@ from forms_rig import KEPT, imported, on_cpu
 
 from loadtune import export
 from loadtune.errors import ResultError, UsageError
-from loadtune.records import TuningResult
+from loadtune.records import Efficiency, Recipe, TuningResult, Window
 from loadtune.report.forms.trackers import Scalar, scalars
 from loadtune.report.forms.write import FORMS
 from loadtune.report.store import load_result
 
 
+def window(rate: int) -> Window:
+    return Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=rate)
+
+
 @pytest.fixture
 def result() -> TuningResult:
     return load_result(KEPT)
+
+
+@pytest.fixture
+def sparing(result: TuningResult) -> TuningResult:
+    """The same, as if its winners had been picked for their samples per joule."""
+    config = dataclasses.replace(result.config, objective="samples-per-joule")
+    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5)
+    best, kept = (dataclasses.replace(w, efficiency=efficiency) for w in (result.best, result.best_at_your_batch) if w)
+    return dataclasses.replace(result, config=config, best=best, best_at_your_batch=kept)
 
 
 def test_the_module_holds_the_arguments_and_the_recipe(result: TuningResult, tmp_path: Path) -> None:
@@ -126,10 +139,43 @@ def test_a_benchmark_entry_is_what_its_action_checks(result: TuningResult) -> No
     assert [e["name"] for e in json.loads(export(faster, "github-action-benchmark"))] == names  # a curve goes on
 
 
+@pytest.mark.parametrize("form", ["python", "pytorch", "lightning", "hf", "accelerate", "markdown"])
+def test_what_a_winner_was_picked_for_is_told(result: TuningResult, sparing: TuningResult, form: str) -> None:
+    told = " ".join(export(sparing, form).replace("#", "").split())
+    assert "Picked for its 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
+    assert "4,050/s" in told
+    assert "samples/J" not in export(result, form)
+
+
+def test_data_has_what_a_winner_was_picked_for(result: TuningResult, sparing: TuningResult) -> None:
+    found, by_speed = json.loads(export(sparing, "json")), json.loads(export(result, "json"))
+    assert (found["objective"], found["efficiency"]["samples_per_joule"]) == ("samples-per-joule", 7.4)
+    assert (by_speed["objective"], by_speed["efficiency"]) == ("samples-per-s", None)
+
+
+def test_no_benchmark_curve_holds_winners_of_two_objectives(result: TuningResult, sparing: TuningResult) -> None:
+    entries = {entry["name"]: entry for entry in json.loads(export(sparing, "github-action-benchmark"))}
+    by_speed = {entry["name"] for entry in json.loads(export(result, "github-action-benchmark"))}
+    assert {name for name in entries if "best" in name}.isdisjoint(by_speed)
+    best = entries["FakeData + resnet50: best, samples per joule"]
+    assert (best["value"], best["range"], best["unit"]) == (7.4, "± 0.074", "samples/J")
+    throughput = entries["FakeData + resnet50: best by samples per joule, throughput"]
+    assert (throughput["value"], throughput["unit"]) == (4050.0, "samples/s")
+
+
+def test_the_benchmarks_compute_rate_is_of_the_recipe_that_was_trained(result: TuningResult) -> None:
+    plain = dataclasses.replace(result.compute_points[1], recipe=Recipe(precision="fp16"), windows=(window(9000),))
+    entries = json.loads(
+        export(dataclasses.replace(result, compute_points=(*result.compute_points, plain)), "github-action-benchmark")
+    )
+    assert [e["value"] for e in entries if e["name"].endswith("fp16: compute only")] == [6121.0]
+
+
 def test_scalars_leave_out_what_was_not_measured(result: TuningResult) -> None:
     found = scalars(result)
     assert {point.step for point in found} == {0, 1}  # of four trials one failed and one was not run
     assert Scalar("trial/samples_per_s", 1, 4210.0) in found
+    assert Scalar("trial/samples_per_joule", 1, 4210 * 2 / 1025) in found
     assert {"utilization/gpu_fraction", "memory/peak_allocated_bytes"} <= {point.tag for point in found}
     bare = dataclasses.replace(
         result.trials[1],

@@ -65,6 +65,20 @@ def test_ceilings_are_beside_each_other(found: Comparison, fast: TuningResult) -
         assert change.compute_ratio.ratio == pytest.approx(1.0, abs=0.05)
 
 
+def test_ceilings_are_of_the_recipe_that_was_trained(fast: TuningResult) -> None:
+    """Another recipe's point, however fast, is no ceiling of what was trained."""
+    point = next(point for point in fast.compute_points if point.recipe.precision == "bf16")
+    other = dataclasses.replace(point.recipe, compile=True)
+    quicker = tuple(dataclasses.replace(window, seconds=window.seconds / 3) for window in point.windows)
+    turned_down = dataclasses.replace(point, recipe=other, windows=quicker)
+    found = compare(fast, dataclasses.replace(fast, compute_points=(*fast.compute_points, turned_down)))
+    assert {change.precision: change.compute_ratio.ratio for change in found.precisions if change.compute_ratio} == {
+        "fp32": 1.0,
+        "fp16": 1.0,
+        "bf16": 1.0,
+    }
+
+
 def test_a_result_beside_itself_is_not_told_apart(fast: TuningResult) -> None:
     found = compare(fast, fast)
     assert found.ratio is not None
