@@ -21,6 +21,10 @@ MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
 
 
+OBJECTIVE = "objective"
+"""The study's user attribute that says what its values are."""
+
+
 class OptunaStudy:
     """Ask/tell over the axes of a space, maximising the value told. `seeds` are asked first, in their order.
 
@@ -54,6 +58,7 @@ class OptunaStudy:
                 direction="maximize",
                 load_if_exists=True,
             )
+        self._study.set_user_attr(OBJECTIVE, objective)  # for whoever looks at it: the values have no unit
         done = self._study.get_trials(deepcopy=False)
         # From another place in its random numbers, or a resumed run would ask the first one's questions again.
         self._study.sampler = optuna.samplers.TPESampler(

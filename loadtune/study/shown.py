@@ -17,7 +17,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from loadtune.errors import ResultError
-from loadtune.study.optuna_study import connected, kept_in
+from loadtune.records import SCORE_UNITS
+from loadtune.study.optuna_study import OBJECTIVE, connected, kept_in
 
 if TYPE_CHECKING:
     from optuna.study._frozen import FrozenStudy
@@ -55,17 +56,20 @@ class ShownStudy(BaseStorage):
         return shown(self._kept.get_trial(trial_id))
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """The fastest that was measured; one that does not run only where there is no other."""
+        """The best that was measured; one that does not run only where there is no other."""
         complete = self.get_all_trials(study_id, states=(TrialState.COMPLETE,))
         if not complete:
             raise ValueError("No trial was measured yet.")
         return max(complete, key=lambda trial: (_is_feasible(trial), trial.value))
 
     def get_all_studies(self) -> "list[FrozenStudy]":
-        """With the unit of what was searched for, which otherwise reads "Objective 0"."""
+        """With the unit of what was searched for, which otherwise reads "Objective 0"; so does what kept none."""
         studies = self._kept.get_all_studies()
         for study in studies:
-            study.system_attrs = {**study.system_attrs, METRIC_NAMES: ["samples/s"]}
+            kept = study.user_attrs.get(OBJECTIVE)
+            units = [unit for objective, unit in SCORE_UNITS.items() if objective == kept]
+            if units:
+                study.system_attrs = {**study.system_attrs, METRIC_NAMES: units}
         return studies
 
     def get_study_id_from_name(self, study_name: str) -> int:

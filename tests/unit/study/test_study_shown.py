@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from study_rig import BOUND_PER_S, MEASURED_PER_S, begun_study
 
 from loadtune.errors import ResultError
-from loadtune.study.shown import LISTED_CONSTRAINTS, open_study
+from loadtune.study.shown import LISTED_CONSTRAINTS, METRIC_NAMES, open_study
 
 
 def test_every_kind_of_trial_is_shown_as_what_it_was(tmp_path: Path) -> None:
@@ -33,6 +33,17 @@ def test_optunas_own_views_see_the_same(tmp_path: Path) -> None:
     assert study.best_trial.number == 0
     assert [trial.number for trial in study.get_trials(states=(TrialState.PRUNED,))] == [1]
     assert shown.get_trial(study.trials[1]._trial_id) == study.trials[1]
+
+
+@pytest.mark.parametrize(("objective", "unit"), [("samples-per-s", "samples/s"), ("samples-per-joule", "samples/J")])
+def test_the_values_have_the_unit_of_what_was_searched_for(tmp_path: Path, objective: str, unit: str) -> None:
+    begun_study(tmp_path, objective)
+    assert open_study(tmp_path / "study.db").get_all_studies()[0].system_attrs[METRIC_NAMES] == [unit]
+
+
+def test_a_study_that_kept_no_objective_has_no_unit(tmp_path: Path) -> None:
+    optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert METRIC_NAMES not in open_study(tmp_path / "study.db").get_all_studies()[0].system_attrs
 
 
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
