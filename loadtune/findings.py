@@ -109,6 +109,8 @@ class Findings:
         if self.listener is None:
             return
         leader = self._leader()
+        best = leader.measurement if leader else None
+        by_energy = self.config.objective == "samples-per-joule"
         self.listener(
             Progress(
                 stage=self.stage_name,
@@ -118,7 +120,8 @@ class Findings:
                 num_trials=self.config.num_trials,
                 config=self.running,
                 current_samples_per_s=rate,
-                best_samples_per_s=leader.measurement.samples_per_s if leader and leader.measurement else None,
+                best_samples_per_s=best.samples_per_s if best else None,
+                best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
                 best_config=leader.config if leader else None,
                 reading=self.reading(),
                 has_gpu=self.device.kind == "cuda",

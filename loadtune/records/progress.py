@@ -22,6 +22,8 @@ class Progress:
     """What is being measured."""
     current_samples_per_s: float | None = None
     best_samples_per_s: float | None = None
+    best_samples_per_joule: float | None = None
+    """None: it is not what the run looks for, as well as not measured."""
     best_config: TrialConfig | None = None
     reading: Reading | None = None
     has_gpu: bool = True

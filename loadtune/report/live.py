@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from loadtune.records import Progress, TrialConfig
 from loadtune.report.wording import searched_text
-from loadtune.units import MISSING, percent_text, rate_text, seconds_text
+from loadtune.units import MISSING, efficiency_text, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,7 +29,7 @@ def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
     return (
         ("stage", f"{_stage(progress)}, at most {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
-        ("best so far", _measured(progress.best_samples_per_s, progress.best_config)),
+        ("best so far", _measured(progress.best_samples_per_s, progress.best_config, progress.best_samples_per_joule)),
         ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
     )
 
@@ -41,10 +41,12 @@ def _stage(progress: Progress) -> str:
     return f"{progress.stage}, trial {progress.trial_number}{total}"
 
 
-def _measured(rate: float | None, config: TrialConfig | None) -> str:
+def _measured(rate: float | None, config: TrialConfig | None, samples_per_joule: float | None = None) -> str:
     if rate is None and config is None:
         return MISSING
-    return rate_text(rate) if config is None else f"{rate_text(rate)}  {searched_text(config)}"
+    efficiency = "" if samples_per_joule is None else f", {efficiency_text(samples_per_joule)}"
+    figures = f"{rate_text(rate)}{efficiency}"
+    return figures if config is None else f"{figures}  {searched_text(config)}"
 
 
 def plain_line(progress: Progress) -> str | None:

@@ -14,7 +14,7 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.report.journal import Confirmed, Timed
-from loadtune.report.wording import settings_text
+from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.memory import check_budget
 from loadtune.stages.run import CONFIRM_SHARE, Run
@@ -25,7 +25,7 @@ from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import not_told_apart, pick_winner
-from loadtune.units import counted, percent_text, rate_text
+from loadtune.units import counted, percent_text
 
 COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
@@ -137,7 +137,7 @@ def _tell_ties(run: Run, best: Winner) -> None:
     found, objective = run.found, run.found.config.objective
     rivals = [f for f in not_told_apart(best, found.finalists, objective) if f.config != found.yours]
     if rivals:
-        named = "; ".join(f"{settings_text(f.config)} ({rate_text(f.samples_per_s)})" for f in rivals)
+        named = "; ".join(f"{settings_text(f.config)} ({score_text(f.score(objective), objective)})" for f in rivals)
         how = "fast" if objective == "samples-per-s" else "sparing"
         found.note(f"Not told apart from the winner, and maybe as {how}: {named}.")
 

@@ -66,6 +66,14 @@ def test_the_redrawn_block_says_all_that_is_known() -> None:
     }
 
 
+def test_samples_per_joule_stand_behind_the_rate_where_they_are_looked_for() -> None:
+    progress = Progress(
+        stage="study", best_samples_per_s=1234.0, best_samples_per_joule=7.4, best_config=CONFIG, left_s=1.0
+    )
+    best = dict(progress_rows(progress))["best so far"]
+    assert best == "1,234/s, 7.40 samples/J  batch 64, 1 worker, not pinned, bf16"
+
+
 def test_without_a_gpu_none_is_spoken_of() -> None:
     reading = Reading(at_s=0.0, cpu_utilization_fraction=0.5)
     assert dict(progress_rows(Progress(stage="study", reading=reading, has_gpu=False, left_s=1.0)))["busy"] == "CPU 50%"
