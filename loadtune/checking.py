@@ -1,4 +1,4 @@
-"""Measure a stored winner again, now: is it still as fast? In: a baseline. Out: a `Check`. For CI, so it is brief.
+"""Measure a stored winner again, now: is it still as good? In: a baseline. Out: a `Check`. For CI, so it is brief.
 
 Real steps with fresh loaders on the real bench, as the confirmation did them, until the interval of the ratio tells or
 the time is spent. What keeps the winner from being measured here is an answer too: it could not be told.
@@ -12,7 +12,17 @@ from pathlib import Path
 from loadtune.bench import BenchClient
 from loadtune.errors import BenchError, DeviceError, LoadtuneError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
-from loadtune.records import Change, Check, ComputePoint, Device, HostFacts, Measurement, TrialFailure, TuningResult
+from loadtune.records import (
+    SCORE_UNITS,
+    Change,
+    Check,
+    ComputePoint,
+    Device,
+    HostFacts,
+    Measurement,
+    TrialFailure,
+    TuningResult,
+)
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.stages.run import CONFIRM_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
@@ -41,8 +51,9 @@ def check_baseline(
     """Measure the winner of a stored result again on this machine, for `time_budget_s` at most.
 
     What torch.compile takes, once, comes on top: a fresh bench compiles for most of a minute before it can train.
-    ``tolerance_fraction`` is the loss of samples/s that is let pass, above 0 and below 1. ``keep_batch_size`` takes the
-    winner at the user's batch size. Raises ResultError where the result has no such winner.
+    ``tolerance_fraction`` is the loss of samples/s that is let pass, above 0 and below 1; of samples per joule where
+    the winner was picked for those. ``keep_batch_size`` takes the winner at the user's batch size. Raises ResultError
+    where the result has no such winner.
     """
     baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
     host, clock = read_host(), MonotonicClock()
@@ -121,9 +132,12 @@ def _measure(
         found = run_trial(bench, sensor, clock, baseline.config, rule)
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
+        if baseline.objective == "samples-per-joule" and found.samples_per_joule is None:
+            return "It was picked for its samples per joule, and the GPU's energy counter could not be read here."
         took = max(took, clock.now() - begun)
         runs.append(found)
-        tell(f"run {len(runs)}: {percent_text(found.samples_per_s / baseline.runs.mean_per_s)} of the baseline's mean")
+        share = found.score(baseline.objective) / baseline.runs.mean
+        tell(f"run {len(runs)}: {percent_text(share)} of the baseline's mean {SCORE_UNITS[baseline.objective]}")
         if baseline.outcome(runs) != "unclear":
             break
     return None

@@ -1,4 +1,4 @@
-"""``loadtune check``: does a stored winner still train as fast? A gate for CI.
+"""``loadtune check``: is a stored winner still as good? A gate for CI.
 
 Words to a `Check`, its outcome to an exit code.
 """
@@ -20,9 +20,7 @@ EXIT_CODES: dict[CheckOutcome, int] = {"held": 0, "fell": 1, "unclear": 3}
 
 def check(
     baseline: Annotated[Path, typer.Option(help="result.json, or a folder whose newest run counts.")],
-    tolerance: Annotated[
-        str, typer.Option(metavar="5%", help="Loss of samples/s that is let pass, as 5% or 0.05.")
-    ] = "5%",
+    tolerance: Annotated[str, typer.Option(metavar="5%", help="Loss that is let pass, as 5% or 0.05.")] = "5%",
     time_budget: Annotated[
         float, typer.Option(help="Seconds, the start included; torch.compile's come on top.")
     ] = 60.0,
@@ -32,6 +30,8 @@ def check(
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Measure a stored winner again, briefly: did its throughput fall?
+
+    A winner that was picked for its samples per joule is held to those instead.
 
     Trains real steps with fresh loaders, three runs or more, until the 95% interval of now ÷ then tells or the time
     is spent.

@@ -8,6 +8,7 @@ from typing import Literal
 
 from loadtune.records.configs import Precision, TrialConfig
 from loadtune.records.result import Bound
+from loadtune.records.score import Objective
 from loadtune.records.timing import Measurement
 
 Value = str | int | float | bool | None
@@ -15,7 +16,7 @@ Value = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Samples/s after, over samples/s before: 1.0 is no change, 0.8 a fifth less."""
+    """A mean after, over the same before: 1.0 is no change, 0.8 a fifth less. Of samples/s, if nothing else is said."""
 
     ratio: float
     low: float | None = None
@@ -65,7 +66,7 @@ class PrecisionChange:
 
     precision: Precision
     compute_before_per_s: float | None
-    """Best samples/s with the batch on the device already, at any batch size."""
+    """Best samples/s with the batch on the device already, at any batch size, under the recipe it was trained with."""
     compute_after_per_s: float | None
     compute_ratio: Ratio | None = None
     """Its interval knows the noise within one timing on each side, and not that between two of them."""
@@ -119,15 +120,22 @@ class Check:
     baseline_created: str
     baseline_samples_per_s: float
     baseline_half_width_fraction: float | None
+    """Of the throughput, as `half_width_fraction` is."""
     baseline_num_runs: int
+    baseline_samples_per_joule: float | None = None
+    """Set where the objective is samples per joule, as `samples_per_joule` is."""
+    objective: Objective = "samples-per-s"
+    """What the winner was picked for, and is held to."""
     ratio: Ratio | None = None
-    """None: nothing was measured."""
+    """Of the objective's figure. None: nothing was measured."""
     runs: tuple[Measurement, ...] = ()
     """Each with a fresh loader."""
     samples_per_s: float | None = None
     """Mean over runs."""
     half_width_fraction: float | None = None
     """Of the 95% interval of their mean. None: fewer than two."""
+    samples_per_joule: float | None = None
+    """Mean over runs."""
     changes: tuple[Change, ...] = ()
     """Machine and versions that are not what they were."""
     figures: tuple[Change, ...] = ()

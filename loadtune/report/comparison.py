@@ -10,7 +10,7 @@ from loadtune.records import Bound, Change, Check, CheckOutcome, Comparison, Pre
 from loadtune.report.figures import Table
 from loadtune.report.view import Section
 from loadtune.report.wording import BOUND_TEXT, settings_text
-from loadtune.units import MISSING, bytes_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
 _LABELS: Mapping[str, str] = {
     "cpu_name": "CPU",
@@ -78,18 +78,29 @@ def comparison_view(comparison: Comparison) -> HandoverView:
 
 
 def check_view(check: Check) -> HandoverView:
-    then = _rate(check.baseline_samples_per_s, check.baseline_half_width_fraction)
-    rows = [
-        (f"baseline, {check.baseline_created}", then, str(check.baseline_num_runs)),
-        ("now", _rate(check.samples_per_s, check.half_width_fraction), str(len(check.runs))),
-        ("ratio", MISSING if check.ratio is None else ratio_words(check.ratio), ""),
-    ]
-    tables = [Table(title=settings_text(check.config), columns=("", "throughput", "runs"), rows=tuple(rows))]
+    tables = [_then_and_now(check)]
     tables += [_changes("What moved with it", check.figures)] if check.figures else []
     tables += [_changes("What changed around it", check.changes)] if check.changes else []
     same = () if check.changes or not check.runs else ("Machine and versions are those of the baseline.",)
     verdict = Section(title=_OUTCOME[check.outcome], lines=(check.reason, *same))
     return HandoverView(title=check.workload, tables=tuple(tables), sections=(verdict,))
+
+
+def _then_and_now(check: Check) -> Table:
+    """The ratio stands below what it is of."""
+    by_energy = check.objective == "samples-per-joule"
+    ratio = MISSING if check.ratio is None else ratio_words(check.ratio)
+    then = _rate(check.baseline_samples_per_s, check.baseline_half_width_fraction)
+    now = _rate(check.samples_per_s, check.half_width_fraction)
+    efficiency = (efficiency_text(check.baseline_samples_per_joule), efficiency_text(check.samples_per_joule), ratio)
+    columns = [
+        ("", f"baseline, {check.baseline_created}", "now", "ratio"),
+        ("throughput", then, now, "" if by_energy else ratio),
+        *([("samples per joule", *efficiency)] if by_energy else []),
+        ("runs", str(check.baseline_num_runs), str(len(check.runs)), ""),
+    ]
+    names, *rows = zip(*columns, strict=True)
+    return Table(title=settings_text(check.config), columns=names, rows=tuple(rows))
 
 
 def ratio_words(ratio: Ratio) -> str:

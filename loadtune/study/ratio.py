@@ -1,15 +1,16 @@
-"""Ratio of two throughputs that were measured at different times, with its interval. Pure.
+"""Ratio of two means that were measured at different times, with its interval. Pure.
 
 Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread between runs:
 Welch's interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is
-a share of the rate. It knows nothing of what a machine does from one day to the next.
+a share of the mean. It knows nothing of what a machine does from one day to the next. What is compared is throughput,
+unless another objective is asked for.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.records import ComputePoint, Finalist, Measurement, Ratio
+from loadtune.records import ComputePoint, Finalist, Measurement, Objective, Ratio
 from loadtune.records.intervals import students_t
 from loadtune.study.confirm import Spread, between_run_spread
 
@@ -18,10 +19,12 @@ from loadtune.study.confirm import Spread, between_run_spread
 class Runs:
     """Repeated runs of one configuration, and the spread between runs on that side."""
 
-    mean_per_s: float
+    mean: float
     num_runs: int
     spread: Spread | None
     """None: nothing on that side ran twice."""
+    objective: Objective = "samples-per-s"
+    """What they are compared by."""
 
     @property
     def half_width_fraction(self) -> float | None:
@@ -31,20 +34,21 @@ class Runs:
         return students_t(self.spread.degrees_of_freedom) * self.spread.relative_sd / math.sqrt(self.num_runs)
 
 
-def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist]) -> Runs:
+def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist], objective: Objective = "samples-per-s") -> Runs:
     """Of a confirmation, whose spread is pooled over all its finalists."""
-    return Runs(finalist.samples_per_s, len(finalist.runs), between_run_spread([f.runs for f in finalists]))
+    spread = between_run_spread([f.runs for f in finalists], objective)
+    return Runs(finalist.score(objective), len(finalist.runs), spread, objective)
 
 
-def repeated_runs(runs: Sequence[Measurement]) -> Runs:
+def repeated_runs(runs: Sequence[Measurement], objective: Objective = "samples-per-s") -> Runs:
     """Of one configuration by itself, one run at the least."""
-    mean = math.fsum(run.samples_per_s for run in runs) / len(runs)
-    return Runs(mean, len(runs), between_run_spread([runs]))
+    mean = math.fsum(run.score(objective) for run in runs) / len(runs)
+    return Runs(mean, len(runs), between_run_spread([runs], objective), objective)
 
 
 def ratio_of(before: Runs, after: Runs) -> Ratio:
     """After over before; without an interval where a side has no spread."""
-    ratio = after.mean_per_s / before.mean_per_s
+    ratio = after.mean / before.mean
     if before.spread is None or after.spread is None:
         return Ratio(ratio=ratio)
     shares = [before.spread.relative_sd**2 / before.num_runs, after.spread.relative_sd**2 / after.num_runs]

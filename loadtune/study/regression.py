@@ -1,10 +1,23 @@
-"""Whether a stored winner still is as fast as it was. In: its runs then and now. Out: a `Check`. Pure."""
+"""Whether a stored winner still is as good as it was. In: its runs then and now. Out: a `Check`. Pure.
+
+By what it was picked for: throughput, or samples per joule, which it may keep while both speed and power fall.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtune.errors import ResultError
-from loadtune.records import Change, Check, CheckOutcome, Measurement, Ratio, TrialConfig, TuningResult
+from loadtune.records import (
+    SCORE_UNITS,
+    Change,
+    Check,
+    CheckOutcome,
+    Measurement,
+    Objective,
+    Ratio,
+    TrialConfig,
+    TuningResult,
+)
 from loadtune.records.chosen import chosen_winner, finalist_of
 from loadtune.study.ratio import Runs, confirmed_runs, ratio_of, repeated_runs
 from loadtune.units import counted, percent_text
@@ -24,13 +37,22 @@ class Baseline:
     measured: tuple[Measurement, ...]
     """The confirmation's runs of it."""
     runs: Runs
-    """The same, with their spread."""
+    """The same in what it was picked for, with their spread."""
     tolerance_fraction: float
-    """Loss of samples/s that is let pass, above 0 and below 1."""
+    """Loss of that which is let pass, above 0 and below 1."""
+
+    @property
+    def objective(self) -> Objective:
+        return self.runs.objective
+
+    @property
+    def throughput(self) -> Runs:
+        """Whatever it was picked for."""
+        return self.runs if self.objective == "samples-per-s" else repeated_runs(self.measured)
 
     def ratio(self, runs: Sequence[Measurement]) -> Ratio | None:
         """Now over then. None: nothing ran."""
-        return ratio_of(self.runs, repeated_runs(runs)) if runs else None
+        return ratio_of(self.runs, repeated_runs(runs, self.objective)) if runs else None
 
     def outcome(self, runs: Sequence[Measurement]) -> CheckOutcome:
         """What the interval says of a loss of more than the tolerance."""
@@ -55,7 +77,7 @@ def baseline_of(result: TuningResult, tolerance_fraction: float, *, keep_batch_s
         result=result,
         config=config,
         measured=finalist.runs,
-        runs=confirmed_runs(finalist, result.finalists),
+        runs=confirmed_runs(finalist, result.finalists, result.config.objective),
         tolerance_fraction=tolerance_fraction,
     )
 
@@ -71,7 +93,8 @@ def conclude(
 ) -> Check:
     """What was found, with its reason. A problem outweighs the runs: what fails is not told to be slower."""
     outcome = "unclear" if problem else baseline.outcome(runs)
-    now = repeated_runs(runs) if runs else None
+    then, now = baseline.throughput, repeated_runs(runs) if runs else None
+    by_energy = baseline.objective == "samples-per-joule"
     workload = baseline.result.config.workload
     return Check(
         outcome=outcome,
@@ -80,13 +103,16 @@ def conclude(
         config=baseline.config,
         tolerance_fraction=baseline.tolerance_fraction,
         baseline_created=baseline.result.created,
-        baseline_samples_per_s=baseline.runs.mean_per_s,
-        baseline_half_width_fraction=baseline.runs.half_width_fraction,
-        baseline_num_runs=baseline.runs.num_runs,
+        objective=baseline.objective,
+        baseline_samples_per_s=then.mean,
+        baseline_half_width_fraction=then.half_width_fraction,
+        baseline_num_runs=then.num_runs,
+        baseline_samples_per_joule=baseline.runs.mean if by_energy else None,
         ratio=baseline.ratio(runs),
         runs=tuple(runs),
-        samples_per_s=None if now is None else now.mean_per_s,
+        samples_per_s=None if now is None else now.mean,
         half_width_fraction=None if now is None else now.half_width_fraction,
+        samples_per_joule=repeated_runs(runs, baseline.objective).mean if by_energy and runs else None,
         changes=changes,
         figures=figures,
         seconds=seconds,
@@ -95,16 +121,17 @@ def conclude(
 
 def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutcome) -> str:
     ratio, share = baseline.ratio(runs), baseline.tolerance_fraction
+    unit = SCORE_UNITS[baseline.objective]
     tolerance = percent_text(share, 0 if round(100 * share, 6).is_integer() else 1)
     if ratio is None or ratio.low is None or ratio.high is None:
         return _too_few(baseline, len(runs))
     if outcome == "fell":
         return (
-            f"It lost {percent_text(1 - ratio.ratio, 1)} of its samples/s ({percent_text(1 - ratio.high, 1)} to"
+            f"It lost {percent_text(1 - ratio.ratio, 1)} of its {unit} ({percent_text(1 - ratio.high, 1)} to"
             f" {percent_text(1 - ratio.low, 1)}), more than the tolerance of {tolerance}."
         )
     if outcome == "held":
-        return f"It lost no more than the tolerance of {tolerance}: the whole interval lies above it."
+        return f"It lost no more of its {unit} than the tolerance of {tolerance}: the whole interval lies above it."
     if len(runs) < MIN_RUNS:
         return _too_few(baseline, len(runs))
     return (

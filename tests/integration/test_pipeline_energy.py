@@ -1,32 +1,41 @@
 """A run for samples per joule over a fake bench whose power is known: what it finds, and what it no longer assumes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import tune_fake
+from pipeline_rig import GPU, tune_fake
 
-from loadtune.records import LoaderConfig, TrialConfig, TuneConfig, TuningResult
+from loadtune.checking import check_on
+from loadtune.records import Check, LoaderConfig, Progress, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
 from loadtune.report.view import summary
-from loadtune.testing import FakeBench, FakeSensor, Surface
+from loadtune.seams import Listener
+from loadtune.study.regression import baseline_of
+from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
 from loadtune.units import efficiency_text
 
 # fp16 is the fastest at 700 W, bf16 the most sparing at 480 W; neither loader nor copies hold them up.
 FED = Surface(sample_s=1 / 3000, pinned_per_s=1e9, pageable_per_s=1e9)
 
 
-def run_for_energy(folder: Path, seed: int = 0, **changes: object) -> TuningResult:
+def run_for_energy(folder: Path, seed: int = 0, listener: Listener | None = None, **changes: object) -> TuningResult:
     folder.mkdir(exist_ok=True)
     bench = FakeBench(FED, seed=seed)
     sensor = FakeSensor(bench.clock, power_w=bench.power_w)
     config = TuneConfig(objective="samples-per-joule", seed=seed, **changes)  # type: ignore[arg-type]
-    return tune_fake(bench, folder, config, sensor=sensor)
+    return tune_fake(bench, folder, config, listener, sensor=sensor)
 
 
 def run_for_speed(folder: Path, seed: int = 0) -> TuningResult:
     folder.mkdir(exist_ok=True)
     return tune_fake(FakeBench(FED, seed=seed), folder, TuneConfig(seed=seed))
+
+
+def checked(stored: TuningResult, bench: FakeBench) -> Check:
+    sensor = FakeSensor(bench.clock, power_w=bench.power_w)
+    return check_on(bench, sensor, bench.clock, baseline_of(stored, 0.1), fake_host(), GPU, 60.0)
 
 
 def samples_per_joule(config: TrialConfig) -> float:
@@ -88,7 +97,54 @@ def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
     assert next(row[1] for row in table.rows if row[0] == "samples per joule").startswith(f"{shown}\n±")
     assert any("most samples per joule of the GPU's board" in note for note in result.notes)
     assert page_view(result).tiles[0].value == shown
-    assert "the winner is not the fastest here" in page_view(result).chapters[0].figures[0].reading
+    drawn = {figure.key: figure for chapter in page_view(result).chapters for figure in chapter.figures}
+    for key in ("finalists", "trials"):
+        assert drawn[key].panels[0].layout["yaxis"]["title"]["text"] == "samples/J"
+    means = drawn["finalists"].panels[0].data[0]
+    assert means["y"][0] == max(finalist.score("samples-per-joule") for finalist in result.finalists)
+    assert all(half > 0 for half in means["error_y"]["array"])
+
+
+def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(tmp_path: Path) -> None:
+    notes = run_for_energy(tmp_path, seed=1).notes
+    ties = next(note for note in notes if "maybe as sparing" in note)
+    assert "/s)" not in ties
+    assert ties.count(" samples/J)") == ties.count(";") + 1
+
+
+def test_the_live_display_is_told_of_the_leaders_samples_per_joule(tmp_path: Path) -> None:
+    heard: list[Progress] = []
+    result = run_for_energy(tmp_path, listener=heard.append)
+    scores = [trial.measurement.score("samples-per-joule") for trial in result.trials if trial.measurement]
+    assert heard[-1].best_samples_per_joule == max(scores)
+    heard.clear()
+    (tmp_path / "speed").mkdir()
+    tune_fake(FakeBench(FED), tmp_path / "speed", listener=heard.append)
+    assert heard[-1].best_samples_per_s is not None
+    assert {progress.best_samples_per_joule for progress in heard} == {None}
+
+
+def test_a_check_holds_it_to_its_samples_per_joule(tmp_path: Path) -> None:
+    """A power limit halves the power and takes a fifth of the speed: that is no loss of what was looked for."""
+    stored = run_for_energy(tmp_path)
+    assert stored.best is not None
+    assert checked(stored, FakeBench(FED, seed=7)).outcome == "held"
+    capped = replace(FED, compute_per_s={p: 0.8 * r for p, r in FED.compute_per_s.items()}, idle_w=60.0)
+    capped = replace(capped, full_w={precision: 0.5 * watts for precision, watts in FED.full_w.items()})
+    check = checked(stored, FakeBench(capped, seed=7))
+    assert (check.outcome, check.objective) == ("held", "samples-per-joule")
+    assert check.samples_per_s is not None
+    assert check.samples_per_s < 0.9 * check.baseline_samples_per_s
+    hungry = replace(FED, full_w={precision: 1.4 * watts for precision, watts in FED.full_w.items()})
+    assert checked(stored, FakeBench(hungry, seed=7)).outcome == "fell"
+
+
+def test_a_check_without_a_reading_cannot_tell(tmp_path: Path) -> None:
+    bench = FakeBench(FED, seed=7)
+    baseline = baseline_of(run_for_energy(tmp_path), 0.1)
+    check = check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0)
+    assert (check.outcome, check.runs) == ("unclear", ())
+    assert "energy counter could not be read" in check.reason
 
 
 def test_the_board_keeps_the_two_objectives_apart(tmp_path: Path) -> None:

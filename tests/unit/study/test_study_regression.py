@@ -3,12 +3,14 @@
 import dataclasses
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from loadtune.errors import ResultError
-from loadtune.records import Finalist, Measurement, TuningResult, Window
+from loadtune.records import Finalist, Measurement, Telemetry, TuningResult, Window
+from loadtune.report.comparison import check_view
 from loadtune.report.store import load_result
 from loadtune.study.regression import MIN_RUNS, Baseline, baseline_of, conclude
 
@@ -92,6 +94,47 @@ def test_looking_after_every_run_calls_the_truth_wrong_as_seldom_as_it_says() ->
                 runs.append(run_at(truth * 1000.0 * math.exp(random_.gauss(0, 0.04))))
             wrong[mistaken] += then.outcome(runs) == mistaken
     assert max(wrong.values()) <= 0.04 * 150
+
+
+def with_energy(rates_and_watts: Iterable[tuple[float, float]]) -> list[Measurement]:
+    return [
+        dataclasses.replace(run_at(rate), telemetry=Telemetry(seconds=10.0, num_readings=20, gpu_energy_j=10.0 * watts))
+        for rate, watts in rates_and_watts
+    ]
+
+
+def sparing_baseline() -> Baseline:
+    """Picked for its 2 samples/J."""
+    result = stored(1.0)
+    finalist = dataclasses.replace(
+        result.finalists[0], runs=tuple(with_energy([(1000.0, 500.0), (1010.0, 503.0), (990.0, 497.0)]))
+    )
+    config = dataclasses.replace(result.config, objective="samples-per-joule")
+    return baseline_of(dataclasses.replace(result, config=config, finalists=(finalist,)), 0.05)
+
+
+@pytest.mark.parametrize(
+    ("rate", "watts", "outcome"), [(800.0, 400.0, "held"), (1000.0, 650.0, "fell"), (1300.0, 1000.0, "fell")]
+)
+def test_a_winner_by_energy_is_held_to_its_samples_per_joule(rate: float, watts: float, outcome: str) -> None:
+    runs = with_energy([(rate * factor, watts) for factor in (1.0, 1.001, 0.999, 1.0)])
+    check = conclude(sparing_baseline(), runs, 20.0)
+    assert check.outcome == outcome, check.reason
+    assert "of its samples/J" in check.reason
+    assert check.baseline_samples_per_joule == pytest.approx(2.0, rel=0.01)
+    assert check.samples_per_joule == pytest.approx(rate / watts, rel=0.01)
+    assert check.ratio is not None
+    assert check.ratio.ratio == pytest.approx(rate / watts / 2.0, rel=0.01)
+    assert (check.baseline_samples_per_s, check.samples_per_s) == (pytest.approx(1000.0), pytest.approx(rate))
+    table = check_view(check).tables[0]
+    assert table.columns == ("", "throughput", "samples per joule", "runs")
+    assert [row[1] == "" for row in table.rows] == [False, False, True]  # the ratio is not of the throughput
+
+
+def test_a_winner_by_speed_is_not_asked_for_its_energy() -> None:
+    check = conclude(baseline(), around(1000.0), 20.0)
+    assert (check.objective, check.baseline_samples_per_joule, check.samples_per_joule) == ("samples-per-s", None, None)
+    assert check_view(check).tables[0].columns == ("", "throughput", "runs")
 
 
 def test_a_result_without_its_winners_runs_is_told() -> None:
