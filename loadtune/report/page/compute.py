@@ -16,6 +16,8 @@ from loadtune.report.page.measured import hover, timed_trials
 from loadtune.report.wording import recipe_text
 from loadtune.units import rate_text
 
+_DASHES = ("solid", "dash", "dashdot")
+
 
 def compute_curve(result: TuningResult) -> Figure:
     found = result.compute_points
@@ -33,8 +35,7 @@ def compute_curve(result: TuningResult) -> Figure:
 
 def _panel(result: TuningResult) -> Panel:
     recipes = list(dict.fromkeys(point.recipe for point in result.compute_points))
-    named = zip(recipes, _names(recipes), strict=True)
-    traces = [_curve(recipe, name, result.compute_points) for recipe, name in named]
+    traces = [_curve(recipe, recipes, result.compute_points) for recipe in recipes]
     timed = timed_trials(result)
     for precision, colour in PRECISION_COLOUR.items():
         here = [one for one in timed if one.config.precision == precision]
@@ -47,29 +48,25 @@ def _panel(result: TuningResult) -> Panel:
     return Panel(data=tuple(traces), layout={"xaxis": sizes_axis("batch size", sizes), "yaxis": score_axis()})
 
 
-def _names(recipes: list[Recipe]) -> list[str]:
-    """No two alike: the recipe's own words where a precision has several beside the plain one."""
-    chosen = [recipe.precision for recipe in recipes if not _is_plain(recipe)]
-    return [
-        f"{recipe.precision} {recipe_text(recipe)} alone"
-        if _is_plain(recipe) or chosen.count(recipe.precision) > 1
-        else f"{recipe.precision} alone"
-        for recipe in recipes
-    ]
+def _look(recipe: Recipe, recipes: list[Recipe]) -> tuple[str, str]:
+    """A name and a dash that no other curve of its precision has: its own words where there are several not plain."""
+    plain = Recipe(precision=recipe.precision)
+    if recipe == plain:
+        return f"{recipe.precision} plain alone", "dot"
+    alike = [one for one in recipes if one.precision == recipe.precision and one != plain]
+    words = f" {recipe_text(recipe)}" if len(alike) > 1 else ""
+    return f"{recipe.precision}{words} alone", _DASHES[alike.index(recipe) % len(_DASHES)]
 
 
-def _is_plain(recipe: Recipe) -> bool:
-    return recipe == Recipe(precision=recipe.precision)
-
-
-def _curve(recipe: Recipe, name: str, every: tuple[ComputePoint, ...]) -> Trace:
+def _curve(recipe: Recipe, recipes: list[Recipe], every: tuple[ComputePoint, ...]) -> Trace:
     here = sorted((point for point in every if point.recipe == recipe), key=lambda point: point.batch_size)
+    name, dash = _look(recipe, recipes)
     curve = line(
         name,
         [point.batch_size for point in here],
         [point.samples_per_s for point in here],
         PRECISION_COLOUR[recipe.precision],
-        "dot" if _is_plain(recipe) else "dash" if recipe.compile else "solid",
+        dash,
         mode="lines+markers",
     )
     words = [

@@ -135,13 +135,13 @@ def test_recipes_of_one_precision_have_a_curve_with_a_name_each() -> None:
     recipes = (Recipe(precision="bf16"), fused, replace(fused, compile=True), Recipe())
     point = golden().compute_points[0]
     found = compute_curve(replace(golden(), compute_points=tuple(replace(point, recipe=one) for one in recipes)))
-    names = [trace["name"] for trace in found.panels[0].data if trace["name"].endswith("alone")]
-    assert names == [
-        "bf16 plain alone",
-        "bf16 fused optimizer alone",
-        "bf16 fused optimizer, torch.compile alone",
-        "fp32 plain alone",
-    ]
+    curves = {trace["name"]: trace["line"]["dash"] for trace in traces(found).values() if "line" in trace}
+    assert curves == {
+        "bf16 plain alone": "dot",
+        "bf16 fused optimizer alone": "solid",
+        "bf16 fused optimizer, torch.compile alone": "dash",
+        "fp32 plain alone": "dot",
+    }
 
 
 def test_finalists_are_shown_run_by_run_fastest_first() -> None:
