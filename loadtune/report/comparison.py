@@ -34,6 +34,7 @@ _KEPT_AS_THEY_ARE = ("batch_size", "num_workers", "pin_memory", "prefetch_factor
 _UNITS: Mapping[str, Callable[[float], str]] = {
     "_bytes_per_s": lambda value: f"{bytes_text(value)}/s",
     "_per_s": rate_text,
+    "_per_joule": efficiency_text,
     "_bytes": bytes_text,
     "_fraction": percent_text,
     "_hz": lambda value: f"{value / 1e6:,.0f} MHz",
