@@ -5,6 +5,7 @@ created. What is measured on a GPU is measured by a bench. torch comes in with `
 so that ``--help`` answers at once.
 """
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -69,6 +70,8 @@ def memory(
     """Show where the memory of one training step goes."""
     with told_plainly(debug):
         if trace is not None:
+            if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
+                raise UsageError("--trace follows a script of yours; it takes --only and --json. Leave the rest out.")
             _trace(trace, arguments or [], only, as_json=json)
         if only or arguments:
             raise UsageError(f"{(only or arguments or [''])[0]!r} belongs to a script: name that with --trace.")
@@ -93,7 +96,8 @@ def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_jso
     """Show what each line of the script did to memory, and end as the script would have."""
     from loadtune.footprint.trace import run_traced, trace_json, trace_text
 
-    found = run_traced(script, arguments, only)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # stdout is the JSON's
+        found = run_traced(script, arguments, only)
     typer.echo(trace_json(found) if as_json else trace_text(found))
     if found.error:
         typer.echo(found.error, err=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtune import __version__, stages
+from loadtune.arguments import check
 from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError
 from loadtune.findings import Findings
@@ -30,6 +31,7 @@ def tune_loader(
     ``config.num_trials`` trials in all. Ctrl-C ends early: the result says so and claims nothing that
     was not confirmed. Raises LoadtuneError for what a user can mend.
     """
+    check(config)
     host = read_host()
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":

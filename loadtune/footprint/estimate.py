@@ -1,5 +1,6 @@
 """The account of a step that is never run, and the largest batch that follows from two of them."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -84,7 +85,9 @@ def _estimated(plan: StepPlan, batch_size: int, checkpoint: bool) -> tuple[StepA
 
 @contextmanager
 def _told(plan: StepPlan, batch_size: int) -> Iterator[None]:
-    """What shapes alone cannot take, in words."""
+    """What shapes alone cannot take, in words: PyTorch's own log of it, traceback and all, is not for users."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    was_disabled, log.disabled = log.disabled, True
     try:
         yield
     except _NEEDS_VALUES as error:
@@ -97,3 +100,5 @@ def _told(plan: StepPlan, batch_size: int) -> Iterator[None]:
             f"model {plan.name} does not take a batch of {batch_size} inputs of shape {plan.inputs.shape}:"
             f" {last_line(error)}. Change --batch-size, --image-size, the dataset or the model."
         ) from error
+    finally:
+        log.disabled = was_disabled

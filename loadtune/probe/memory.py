@@ -183,7 +183,9 @@ def _out_of_memory(report: FitReport) -> bool:
 
 
 def _untrainable(report: FitReport, failure: TrialFailure) -> WorkloadError:
+    said = failure.message.rstrip(".")
     return WorkloadError(
-        f"A batch of {report.batch_size} cannot be trained in {report.precision}: {failure.message}",
+        f"A batch of {report.batch_size} cannot be trained in {report.precision}: {said}. Run one such step by itself "
+        "to see the same error, and mend the model or the dataset.",
         failure.log_tail or None,
     )

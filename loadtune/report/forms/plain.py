@@ -72,7 +72,7 @@ def markdown(handed: Handed) -> str:
 def _speedup(handed: Handed) -> str:
     winner = handed.winner
     if winner.speedup_low is None or winner.speedup_high is None:
-        return ratio_text(winner.speedup)
+        return MISSING if winner.speedup is None else f"{ratio_text(winner.speedup)}, too few runs to be sure"
     return f"{ratio_text(winner.speedup)} ({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
 
 

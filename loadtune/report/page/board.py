@@ -43,6 +43,8 @@ class Board:
     subtitle: str
     regressions: tuple[str, ...]
     """Whole sentences; of the newest runs alone."""
+    headline: str
+    """Where there is none."""
     trend: Figure
     table: BoardTable
     unread: tuple[str, ...]
@@ -56,6 +58,9 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> B
         title="Benchmark board",
         subtitle=f"{counted(len(results), 'result')}, {confirmed} with a confirmed answer",
         regressions=tuple(_sentence(kind, runs) for kind, runs in kinds.items() if changes(runs)[-1:] == ["fell"]),
+        headline="No newest run fell below the one before it by more than their intervals."
+        if any(len(changes(runs)) > 1 for runs in kinds.values())
+        else "No workload has run twice on one machine: there is nothing to compare yet.",
         trend=_trend(kinds),
         table=_table(kinds),
         unread=tuple(unread),

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from account_rig import FakeMeter
@@ -127,6 +128,28 @@ def test_what_cannot_be_used_is_said_with_code_2(words: str, told: str) -> None:
     assert ended.exit_code == 2, ended.output
     assert told in ended.stderr
     assert ended.stdout == ""
+
+
+def test_a_script_is_followed_without_the_options_of_a_step(tmp_path: Path) -> None:
+    script = tmp_path / "prints.py"
+    script.write_text("print('said')\n")
+    assert invoke("--trace", str(script), "--what-if").exit_code == 2
+    ended = invoke("--trace", str(script), "--json")
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["lines"] is not None
+    assert "said" in ended.stderr
+
+
+def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtune", "memory", "--model", "vgg16", "--image-size", "8", "--estimate"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "does not take a batch" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_help_loads_no_torch() -> None:

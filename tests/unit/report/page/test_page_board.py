@@ -40,6 +40,11 @@ def test_another_device_is_another_line() -> None:
     assert board.trend.panels[1].data[0]["y"] == [4000, 4010]
 
 
+def test_with_nothing_to_compare_the_board_says_so() -> None:
+    assert "nothing to compare" in board_view([run(1, 4000), run(2, 4000, device="A10")]).headline
+    assert "No newest run fell" in board_view([run(1, 4000), run(2, 4000)]).headline
+
+
 def test_an_old_regression_that_was_mended_is_no_news() -> None:
     assert board_view([run(1, 4000), run(2, 3000), run(3, 4000)]).regressions == ()
 
