@@ -106,3 +106,4 @@ def story(run: Run) -> None:
     stages.verdict(run, facts)
     stages.costs(run)
     stages.bounds(run, facts)
+    stages.overrun(run)

@@ -5,6 +5,7 @@ from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory
+from loadtune.stages.overrun import overrun
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import study
@@ -18,6 +19,7 @@ __all__ = [
     "confirmation",
     "costs",
     "memory",
+    "overrun",
     "recipes",
     "space",
     "start",

@@ -287,3 +287,14 @@ def test_a_ceiling_that_cannot_be_timed_takes_nothing_from_what_was_confirmed(tm
     assert result.cut_short is None
     assert result.best is not None
     assert result.verdict is not None
+
+
+def test_a_budget_that_was_not_kept_is_told_with_where_it_went(tmp_path: Path) -> None:
+    for name in ("short", "enough"):
+        (tmp_path / name).mkdir()
+    short = tune_fake(FakeBench(), tmp_path / "short", TuneConfig(time_budget_s=5.0))
+    told = [note for note in short.notes if "more than the time budget of 5.0 s" in note]
+    assert len(told) == 1, short.notes
+    assert "confirm" in told[0] or "study" in told[0]
+    enough = tune_fake(FakeBench(), tmp_path / "enough")
+    assert not any("more than the time budget" in note for note in enough.notes)
