@@ -17,7 +17,7 @@ from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.memory import check_budget
-from loadtune.stages.run import CONFIRM_SHARE, Run
+from loadtune.stages.run import CONFIRM_SHARE, CONFIRM_OF_LEFT, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
@@ -59,8 +59,15 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         )
         kept = _kept(run)
         compile_ahead(run, [each for each in configs if not _is_settled(each, kept)])
-        once, until_s = _confirmed_once(run, kept), run.confirm_until_s
-        for outcome in confirm(configs, once, run.clock, until_s, yours=found.yours, objective=config.objective):
+        for outcome in confirm(
+            configs,
+            _confirmed_once(run, kept),
+            run.clock,
+            run.confirm_until_s,
+            yours=found.yours,
+            answer_by_s=run.until(CONFIRM_OF_LEFT),
+            objective=config.objective,
+        ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
             found.tell(outcome_text(outcome[0], *_split(outcome[1]), config.objective))

@@ -26,6 +26,9 @@ COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
 its figures are reported."""
 
+CONFIRM_OF_LEFT = 0.97
+"""Of the time that is left when the confirmation begins; the rest is for the last figures."""
+
 CONFIRM_AT_MOST = 0.3
 """Of the time budget, for the whole confirmation: four finalists on an H200 take 40 s a round, and a third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
@@ -86,7 +89,7 @@ class Run:
     @property
     def confirm_until_s(self) -> float:
         """No run of the confirmation is repeated that would end later; a little is kept for the last figures."""
-        return min(self.until(0.97), self.clock.now() + CONFIRM_AT_MOST * self.found.config.time_budget_s)
+        return min(self.until(CONFIRM_OF_LEFT), self.clock.now() + CONFIRM_AT_MOST * self.found.config.time_budget_s)
 
     def until(self, share: float) -> float:
         """The moment at which this share of the time now left is spent."""

@@ -64,13 +64,15 @@ def confirm(
     until_s: float,
     *,
     yours: TrialConfig | None = None,
+    answer_by_s: float | None = None,
     objective: Objective = "samples-per-s",
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
 
     The leader of the study, which comes first, and the user's own configuration are run once whatever the time; the
     others only while it lasts. A later round is run only if, going by the last, it ends by `until_s`: whole, or else
-    the leader and the user's own alone, because those two make the answer. What failed once is not run again: it
+    the leader and the user's own alone, because those two make the answer; their second runs, without which there is no
+    interval, may end as late as `answer_by_s`. What failed once is not run again: it
     cannot win, and a hang costs minutes.
     """
     took: dict[TrialConfig, float] = {}
@@ -81,7 +83,9 @@ def confirm(
         if number == 0:
             turn.sort(key=lambda config: config not in (configs[0], yours))
         else:
-            turn = _affordable([c for c in turn if c in scores], scores, took, yours, until_s - clock.now())
+            left_s = until_s - clock.now()
+            for_two_s = (answer_by_s or until_s) - clock.now() if number == 1 else left_s
+            turn = _affordable([c for c in turn if c in scores], scores, took, yours, left_s, for_two_s)
         for config in turn:
             started = clock.now()
             spare = number == 0 and config not in (configs[0], yours)
@@ -103,11 +107,13 @@ def _affordable(
     took: Mapping[TrialConfig, float],
     yours: TrialConfig | None,
     left_s: float,
+    for_two_s: float,
 ) -> list[TrialConfig]:
     """The whole turn, or its leader and the user's own, or nothing: the first of these that ends in time."""
     leader = max(scores, key=lambda config: statistics.fmean(scores[config]), default=None)
     answer = [config for config in turn if config in (leader, yours)]
-    return next((part for part in (turn, answer) if math.fsum(took[config] for config in part) <= left_s), [])
+    parts = ((turn, left_s), (answer, max(left_s, for_two_s)))
+    return next((part for part, time_s in parts if math.fsum(took[config] for config in part) <= time_s), [])
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:

@@ -45,7 +45,9 @@ def test_failed_trials_are_no_finalists() -> None:
     assert pick_finalists([trial(0, None, config())], None) == ()
 
 
-def run_confirm(rates: dict[TrialConfig, float], seconds: float, left_s: float) -> list[TrialConfig]:
+def run_confirm(
+    rates: dict[TrialConfig, float], seconds: float, left_s: float, answer_s: float | None = None
+) -> list[TrialConfig]:
     """Who is run, in order; each takes as long, the last is the user's own."""
     clock = FakeClock()
 
@@ -54,7 +56,9 @@ def run_confirm(rates: dict[TrialConfig, float], seconds: float, left_s: float) 
         return measured(rates[what])
 
     configs = list(rates)
-    return [what for what, _ in confirm(configs, run, clock, clock.now() + left_s, yours=configs[-1])]
+    by_s = None if answer_s is None else clock.now() + answer_s
+    asked = confirm(configs, run, clock, clock.now() + left_s, yours=configs[-1], answer_by_s=by_s)
+    return [what for what, _ in asked]
 
 
 A, B, C = config(1), config(2), config(3)
@@ -66,6 +70,12 @@ def test_rounds_are_interleaved_and_turned() -> None:
 
 def test_short_of_a_whole_round_the_leader_and_yours_are_run_again() -> None:
     assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 55.0) == [A, C, B, B, C]
+
+
+def test_without_an_interval_the_leader_and_yours_may_take_what_is_left() -> None:
+    """And no more than their second runs: a third round of what is told tells nobody anything."""
+    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 40.0) == [A, C, B]
+    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 40.0, answer_s=100.0) == [A, C, B, B, C]
 
 
 def test_the_leader_and_yours_are_run_whatever_the_time() -> None:
