@@ -83,9 +83,8 @@ def confirm(
         if number == 0:
             turn.sort(key=lambda config: config not in (configs[0], yours))
         else:
-            left_s = until_s - clock.now()
-            for_two_s = (answer_by_s or until_s) - clock.now() if number == 1 else left_s
-            turn = _affordable([c for c in turn if c in scores], scores, took, yours, left_s, for_two_s)
+            left_s, late_s = until_s - clock.now(), answer_by_s - until_s if number == 1 and answer_by_s else 0.0
+            turn = _affordable([c for c in turn if c in scores], scores, took, yours, left_s, max(0.0, late_s))
         for config in turn:
             started = clock.now()
             spare = number == 0 and config not in (configs[0], yours)
@@ -107,12 +106,12 @@ def _affordable(
     took: Mapping[TrialConfig, float],
     yours: TrialConfig | None,
     left_s: float,
-    for_two_s: float,
+    late_s: float,
 ) -> list[TrialConfig]:
-    """The whole turn, or its leader and the user's own, or nothing: the first of these that ends in time."""
+    """The whole turn, or its leader and the user's own, which may be `late_s` late, or nothing: the first in time."""
     leader = max(scores, key=lambda config: statistics.fmean(scores[config]), default=None)
     answer = [config for config in turn if config in (leader, yours)]
-    parts = ((turn, left_s), (answer, max(left_s, for_two_s)))
+    parts = ((turn, left_s), (answer, left_s + late_s))
     return next((part for part, time_s in parts if math.fsum(took[config] for config in part) <= time_s), [])
 
 
