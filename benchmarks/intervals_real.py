@@ -1,25 +1,49 @@
-"""Identical configurations compared on this machine's CPU, by the real bench and the real confirmation.
+"""Identical configurations compared on this machine, by the real bench and the real confirmation.
 
-In: how many comparisons. Out: what each said. Two names for one configuration take turns, a fresh loader each run.
+In: how many comparisons, on which device. Out: what each said. Two names for one configuration take turns, a fresh
+loader each run.
 """
 
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtune.bench import BenchClient
-from loadtune.host import MonotonicClock
-from loadtune.records import Device, LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, WorkloadSpec
+from loadtune.host import MonotonicClock, choose_device, read_host
+from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, WorkloadSpec
 from loadtune.study.confirm import between_run_spread, confirm, finalists
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import run_trial
 from loadtune.study.winner import speedup
 from loadtune.testing import FakeClock, FakeSensor
 
-WORKLOAD = WorkloadSpec(model="resnet18", image_size=32, num_classes=10)
-BATCH_SIZE, NUM_WORKERS = 16, 1
 TIMED_S, PATIENCE_S = 2.0, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is trained again and again."""
+
+    workload: WorkloadSpec
+    config: TrialConfig
+
+
+CASES = {
+    "cpu": Case(
+        WorkloadSpec(model="resnet18", image_size=32, num_classes=10),
+        TrialConfig(loader=LoaderConfig(batch_size=16, num_workers=1), recipe=Recipe()),
+    ),
+    "cuda": Case(
+        WorkloadSpec(model="resnet50"),
+        TrialConfig(
+            loader=LoaderConfig(batch_size=128, num_workers=8, pin_memory=True),
+            recipe=Recipe(precision="fp16", memory_format="channels_last"),
+        ),
+    ),
+}
+"""By the kind of device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,26 +63,28 @@ class RealComparison:
         return not self.low <= 1.0 <= self.high
 
 
-def real_comparisons(num: int) -> Iterator[RealComparison]:
-    """One after the other, in one bench."""
+def real_comparisons(num: int, kind: str, until_s: float) -> Iterator[RealComparison]:
+    """One after the other, in one bench; none begins after `until_s` of the monotonic clock."""
     if num == 0:
         return
+    case, device = CASES[kind], choose_device(read_host(), kind)
     with (
         tempfile.TemporaryDirectory() as folder,
-        BenchClient(WORKLOAD, Device(kind="cpu", name="CPU"), log_path=Path(folder) / "bench.log") as bench,
+        BenchClient(case.workload, device, log_path=Path(folder) / "bench.log") as bench,
     ):
         bench.describe()
         for _ in range(num):
-            yield _compare(bench)
+            if time.monotonic() < until_s:
+                yield _compare(bench, case.config)
 
 
-def _compare(bench: BenchClient) -> RealComparison:
+def _compare(bench: BenchClient, config: TrialConfig) -> RealComparison:
     clock = MonotonicClock()
-    names = _config(1000), _config(1001)
+    names = _named(config, 100_001), _named(config, 100_002)
 
     def run(name: TrialConfig) -> Measurement | TrialFailure:
-        rule = StoppingRule(num_workers=NUM_WORKERS, max_s=TIMED_S)
-        return run_trial(bench, FakeSensor(FakeClock()), clock, _config(BATCH_SIZE), rule)
+        rule = StoppingRule(num_workers=config.loader.num_workers, max_s=TIMED_S)
+        return run_trial(bench, FakeSensor(FakeClock()), clock, config, rule)
 
     found = finalists(list(confirm(names, run, clock, clock.now() + PATIENCE_S, yours=names[1])))
     first, second = found
@@ -78,6 +104,6 @@ def _compare(bench: BenchClient) -> RealComparison:
     )
 
 
-def _config(batch_size: int) -> TrialConfig:
-    """What is trained, and, by other sizes, two names for it that the confirmation can tell apart."""
-    return TrialConfig(loader=LoaderConfig(batch_size=batch_size, num_workers=NUM_WORKERS), recipe=Recipe())
+def _named(config: TrialConfig, batch_size: int) -> TrialConfig:
+    """A name for it that the confirmation can tell from another: only the size differs, and is never used."""
+    return replace(config, loader=replace(config.loader, batch_size=batch_size))

@@ -5,9 +5,13 @@ takes no arguments: ``REGRET_SMALL`` and ``REGRET_JPEGS``, which `spec_of` sets.
 """
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from loadtune.host import read_host
 from loadtune.records import WorkloadSpec
 
 SMALL, JPEGS = "REGRET_SMALL", "REGRET_JPEGS"
@@ -46,16 +50,20 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
 
 def make_jpegs(folder: Path, count: int, side: int) -> None:
     """`count` photographs of noise on a slope, about as hard to decode as photographs are; those there stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = [path for number in range(count) if not (path := folder / f"{number:06}.jpg").exists()]
+    if missing:
+        with ProcessPoolExecutor(read_host().num_usable_cores, get_context("spawn")) as pool:
+            list(pool.map(partial(_make_jpeg, side=side), missing, chunksize=32))
+
+
+def _make_jpeg(path: Path, side: int) -> None:
     import numpy as np
     from PIL import Image
 
-    folder.mkdir(parents=True, exist_ok=True)
     slope = np.linspace(0, 200, side)[:, None, None] + np.linspace(0, 40, side)[None, :, None]
-    for number in range(count):
-        path = folder / f"{number:06}.jpg"
-        if not path.exists():
-            noise = np.random.default_rng(number).normal(0, 12, (side, side, 3))
-            Image.fromarray((slope + noise).clip(0, 255).astype("uint8")).save(path, quality=90)
+    noise = np.random.default_rng(int(path.stem)).normal(0, 12, (side, side, 3))
+    Image.fromarray((slope + noise).clip(0, 255).astype("uint8")).save(path, quality=90)
 
 
 def jpegs() -> Any:
