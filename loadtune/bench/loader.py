@@ -11,8 +11,8 @@ from loadtune.bench.line import Line
 from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, TrainingRun, TrialFailure, Window
-from loadtune.workload import Batch, Workload
+from loadtune.records import TrainingRun, TrialFailure, Window
+from loadtune.workload import Batch
 
 
 @dataclass(slots=True)
@@ -33,14 +33,12 @@ class _Counts:
         return _mean([depth.ready for depth in self.depths])
 
 
-def train_on_loader(
-    trainer: Trainer, workload: Workload, config: LoaderConfig, window_s: float, line: Line
-) -> TrainingRun | TrialFailure:
-    """Time what follows the first batch. The trainer has to be warm: nothing slow may happen while the queue fills.
+def train_on_loader(trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line) -> TrainingRun | TrialFailure:
+    """Time what follows the first batch of a fresh loader, which is closed then.
 
-    A failure where the model was compiled again in a window: its rate would be the compiler's.
+    The trainer has to be warm: nothing slow may happen while the queue fills. A failure where the model was compiled
+    again in a window: its rate would be the compiler's.
     """
-    loader = EndlessLoader(workload, config)
     try:
         line.enter("first batch")
         started = time.monotonic()
@@ -51,7 +49,7 @@ def train_on_loader(
         del batch
         num_compiled = trainer.num_compiled()
         loop = TimedLoop(trainer, loader, line)
-        windows = _stream(loop, WindowRule(window_s, config.num_workers), line)
+        windows = _stream(loop, WindowRule(window_s, loader.num_workers), line)
         shares = loader.shares()
     finally:
         loader.close()

@@ -5,33 +5,31 @@ import time
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, LoaderPoint, Window
-from loadtune.workload import Workload
+from loadtune.records import LoaderPoint, Window
 
 # As many windows as the time is cut into, and how many there are however long they take.
 _NUM_WINDOWS = 4
 _MIN_WINDOWS = 2
 
 
-def time_loader_alone(workload: Workload, config: LoaderConfig, seconds: float, line: Line) -> LoaderPoint:
-    """Windows that abut, for about ``seconds`` after the workers' first round; two windows at the least."""
-    loader = EndlessLoader(workload, config)
+def time_loader_alone(loader: EndlessLoader, seconds: float, line: Line) -> LoaderPoint:
+    """Windows that abut, for about ``seconds`` after a fresh loader's first round; two at the least. It is closed."""
     try:
         line.enter("first batch")
         started = time.monotonic()
         loader.next_batch()
         first_batch_s = time.monotonic() - started
         line.enter("loader alone")
-        _skip_first_round(loader, config.num_workers, time.monotonic() + seconds, line)
-        windows = _windows(loader, WindowRule(seconds / _NUM_WINDOWS, config.num_workers), seconds, line)
+        _skip_first_round(loader, time.monotonic() + seconds, line)
+        windows = _windows(loader, WindowRule(seconds / _NUM_WINDOWS, loader.num_workers), seconds, line)
     finally:
         loader.close()
-    return LoaderPoint(config=config, windows=windows, first_batch_s=first_batch_s)
+    return LoaderPoint(config=loader.config, windows=windows, first_batch_s=first_batch_s)
 
 
-def _skip_first_round(loader: EndlessLoader, num_workers: int, until_s: float, line: Line) -> None:
+def _skip_first_round(loader: EndlessLoader, until_s: float, line: Line) -> None:
     """Workers start together, so their first batches come in a burst that says nothing of the rate."""
-    for _ in range(num_workers - 1):
+    for _ in range(loader.num_workers - 1):
         if time.monotonic() > until_s:
             return
         loader.next_batch()

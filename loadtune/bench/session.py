@@ -12,6 +12,7 @@ from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.books import Books, CudaBooks
 from loadtune.bench.compiling import Compiler
 from loadtune.bench.compute import time_windows
+from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
@@ -73,6 +74,7 @@ class Session:
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
         self._pinned_bytes = 0
+        self._num_loaders = 0
         self.memory.remember_idle()
 
     def run(self, request: Request) -> Value:
@@ -180,7 +182,7 @@ class Session:
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
         self.memory.reset_peaks()
-        run = train_on_loader(trainer, self._workload, loader, request.window_s, self._line)
+        run = train_on_loader(trainer, self._loader(loader), request.window_s, self._line)
         trainer.close()
         if isinstance(run, TrialFailure):
             return run
@@ -195,7 +197,12 @@ class Session:
         if refused is not None:
             return refused
         self._keep_pinned_for(request.config)
-        return time_loader_alone(self._workload, request.config, request.seconds, self._line)
+        return time_loader_alone(self._loader(request.config), request.seconds, self._line)
+
+    def _loader(self, config: LoaderConfig) -> EndlessLoader:
+        """A fresh one, in an order of its own."""
+        self._num_loaders += 1
+        return EndlessLoader(self._workload, config, number=self._num_loaders)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         if loader.batch_size <= self._workload.dataset_length:

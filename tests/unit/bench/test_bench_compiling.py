@@ -13,6 +13,7 @@ from torch import nn
 
 from loadtune.bench import BenchClient
 from loadtune.bench.compiling import Compiler
+from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.failures import failure_from
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.protocol import COMPILING, Answer, Phase
@@ -117,7 +118,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     line: Any = SimpleNamespace(
         enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
     )
-    run = train_on_loader(trainer, workload, LoaderConfig(batch_size=2), 0.0, line)
+    run = train_on_loader(trainer, EndlessLoader(workload, LoaderConfig(batch_size=2)), 0.0, line)
     assert type(run) is expected
 
 

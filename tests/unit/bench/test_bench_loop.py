@@ -1,5 +1,6 @@
 """The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
 
+import itertools
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from loadtune.bench.endless_loader import EndlessLoader
+from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, Window, WorkerShare
+from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
 from loadtune.study.evidence import held_back
 
 SLOW_S, QUICK_S = 0.02, 0.001
@@ -21,11 +22,11 @@ SLOW_S, QUICK_S = 0.02, 0.001
 class Sleeping(Dataset[Any]):
     """A sample is a sleep, a longer one in the worker that is slow."""
 
-    def __init__(self, sample_s: float, *, slow_worker: int | None = None) -> None:
-        self.sample_s, self.slow_worker = sample_s, slow_worker
+    def __init__(self, sample_s: float, *, slow_worker: int | None = None, length: int = 4096) -> None:
+        self.sample_s, self.slow_worker, self.length = sample_s, slow_worker, length
 
     def __len__(self) -> int:
-        return 4096
+        return self.length
 
     def __getitem__(self, index: int) -> Any:
         worker = get_worker_info()
@@ -112,6 +113,25 @@ def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     assert windows[-1].ready > 1  # of the two that one worker keeps ahead
     assert windows[-1].unpinned is None  # nothing pins without a GPU
     assert shares[0].num_batches == sum(window.num_steps for window in windows)
+
+
+def test_a_dataset_of_few_batches_reads_as_fast_as_its_steps() -> None:
+    """Nine batches, four of them prefetched: where epochs end, workers have nothing to make and windows read almost 0."""
+    trainer = SleepingTrainer(step_s=SLOW_S)
+    windows, _ = run(trainer, Sleeping(QUICK_S, length=18), num_workers=2, num_windows=6, window_s=0.1)
+    samples = sum(window.num_samples for window in windows)
+    rates = [samples_per_s([window]) for window in windows]
+    assert samples_per_s(windows) > 0.8 * samples / sum(window.seconds for window in windows)
+    assert min(rates) > 0.5 * max(rates)
+
+
+def test_each_number_has_an_order_of_its_own_and_every_pass_has_all() -> None:
+    def drawn(number: int) -> list[int]:
+        return list(itertools.islice(EndlessShuffle(10, number), 30))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert all(sorted(drawn(1)[at : at + 10]) == list(range(10)) for at in (0, 10, 20))
 
 
 def test_skipped_steps_are_counted_in_their_own_window() -> None:
