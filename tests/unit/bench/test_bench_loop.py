@@ -61,10 +61,16 @@ LINE: Any = SimpleNamespace(stop_asked=lambda: False, pulse=lambda: None)
 
 
 def run(
-    trainer: SleepingTrainer, dataset: Sleeping, num_workers: int, num_windows: int, window_s: float = 0.2
+    trainer: SleepingTrainer,
+    dataset: Sleeping,
+    num_workers: int,
+    num_windows: int,
+    window_s: float = 0.2,
+    prefetch_factor: int = 2,
 ) -> tuple[list[Window], tuple[WorkerShare, ...]]:
     workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
-    loader = EndlessLoader(workload, LoaderConfig(batch_size=2, num_workers=num_workers))
+    config = LoaderConfig(batch_size=2, num_workers=num_workers, prefetch_factor=prefetch_factor)
+    loader = EndlessLoader(workload, config)
     try:
         loader.next_batch()
         stand_in: Any = trainer
@@ -116,12 +122,10 @@ def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
 
 
 def test_a_dataset_of_few_batches_reads_as_fast_as_its_steps() -> None:
-    """Nine batches, four of them prefetched: where epochs end, workers have nothing to make and windows read almost 0."""
-    trainer = SleepingTrainer(step_s=SLOW_S)
-    windows, _ = run(trainer, Sleeping(QUICK_S, length=18), num_workers=2, num_windows=6, window_s=0.1)
-    samples = sum(window.num_samples for window in windows)
+    """Of 18 batches 16 are prefetched: where an epoch ends there is nothing to make, and such windows read almost 0."""
+    trainer, dataset = SleepingTrainer(step_s=SLOW_S), Sleeping(QUICK_S, length=36)
+    windows, _ = run(trainer, dataset, num_workers=2, num_windows=6, window_s=0.1, prefetch_factor=8)
     rates = [samples_per_s([window]) for window in windows]
-    assert samples_per_s(windows) > 0.8 * samples / sum(window.seconds for window in windows)
     assert min(rates) > 0.5 * max(rates)
 
 
