@@ -1,8 +1,9 @@
 """Find out what the workload is: read a few samples, collate them, train one small batch, say what does not work."""
 
 import contextlib
-import itertools
+import math
 import multiprocessing
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,9 +29,11 @@ from loadtune.workload import (
     user_traceback,
 )
 
+_MAX_SAMPLES = 16  # kept, to make batches of
 # What `sample_s` is the mean of: this many samples, or as many as this time allows, whichever is less; at least two.
-_MAX_SAMPLES = 16
+_MAX_TIMED = 64
 _MAX_SAMPLING_S = 0.5
+_REREAD_S, _MAX_PASSES = 0.3, 5
 
 
 class Samples:
@@ -38,12 +41,9 @@ class Samples:
 
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # as DataLoader does in each worker
-        try:
+        with _one_thread():
             self.samples, self.sample_s = _read_samples(workload, line)
-        finally:
-            torch.set_num_threads(threads)
+        self.least_sample_s = _least_sample_s(workload, len(self.samples), line)
         self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
 
 
@@ -116,6 +116,7 @@ def describe(
         input_dtype=str(inputs.dtype).removeprefix("torch."),
         sample_bytes=(inputs.nbytes + targets.nbytes) // len(inputs),
         sample_s=samples.sample_s,
+        least_sample_s=samples.least_sample_s,
         num_classes=trained[1],
         num_parameters=sum(parameter.numel() for parameter in parameters),
         precisions=_precisions(device),
@@ -129,19 +130,58 @@ def describe(
     )
 
 
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As DataLoader has it in each worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """Indices from all over the dataset."""
+    return [i * length // count for i in range(count)]
+
+
 def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
-    length = workload.dataset_length
-    indices = [i * length // _MAX_SAMPLES for i in range(_MAX_SAMPLES)]
-    samples = fetch_samples(workload.dataset, indices[:1])  # untimed: files open and modules load on the first
-    started = time.monotonic()
-    # Wraps around in a dataset of one sample: reading it again is the only way to time it.
-    for index in itertools.islice(itertools.cycle(indices), 1, _MAX_SAMPLES):
-        samples += fetch_samples(workload.dataset, [index])
+    """(Samples to make batches of, seconds of one). Those and as many others are timed."""
+    kept = _spread(workload.dataset_length, _MAX_SAMPLES)
+    others = [index for index in _spread(workload.dataset_length, _MAX_TIMED) if index not in kept]
+    samples = fetch_samples(workload.dataset, kept[:1])  # untimed: files open and modules load on the first
+    num_timed, started = 0, time.monotonic()
+    # A dataset of one sample has no other: reading it again is the only way to time it.
+    for index in [*kept[1:], *others]:
+        sample = fetch_samples(workload.dataset, [index])
+        samples += sample if len(samples) < _MAX_SAMPLES else []
+        num_timed += 1
         line.pulse()
         if time.monotonic() - started > _MAX_SAMPLING_S:
             break
     # Above 0 whatever the clock's resolution: it is divided by.
-    return samples, max(1e-9, time.monotonic() - started) / (len(samples) - 1)
+    return samples, max(1e-9, time.monotonic() - started) / num_timed
+
+
+def _least_sample_s(workload: Workload, num_samples: int, line: Line) -> float | None:
+    """What no process makes a sample in less than: each sample's fastest reading, with one thread and with all."""
+    if hasattr(workload.dataset, "__getitems__"):
+        return None  # what is read one by one says nothing of whole batches
+    indices = _spread(workload.dataset_length, _MAX_SAMPLES)[:num_samples]
+    fastest = [math.inf] * len(indices)
+    until = time.monotonic() + _REREAD_S
+    for number in range(_MAX_PASSES):
+        with _one_thread() if number % 2 == 0 else contextlib.nullcontext():
+            for at, index in enumerate(indices):
+                started = time.monotonic()
+                fetch_samples(workload.dataset, [index])
+                fastest[at] = min(fastest[at], time.monotonic() - started)
+                line.pulse()
+        if number > 0 and time.monotonic() > until:
+            break
+    least = statistics.fmean(fastest) - 2 * statistics.stdev(fastest) / math.sqrt(len(fastest))
+    return least if least > 0 else None
 
 
 def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:

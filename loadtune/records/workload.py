@@ -54,7 +54,7 @@ class WorkloadFacts:
     sample_bytes: int
     """One sample, input and target, as the loader delivers it."""
     sample_s: float
-    """Seconds to make one sample in one process: mean over a few, single-threaded like a worker."""
+    """Seconds to make one sample in one process: mean over some, each read once, single-threaded like a worker."""
     num_classes: int
     num_parameters: int
     precisions: tuple[Precision, ...]
@@ -70,6 +70,10 @@ class WorkloadFacts:
     """Total memory of the device; on CPU the RAM limit in force."""
     memory_budget_bytes: int
     """What training may take of it now, this process's own share included."""
+
+    least_sample_s: float | None = None
+    """Seconds that no process makes one in less than: some read again, with all that is cached of them; the lower end
+    of their mean's 95% interval. None: not known, because the dataset reads whole batches, or is slow."""
 
     @property
     def takes_channels_last(self) -> bool:

@@ -5,7 +5,7 @@ from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
 from loadtune.records import Trial, TrialConfig, WorkloadFacts
 from loadtune.stages.memory import excess_now
 from loadtune.stages.run import Run
-from loadtune.study.loader_bound import loader_bound
+from loadtune.study.loader_bound import loader_bound, workers_bound
 from loadtune.study.loop import Refusal
 from loadtune.study.space import SearchSpace
 from loadtune.units import bytes_text, rate_text
@@ -15,7 +15,7 @@ def refusal(
     run: Run, facts: WorkloadFacts, searched: SearchSpace, config: TrialConfig, best: float | None
 ) -> Refusal | None:
     """Why `config` is not run. None: it may run, and may beat `best` samples/s."""
-    return _does_not_fit(run, facts, searched, config) or _cannot_win(run, config, best)
+    return _does_not_fit(run, facts, searched, config) or _cannot_win(run, facts, config, best)
 
 
 def _does_not_fit(run: Run, facts: WorkloadFacts, searched: SearchSpace, config: TrialConfig) -> Refusal | None:
@@ -49,7 +49,7 @@ def _ran_out(trial: Trial, config: TrialConfig, facts: WorkloadFacts) -> Refusal
     return Refusal(reason=f"{bytes_text(failed)} of prefetched batches were too much in a trial", excess=1.0)
 
 
-def _cannot_win(run: Run, config: TrialConfig, best: float | None) -> Refusal | None:
+def _cannot_win(run: Run, facts: WorkloadFacts, config: TrialConfig, best: float | None) -> Refusal | None:
     found = run.found
     if best is None or config.batch_size == found.config.yours.batch_size:
         return None  # the user's own size has a winner of its own, which need not beat other sizes
@@ -58,6 +58,9 @@ def _cannot_win(run: Run, config: TrialConfig, best: float | None) -> Refusal | 
         return Refusal(reason=f"at most {rate_text(bound)} by compute alone", bound=bound)
     if found.device.kind != "cuda":
         return None
+    bound = workers_bound(config.loader, facts.least_sample_s, found.host.num_usable_cores)
+    if bound is not None and bound < best:
+        return Refusal(reason=f"at most {rate_text(bound)} by what a sample takes a worker", bound=bound)
     bound = loader_bound(config, found.trials, lambda measured: _compute_bound(run, measured))
     if bound is not None and bound < best:
         return Refusal(reason=f"at most {rate_text(bound)} by what its loader was seen to deliver", bound=bound)

@@ -1,9 +1,9 @@
 """What the trials so far say of loaders that were not run: samples/s they cannot exceed. Pure.
 
-In: measured trials that waited for their loader. Two things are taken for granted, both of workers that have a core
-each: fewer workers make no more samples, and twice the workers make at most twice as many (on an H200 machine 4, 8 and
-12 workers made 429, 373 and 400/s each). A model that trains on the CPU shares the cores with its workers, and there
-neither holds.
+In: measured trials that waited for their loader, or what one sample takes at the least. Two things are taken for
+granted, both of workers that have a core each: fewer workers make no more samples, and twice the workers make at most
+twice as many (on an H200 machine 4, 8 and 12 workers made 429, 373 and 400/s each). A model that trains on the CPU
+shares the cores with its workers, and there neither holds.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,6 +39,16 @@ def loader_bound(
         and _loader_was_the_wall(trial.config, trial.measurement, compute_rate)
     ]
     return min(bounds, default=None)
+
+
+def workers_bound(loader: LoaderConfig, least_sample_s: float | None, num_cores: int) -> float | None:
+    """Samples/s of workers that have a core each and all that they read cached, widened. None: not known.
+
+    Without workers the training process makes the samples, at best while the device trains.
+    """
+    if least_sample_s is None:
+        return None
+    return (1 + ERROR) * max(1, min(loader.num_workers, num_cores)) / least_sample_s
 
 
 def _at_most(measurement: Measurement) -> float:

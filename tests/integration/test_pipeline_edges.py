@@ -261,7 +261,7 @@ def test_skipped_steps_of_the_winner_are_told(tmp_path: Path) -> None:
             num_steps = sum(window.num_steps for window in run.windows)
             return replace(run, num_skipped_steps=num_steps) if config.precision == "fp16" else run
 
-    told = tune_fake(Overflowing(), tmp_path)
+    told = tune_fake(Overflowing(Surface(sample_s=1 / 50_000, pinned_per_s=1e9, copy_per_s=1e9)), tmp_path)
     assert told.best is not None
     assert told.best.config.precision == "fp16"
     assert any("GradScaler skipped" in note for note in told.notes)

@@ -162,10 +162,21 @@ def test_settings_that_leave_nothing_to_gain_end_the_search_within_a_minute(tmp_
 def test_what_a_loader_was_seen_to_deliver_screens_smaller_ones_and_misleads_nobody(tmp_path: Path) -> None:
     """Without a limit by pinning, the most workers win; those far fewer are ruled out by what was measured."""
     surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
-    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(num_trials=30), host=fake_host(num_usable_cores=12))
+    bench = FakeBench(surface, facts=replace(fake_facts(surface), least_sample_s=None))
+    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=30), host=fake_host(num_usable_cores=12))
     ruled_out = [t.config for t in result.trials if "its loader was seen" in (t.screened or "")]
     assert ruled_out
     assert result.best is not None
     reached = surface.training_rate(result.best.config)
     assert all(surface.training_rate(config) < reached for config in ruled_out)
     assert reached >= 0.97 * 12 / surface.sample_s
+
+
+def test_workers_that_could_not_make_enough_samples_are_not_run(tmp_path: Path) -> None:
+    surface = Surface()
+    result = tune_fake(FakeBench(surface), tmp_path, host=fake_host(num_usable_cores=16))
+    ruled_out = [t.config for t in result.trials if "by what a sample takes a worker" in (t.screened or "")]
+    assert ruled_out
+    assert result.best is not None
+    reached = surface.training_rate(result.best.config)
+    assert all(surface.training_rate(config) < reached for config in ruled_out)

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, Window
-from loadtune.study.loader_bound import loader_bound
+from loadtune.study.loader_bound import loader_bound, workers_bound
 
 
 def config(num_workers: int, batch_size: int = 64, pin_memory: bool = True) -> TrialConfig:
@@ -55,3 +55,12 @@ def test_what_says_nothing(asked: TrialConfig, seen: Trial) -> None:
 
 def test_without_a_compute_rate_nothing_tells_who_the_wall_was() -> None:
     assert bound(config(4), measured(config(8), 2000.0), compute=None) is None
+
+
+@pytest.mark.parametrize(("num_workers", "at_most"), [(0, 480.0), (1, 480.0), (3, 1440.0), (16, 3840.0)])
+def test_workers_make_no_more_than_a_cached_sample_lets_them_and_have_a_core_each(
+    num_workers: int, at_most: float
+) -> None:
+    loader = LoaderConfig(batch_size=64, num_workers=num_workers)
+    assert workers_bound(loader, 1 / 400, num_cores=8) == pytest.approx(at_most)
+    assert workers_bound(loader, None, num_cores=8) is None
