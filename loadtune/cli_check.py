@@ -40,6 +40,7 @@ def check(
     Ends with 0  it held: the whole interval is above 1 − tolerance
               1  it fell: the whole interval is below
               2  something to mend: a bad option, a result that cannot be read
+                 or has no interval
               3  it could not be told: too wide an interval, another device,
                  or a workload that cannot be built here
 

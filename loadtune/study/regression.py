@@ -20,7 +20,7 @@ from loadtune.records import (
 )
 from loadtune.records.chosen import chosen_winner, finalist_of
 from loadtune.study.ratio import Runs, confirmed_runs, ratio_of, repeated_runs
-from loadtune.units import counted, percent_text
+from loadtune.units import counted, percent_text, seconds_text
 
 MIN_RUNS = 3
 """Before a check says anything. It looks again after every run from the third on: a truth at the very edge of the
@@ -65,7 +65,7 @@ class Baseline:
 
 
 def baseline_of(result: TuningResult, tolerance_fraction: float, *, keep_batch_size: bool = False) -> Baseline:
-    """The winner of a result. Raises ResultError where there is none whose runs were kept."""
+    """The winner of a result. Raises ResultError where there is none whose runs were kept, or nothing ran twice."""
     config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     finalist = finalist_of(result, config)
     if finalist is None:
@@ -73,11 +73,19 @@ def baseline_of(result: TuningResult, tolerance_fraction: float, *, keep_batch_s
             f"The run of {result.created} holds no runs of its winner, as an unchanged result does. Run `loadtune run`"
             " again, or name another result."
         )
+    runs = confirmed_runs(finalist, result.finalists, result.config.objective)
+    if runs.spread is None:
+        raise ResultError(
+            f"The run of {result.created} confirmed its winner by one run, and no other finalist by more, so its"
+            " figure has no interval and no check could tell. A baseline needs two runs of a finalist at least."
+            " Run `loadtune run` again, to its end, with a --time-budget above"
+            f" {seconds_text(result.config.time_budget_s)}, or name another result."
+        )
     return Baseline(
         result=result,
         config=config,
         measured=finalist.runs,
-        runs=confirmed_runs(finalist, result.finalists, result.config.objective),
+        runs=runs,
         tolerance_fraction=tolerance_fraction,
     )
 
@@ -124,7 +132,7 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
     unit = SCORE_UNITS[baseline.objective]
     tolerance = percent_text(share, 0 if round(100 * share, 6).is_integer() else 1)
     if ratio is None or ratio.low is None or ratio.high is None:
-        return _too_few(baseline, len(runs))
+        return _too_few(len(runs))
     if outcome == "fell":
         return (
             f"It lost {percent_text(1 - ratio.ratio, 1)} of its {unit} ({percent_text(1 - ratio.high, 1)} to"
@@ -133,16 +141,14 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
     if outcome == "held":
         return f"It lost no more of its {unit} than the tolerance of {tolerance}: the whole interval lies above it."
     if len(runs) < MIN_RUNS:
-        return _too_few(baseline, len(runs))
+        return _too_few(len(runs))
     return (
         f"The interval holds the edge of the tolerance of {tolerance}: it could have held or fallen."
         f" {_advice(baseline)}"
     )
 
 
-def _too_few(baseline: Baseline, num_runs: int) -> str:
-    if baseline.runs.spread is None:
-        return "Nothing of the baseline ran twice, so its spread is not known. Make one with a larger --time-budget."
+def _too_few(num_runs: int) -> str:
     return f"Only {counted(num_runs, 'run')} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
 
 

@@ -125,5 +125,18 @@ def test_another_device_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> No
     assert "measured on NVIDIA H200, and here is no GPU" in found["reason"]
 
 
+def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
+    slower: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = load_result(slower)
+    once = tuple(dataclasses.replace(finalist, runs=finalist.runs[:1]) for finalist in kept.finalists)
+    write_result(dataclasses.replace(kept, finalists=once), slower.parent)
+    monkeypatch.setattr("loadtune.checking.read_host", lambda: pytest.fail("it went on to measure"))
+    ended = invoke("check", "--baseline", str(slower))
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "confirmed its winner by one run" in ended.stderr
+    assert "with a --time-budget above 5 min 00 s" in ended.stderr
+
+
 def test_the_schema_is_printed_as_it_is_shipped() -> None:
     assert invoke("schema").stdout == kept_schema()

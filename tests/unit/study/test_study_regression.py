@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.errors import ResultError
-from loadtune.records import Finalist, Measurement, Telemetry, TuningResult, Window
+from loadtune.records import Finalist, Measurement, Recipe, Telemetry, TuningResult, Window
 from loadtune.report.comparison import check_view
 from loadtune.report.store import load_result
 from loadtune.study.regression import MIN_RUNS, Baseline, baseline_of, conclude
@@ -72,10 +72,17 @@ def test_a_baseline_that_is_itself_uncertain_is_told() -> None:
     assert "The baseline itself is known to ±" in check.reason
 
 
-def test_a_baseline_without_repeats_says_what_to_do() -> None:
-    check = conclude(baseline(rates=(1000.0,)), around(1000.0), 60.0)
-    assert check.outcome == "unclear"
-    assert "Nothing of the baseline ran twice" in check.reason
+def test_a_baseline_without_repeats_is_refused_and_told_what_to_do() -> None:
+    with pytest.raises(ResultError, match=r"by one run, and no other finalist by more.*--time-budget above"):
+        baseline(rates=(1000.0,))
+
+
+def test_a_repeated_rival_gives_a_winner_of_one_run_its_interval() -> None:
+    once = stored(1000.0)
+    other = dataclasses.replace(once.finalists[0].config, recipe=Recipe(precision="bf16"))
+    rival = Finalist(config=other, runs=tuple(map(run_at, (900.0, 910.0))))
+    known = baseline_of(dataclasses.replace(once, finalists=(*once.finalists, rival)), 0.05)
+    assert known.outcome(around(500.0)) == "fell"
 
 
 def test_a_problem_outweighs_the_runs() -> None:
