@@ -26,12 +26,15 @@ from loadtune.records import (
     WorkloadSpec,
     YourSettings,
 )
+from loadtune.units import bytes_text
 
 _UNITS = {
     **dict.fromkeys(("", "B"), 1),
     **{unit: 1024**power for power, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), 1)},
     **{unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), 1)},
 }
+_LEAST_BYTES = 1024**2
+"""No step trains in less: whoever asks for it has forgotten the unit."""
 _LARGEST_SEED = 2**32 - 1  # NumPy's limit, which Optuna's samplers share
 
 
@@ -122,6 +125,11 @@ def memory_of(flag: str, word: str) -> int:
         raise UsageError(
             f"{flag} is {word!r}; it can be a number above 0 with a unit such as 24GiB, 80GB or 512MiB, or of bytes."
             " Write it so."
+        )
+    if count < _LEAST_BYTES:
+        raise UsageError(
+            f"{flag} is {word!r}, which is {bytes_text(count)}; it can be 1 MiB or more. Give the unit, as in 24GiB,"
+            " 80GB or 512MiB: without one it is a number of bytes."
         )
     return count
 

@@ -20,7 +20,10 @@ _WANTED_DATA = (
 def recipe_of(precision: str, channels_last: bool, fused: bool, compile: bool, optimizer: object) -> Recipe:
     """How the script trains."""
     if precision not in PRECISIONS:
-        raise UsageError(f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}. Name one of these.")
+        raise UsageError(
+            f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}, of which fp32 is training without AMP."
+            " Name one of these."
+        )
     if fused and callable(optimizer):
         raise UsageError("fused is True, but the optimizer is your own: leave fused out and make it fused in there.")
     if fused and precision == "fp16" and optimizer == "sgd":

@@ -73,7 +73,7 @@ def _all_commands(
     """What comes before a command's name."""
 
 
-@app.command(cls=options.ResumableCommand, epilog=options.RUN_EXAMPLES)
+@app.command(cls=options.RunCommand, epilog=options.RUN_EXAMPLES)
 def run(
     ctx: typer.Context,
     dataset: options.Dataset = _DEFAULT.workload.dataset,

@@ -18,6 +18,7 @@ import typer
 from loadtune.arguments import check_at_least, memory_of, precision_of, workload_of
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
+from loadtune.options import stray
 from loadtune.records import Device, FootprintReport, WorkloadSpec
 from loadtune.terminal import show
 
@@ -73,8 +74,12 @@ def memory(
             if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
                 raise UsageError("--trace follows a script of yours; it takes --only and --json. Leave the rest out.")
             _trace(trace, arguments or [], only, as_json=json)
-        if only or arguments:
-            raise UsageError(f"{(only or arguments or [''])[0]!r} belongs to a script: name that with --trace.")
+        if only:
+            raise UsageError(
+                f"--only is {only[0]!r}; it goes with --trace SCRIPT. Name the script, or leave --only out."
+            )
+        if arguments:
+            raise UsageError(f"{stray(arguments[0])} A script's own arguments go with --trace SCRIPT.")
         for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
             check_at_least(flag, value, 1)
         spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)

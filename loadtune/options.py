@@ -57,14 +57,26 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No banner, no progress; wa
 Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")]
 
 
-class ResumableCommand(TyperCommand):
-    """A command whose ``--resume`` may come without a folder, which typer knows no way to say."""
+def stray(word: str) -> str:
+    """What to do about a word that follows no option: mostly a name whose flag was left out."""
+    return (
+        f"{word!r} is given without an option before it. If it names the model, write --model {word}; if the dataset,"
+        f" --dataset {word}."
+    )
+
+
+class RunCommand(TyperCommand):
+    """It takes options alone, and ``--resume`` may come without a folder: typer knows no way to say either well."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for at, word in enumerate(args):
             if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
                 args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
-        return super().parse_args(ctx, args)
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest:
+            ctx.fail(stray(rest[0]))
+        return rest
 
 
 NEWEST = ":newest"

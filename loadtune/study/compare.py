@@ -15,6 +15,7 @@ from loadtune.records import (
     Side,
     TrialConfig,
     TuningResult,
+    Value,
     Winner,
 )
 from loadtune.records.chosen import finalist_of, was_confirmed_whole
@@ -140,4 +141,9 @@ def _objectives(before: TuningResult, after: TuningResult) -> tuple[str, ...]:
 
 
 def _listed(changes: tuple[Change, ...]) -> str:
-    return "; ".join(f"{change.name}: {change.before} and {change.after}" for change in changes)
+    return "; ".join(f"{change.name}: {_given(change.before)} and {_given(change.after)}" for change in changes)
+
+
+def _given(value: Value) -> Value:
+    """An option that was left out is None."""
+    return "not given" if value is None else value

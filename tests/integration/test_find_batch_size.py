@@ -234,6 +234,7 @@ class Unpicklable(nn.Linear):
 LINEAR = nn.Linear(4, 2)
 REFUSED_AT_ONCE = {
     "no such precision": ((LINEAR, (4,)), {"precision": "fp8"}, UsageError, ["'fp8'", "fp32, fp16, bf16"]),
+    "precision off": ((LINEAR, (4,)), {"precision": "off"}, UsageError, ["'off'", "fp32 is training without AMP"]),
     "cap 0": ((LINEAR, (4,)), {"max_batch_size": 0}, UsageError, ["max_batch_size is 0", "at least 1"]),
     "cap no number": ((LINEAR, (4,)), {"max_batch_size": 2.5}, UsageError, ["max_batch_size is 2.5", "whole"]),
     "no steps": ((LINEAR, (4,)), {"num_steps": 0}, UsageError, ["num_steps is 0"]),

@@ -187,6 +187,9 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner) -> None:
         ("--device cuda:7", "--device cuda:7 is not there"),
         ("--objective joules", "--objective is 'joules'; it must be one of samples-per-s, samples-per-joule"),
         ("--out file", "--out file"),
+        ("--max-gpu-memory 24", "--max-gpu-memory is '24', which is 24 B; it can be 1 MiB or more. Give the unit"),
+        ("resnet18", "'resnet18' is given without an option before it. If it names the model, write --model resnet18;"),
+        ("--resume older newer", "'newer' is given without an option"),
         ("--nonsense", "--nonsense"),
     ],
 )

@@ -116,6 +116,13 @@ def test_other_workloads_are_refused(slower: Path) -> None:
     assert "model: resnet50 and vit_b_16" in ended.stderr
 
 
+def test_an_option_that_one_run_was_not_given_is_called_so(slower: Path) -> None:
+    kept = load_result(slower)
+    workload = dataclasses.replace(kept.config.workload, num_classes=10)
+    write_result(dataclasses.replace(kept, config=dataclasses.replace(kept.config, workload=workload)), slower.parent)
+    assert "num_classes: not given and 10" in invoke("compare", str(KEPT), str(slower)).stderr
+
+
 def test_another_device_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     host = dataclasses.replace(load_result(KEPT).host, gpus=())
     monkeypatch.setattr("loadtune.checking.read_host", lambda: host)
