@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import OBJECTIVES, Objective, TuningResult, Winner
-from loadtune.report.page.figure import BLUE, Figure, Panel, axis, points, score_axis, text
+from loadtune.report.page.figure import BLUE, Figure, Panel, Trace, axis, points, score_axis, text
 from loadtune.report.page.kinds import Change, Kind, by_kind, changes, confirmed_of, departure_of
 from loadtune.report.page.table import Cell
 from loadtune.report.wording import score_text, settings_text
@@ -109,9 +109,15 @@ def _panel(kind: Kind, confirmed: Sequence[tuple[TuningResult, Winner]]) -> Pane
     interval = {"type": "data", "array": halves, "thickness": 1.2, "width": 4, "color": BLUE}
     values = [score.value for score in scores]
     trace = points("best", dates, values, words, mode="lines+markers", marker={"color": BLUE}, error_y=interval)
-    layout = {"xaxis": axis("", type="date"), "yaxis": score_axis(kind.objective), "showlegend": False}
+    layout = {"xaxis": _date_axis(dates), "yaxis": score_axis(kind.objective), "showlegend": False}
     title = f"{kind.text}, {counted(kind.num_cores, 'core')}"
     return Panel(title=title, data=(trace,), layout=layout, height_px=280)
+
+
+def _date_axis(dates: Sequence[str]) -> Trace:
+    """Around a single date plotly.js would set its ticks at fractions of a second."""
+    alone = {"tickmode": "array", "tickvals": dates[:1], "tickformat": "%H:%M<br>%b %-d, %Y"}
+    return axis("", type="date", **(alone if len(set(dates)) == 1 else {}))
 
 
 def _table(kinds: Mapping[Kind, Sequence[TuningResult]]) -> BoardTable:

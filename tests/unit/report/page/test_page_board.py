@@ -40,6 +40,12 @@ def test_another_device_is_another_line() -> None:
     assert board.trend.panels[1].data[0]["y"] == [4000, 4010]
 
 
+def test_a_single_date_is_the_only_tick() -> None:
+    once, twice = (board_view(runs).trend.panels[0] for runs in ([run(1, 4000)], [run(1, 4000), run(2, 4000)]))
+    assert once.layout["xaxis"]["tickvals"] == once.data[0]["x"] == ["2026-11-01T08:00:00Z"]
+    assert "tickvals" not in twice.layout["xaxis"]
+
+
 def test_with_nothing_to_compare_the_board_says_so() -> None:
     assert "nothing to compare" in board_view([run(1, 4000), run(2, 4000, device="A10")]).headline
     assert "No newest run fell" in board_view([run(1, 4000), run(2, 4000)]).headline
