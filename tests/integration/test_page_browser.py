@@ -1,11 +1,13 @@
 """The report page in a real browser, from a file: it draws, sorts, filters and copies, and asks for nothing."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from browser_rig import CHROMIUM, Browser
-from page_rig import NASTY, cut_short, golden, named, with_trials
+from page_rig import NASTY, config, cut_short, golden, measurement, named, with_trials
 
+from loadtune.records import Finalist
 from loadtune.report.page.write import write_board, write_page
 from loadtune.report.store import write_result
 
@@ -109,6 +111,23 @@ def test_nothing_is_wider_than_a_phone(browser, page, tmp_path) -> None:
         browser.open(one, width=PHONE_WIDTH)
         assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE_WIDTH
     assert browser.errors == []
+
+
+def test_five_finalists_keep_their_names_apart_on_a_phone(browser, tmp_path) -> None:
+    configs = [config(1024, 16, pinned=True, precision=name) for name in ("fp32", "fp16", "bf16")]
+    configs += [config(2048, 16, pinned=True), config(2048, 12, pinned=True)]
+    runs = tuple(measurement(rate) for rate in (900.0, 1000.0))
+    result = replace(golden(), finalists=tuple(Finalist(config=one, runs=runs) for one in configs))
+    browser.open(write_page(result, tmp_path / "report.html"), width=PHONE_WIDTH)
+    boxes = browser.evaluate(
+        """[...document.querySelectorAll("#finalists .ytick text")].map((name) => {
+            const { left, top, bottom } = name.getBoundingClientRect();
+            return { left, top, bottom };
+        }).sort((one, other) => one.top - other.top)"""
+    )
+    assert len(boxes) == len(configs)
+    assert all(above["bottom"] <= below["top"] for above, below in pairwise(boxes))
+    assert min(box["left"] for box in boxes) >= 0
 
 
 def test_the_board_draws_too(browser, tmp_path) -> None:

@@ -98,11 +98,11 @@ def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
     assert any("most samples per joule of the GPU's board" in note for note in result.notes)
     assert page_view(result).tiles[0].value == shown
     drawn = {figure.key: figure for chapter in page_view(result).chapters for figure in chapter.figures}
-    for key in ("finalists", "trials"):
-        assert drawn[key].panels[0].layout["yaxis"]["title"]["text"] == "samples/J"
+    for key, axis in (("finalists", "xaxis"), ("trials", "yaxis")):
+        assert drawn[key].panels[0].layout[axis]["title"]["text"] == "samples/J"
     means = drawn["finalists"].panels[0].data[0]
-    assert means["y"][0] == max(finalist.score("samples-per-joule") for finalist in result.finalists)
-    assert all(half > 0 for half in means["error_y"]["array"])
+    assert means["x"][0] == max(finalist.score("samples-per-joule") for finalist in result.finalists)
+    assert all(half > 0 for half in means["error_x"]["array"])
 
 
 def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(tmp_path: Path) -> None:

@@ -22,13 +22,18 @@ def finalists(result: TuningResult) -> Figure:
 
 
 def _panel(result: TuningResult, known: list[Finalist]) -> Panel:
+    """Lying bars, as five names side by side are wider than a phone."""
     names = short_names(result, [finalist.config for finalist in known])
     colours = [_colour(result, finalist) for finalist in known]
     objective = result.config.objective
     means = [finalist.scored(objective) for finalist in known]
     traces = [_mean(known, means, names, colours), _runs(result, known, names, colours)]
-    layout = {"xaxis": {"type": "category", "tickangle": 0}, "yaxis": score_axis(objective), "showlegend": False}
-    return Panel(data=tuple(traces), layout=layout)
+    layout = {
+        "xaxis": score_axis(objective),
+        "yaxis": {"type": "category", "autorange": "reversed"},
+        "showlegend": False,
+    }
+    return Panel(data=tuple(traces), layout=layout, height_px=100 + 50 * len(names))
 
 
 def _colour(result: TuningResult, finalist: Finalist) -> str:
@@ -42,7 +47,8 @@ def _mean(known: list[Finalist], means: list[Score], names: list[str], colours: 
     words = [f"mean of {len(one.runs)}: {interval_text(mean)}" for one, mean in zip(known, means, strict=True)]
     interval = {"type": "data", "array": halves, "thickness": 1.5, "width": 8, "color": GREY}
     marker = {"color": colours, "opacity": 0.35}
-    return bar("mean", names, [mean.value for mean in means], words, marker=marker, error_y=interval)
+    values = [mean.value for mean in means]
+    return bar("mean", values, names, words, marker=marker, error_x=interval, orientation="h")
 
 
 def _runs(result: TuningResult, known: list[Finalist], names: list[str], colours: list[str]) -> Trace:
@@ -55,4 +61,4 @@ def _runs(result: TuningResult, known: list[Finalist], names: list[str], colours
     marker = {"color": [colour for _, colour, _, _ in every], "size": 9, "line": {"width": 1, "color": GREY}}
     where = [name for name, _, _, _ in every]
     values = [run.score(result.config.objective) for _, _, run, _ in every]
-    return points("run", where, values, words, marker=marker)
+    return points("run", values, where, words, marker=marker)

@@ -56,13 +56,13 @@ def axis_title(figure, axis: str = "yaxis") -> str:
 def test_finalists_are_in_the_order_of_samples_per_joule_with_their_own_intervals() -> None:
     figure = finalists(by_energy())
     mean, runs = figure.panels[0].data
-    assert mean["y"] == pytest.approx([7.5, 5.0])
-    assert mean["error_y"]["array"] == pytest.approx([0.15, 0.15])
+    assert mean["x"] == pytest.approx([7.5, 5.0])
+    assert mean["error_x"]["array"] == pytest.approx([0.15, 0.15])
     assert mean["text"][0] == "mean of 1: 7.50 samples/J ± 0.15 samples/J"
-    assert runs["y"] == pytest.approx([7.5, 5.0])
+    assert runs["x"] == pytest.approx([7.5, 5.0])
     assert "7.50 samples/J" in runs["text"][0]
     assert "3,000/s" in runs["text"][0]
-    assert axis_title(figure) == "samples/J"
+    assert axis_title(figure, "xaxis") == "samples/J"
 
 
 def test_the_best_so_far_is_the_most_sparing_so_far() -> None:

@@ -147,9 +147,10 @@ def test_recipes_of_one_precision_have_a_curve_with_a_name_each() -> None:
 def test_finalists_are_shown_run_by_run_fastest_first() -> None:
     figure = finalists(golden())
     found = traces(figure)
-    assert found["mean"]["y"] == [4050, 2800, 1620]
-    assert len(found["run"]["y"]) == 5
-    assert "best" in found["mean"]["x"][0]
+    assert found["mean"]["x"] == [4050, 2800, 1620]
+    assert len(found["run"]["x"]) == 5
+    assert "best" in found["mean"]["y"][0]
+    assert figure.panels[0].layout["yaxis"]["autorange"] == "reversed"
 
 
 def test_names_that_are_alike_are_told_apart() -> None:
