@@ -6,9 +6,9 @@ A baseline of three finalists with three runs each, then runs now until the rule
 runs is log-normal. Rows: spread then, spread now, what is left of the rate; columns: shares of the checks.
 """
 
+import argparse
 import math
 import random
-import sys
 
 from loadtune.records import Measurement, Window
 from loadtune.study.confirm import between_run_spread
@@ -41,7 +41,9 @@ def check(random_: random.Random, spread_then: float, spread_now: float, truth: 
 
 
 def main() -> None:
-    num_checks = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="?", type=int, default=1000, help="simulated checks of each row")
+    num_checks = parser.parse_args().checks
     random_ = random.Random(0)
     print(f"{'then':>5} {'now':>5} {'left':>5} {'held':>6} {'fell':>6} {'unclear':>8}")
     for then, now in ((0.02, 0.02), (0.02, 0.06), (0.06, 0.02), (0.06, 0.06)):
