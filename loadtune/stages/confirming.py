@@ -17,14 +17,14 @@ from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.memory import check_budget
-from loadtune.stages.run import CONFIRM_OF_LEFT, CONFIRM_SHARE, Run
+from loadtune.stages.run import CONFIRM_OF_LEFT, CONFIRM_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import not_told_apart, pick_winner
+from loadtune.study.winner import is_told, not_told_apart, pick_winner
 from loadtune.units import counted, percent_text
 
 COMPUTE_STEPS = 4
@@ -56,17 +56,21 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             at_your_batch=given,
             leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
             objective=config.objective,
+            time_s=run.confirm_until_s - run.clock.now(),
+            stretch=CONFIRM_SHARE / TRIAL_SHARE,
         )
         kept = _kept(run)
-        compile_ahead(run, [each for each in configs if not _is_settled(each, kept)])
+        compile_ahead(run, _unsettled(run, configs, kept))
         for outcome in confirm(
             configs,
             _confirmed_once(run, kept),
             run.clock,
             run.confirm_until_s,
             yours=found.yours,
+            at_your_batch=given,
             answer_by_s=run.until(CONFIRM_OF_LEFT),
             objective=config.objective,
+            told=lambda finalists: _is_told(run, finalists),
         ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
@@ -78,6 +82,13 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         _conclude(run, facts)
 
 
+def _is_told(run: Run, finalists: Sequence[Finalist]) -> bool:
+    """Of the winner, and of the one at the user's batch size where that was given."""
+    yours, objective = run.found.yours, run.found.config.objective
+    sizes = {None, run.found.config.yours.batch_size}
+    return all(is_told(finalists, yours, batch_size=size, objective=objective) for size in sizes)
+
+
 def _kept(run: Run) -> list[Confirmed]:
     """What was confirmed before an interruption.
 
@@ -86,10 +97,12 @@ def _kept(run: Run) -> list[Confirmed]:
     return [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else list(run.kept.confirmed)
 
 
-def _is_settled(config: TrialConfig, kept: Sequence[Confirmed]) -> bool:
-    """Whether all that the confirmation asks of it is known, so that it is not run again."""
-    known = [line for line in kept if line.config == config]
-    return len(known) >= MAX_ROUNDS or any(line.failure for line in known)
+def _unsettled(run: Run, configs: Sequence[TrialConfig], kept: Sequence[Confirmed]) -> list[TrialConfig]:
+    """Those that are to be run still; of the others all is known that the confirmation asks for."""
+    if _is_told(run, finalists([(line.config, known) for line in kept if (known := line.measurement or line.failure)])):
+        return []
+    known_of = {config: [line for line in kept if line.config == config] for config in configs}
+    return [c for c, lines in known_of.items() if len(lines) < MAX_ROUNDS and not any(line.failure for line in lines)]
 
 
 def _confirmed_once(run: Run, kept: list[Confirmed]) -> Callable[[TrialConfig], Measurement | TrialFailure]:

@@ -6,11 +6,13 @@ to be true (simulated: it overclaims by 6% at 5% noise).
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t
 from loadtune.seams import Clock
+from loadtune.study.rounds import MIN_RUNS, Rounds
 
 NUM_TOP = 2
 """Best configurations of the study that are measured again: the leader's luck is what the second is there to show."""
@@ -32,10 +34,14 @@ def pick_finalists(
     at_your_batch: bool = False,
     leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
     objective: Objective = "samples-per-s",
+    time_s: float = math.inf,
+    stretch: float = 1.0,
 ) -> tuple[TrialConfig, ...]:
-    """Who is measured again: the top two, the smallest contender, the best at the user's batch, and the user's own.
+    """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    `leaner` may name a smaller relative of the leader that the search did not look at.
+    The leader, the user's own and, where asked, the best at the user's batch in any case; then the second, the smallest
+    contender, and what `leaner` may name: a smaller relative of the leader that the search did not look at. A run of
+    the confirmation times steps for `stretch` times as long as a trial.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))
@@ -43,13 +49,24 @@ def pick_finalists(
         return () if yours is None else (yours,)
     near = CONTENDER * ranked[0][1].score(objective)
     contenders = [config for config, measured in ranked if measured.score(objective) >= near]
-    picked = [*contenders[:NUM_TOP], min(contenders, key=size)]
-    slim = leaner(*ranked[0])
-    picked += [] if slim is None else [slim]
+    needed = [contenders[0]]
     if yours is not None:
         same_batch = [config for config, _ in ranked if config.batch_size == yours.batch_size]
-        picked += [*same_batch[: 1 if at_your_batch else 0], yours]
-    return tuple(dict.fromkeys(picked))
+        needed += [yours, *same_batch[: 1 if at_your_batch else 0]]
+    slim = leaner(*ranked[0])
+    spare = [*contenders[:NUM_TOP], min(contenders, key=size), *([] if slim is None else [slim])]
+    picked = list(dict.fromkeys([*needed, *spare]))
+    num_repeatable = _num_repeatable(picked, ranked, time_s, stretch)
+    return tuple(picked[: max(num_repeatable, len(set(needed)))])
+
+
+def _num_repeatable(
+    picked: Sequence[TrialConfig], ranked: Sequence[tuple[TrialConfig, Measurement]], time_s: float, stretch: float
+) -> int:
+    """How many of them, by what their trials took; what was never timed is taken to last as long as the leader."""
+    lasts_s = {config: m.seconds + (stretch - 1) * sum(w.seconds for w in m.windows) for config, m in ranked}
+    ends_s = accumulate(MIN_RUNS * lasts_s.get(config, lasts_s[ranked[0][0]]) for config in picked)
+    return sum(end_s <= time_s for end_s in ends_s)
 
 
 def size(config: TrialConfig) -> tuple[int, int, int]:
@@ -64,55 +81,37 @@ def confirm(
     until_s: float,
     *,
     yours: TrialConfig | None = None,
+    at_your_batch: bool = False,
     answer_by_s: float | None = None,
     objective: Objective = "samples-per-s",
+    told: Callable[[Sequence[Finalist]], bool] = lambda found: False,
 ) -> Iterator[Outcome]:
-    """Measure every configuration in turn, round by round, the order turned by one each round so that drift is shared.
+    """Measure every configuration in turn, round by round; `configs` are in the order of `pick_finalists`.
 
-    The leader of the study, which comes first, and the user's own configuration are run once whatever the time; the
-    others only while it lasts. A later round is run only if, going by the last, it ends by `until_s`: whole, or else
-    the leader and the user's own alone, because those two make the answer; their second runs, without which there is no
-    interval, may end as late as `answer_by_s`. What failed once is not run again: it
-    cannot win, and a hang costs minutes.
+    What the answer is made of is run once whatever the time, the others only while it lasts. Whoever is expected, by
+    its last run, to end by `until_s` is run again; second runs without which there is no answer by `answer_by_s`. From
+    two rounds on no other begins once `told` says that the answer is sure.
     """
-    took: dict[TrialConfig, float] = {}
-    scores: dict[TrialConfig, list[float]] = {}
-    for number in range(MAX_ROUNDS):
-        shift = number % max(1, len(configs))
-        turn = [*configs[shift:], *configs[:shift]]
-        if number == 0:
-            turn.sort(key=lambda config: config not in (configs[0], yours))
-        else:
-            left_s, late_s = until_s - clock.now(), answer_by_s - until_s if number == 1 and answer_by_s else 0.0
-            turn = _affordable([c for c in turn if c in scores], scores, took, yours, left_s, max(0.0, late_s))
+    rounds = Rounds(configs, yours, at_your_batch)
+    first, outcomes = rounds.needed, list[Outcome]()
+    late_s = 0.0 if answer_by_s is None else max(0.0, answer_by_s - until_s)
+    for number in range(MAX_ROUNDS if configs else 0):
+        if number >= MIN_RUNS and told(finalists(outcomes)):
+            return
+        turn = rounds.first() if number == 0 else rounds.further(number, until_s - clock.now(), late_s)
         for config in turn:
             started = clock.now()
-            spare = number == 0 and config not in (configs[0], yours)
-            if spare and started + max(took.values()) > until_s:
+            spare = number == 0 and config not in first
+            if spare and started + max(rounds.took_s.values()) > until_s:
                 continue
             outcome = run(config)
-            took[config] = clock.now() - started
+            took_s, score = clock.now() - started, None
             if isinstance(outcome, Measurement):
-                took[config] = max(took[config], outcome.seconds)  # one that was kept of before took its time then
-                scores.setdefault(config, []).append(outcome.score(objective))
-            else:
-                scores.pop(config, None)
-            yield config, outcome
-
-
-def _affordable(
-    turn: list[TrialConfig],
-    scores: Mapping[TrialConfig, list[float]],
-    took: Mapping[TrialConfig, float],
-    yours: TrialConfig | None,
-    left_s: float,
-    late_s: float,
-) -> list[TrialConfig]:
-    """The whole turn, or its leader and the user's own, which may be `late_s` late, or nothing: the first in time."""
-    leader = max(scores, key=lambda config: statistics.fmean(scores[config]), default=None)
-    answer = [config for config in turn if config in (leader, yours)]
-    parts = ((turn, left_s), (answer, left_s + late_s))
-    return next((part for part, time_s in parts if math.fsum(took[config] for config in part) <= time_s), [])
+                # One that was kept of before took its time then.
+                took_s, score = max(took_s, outcome.seconds), outcome.score(objective)
+            rounds.add(config, score, took_s)
+            outcomes.append((config, outcome))
+            yield outcomes[-1]
 
 
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:

@@ -226,7 +226,7 @@ def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) ->
 
 def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) -> None:
     """The pin thread is the wall for everything: what costs least wins, and is not called faster."""
-    surface = Surface(pinned_per_s=100.0, pageable_per_s=100.0)
+    surface = Surface(pinned_per_s=1000.0, pageable_per_s=1000.0, sample_s=1 / 3300)
     yours = YourSettings(batch_size=64, num_workers=8, precision="fp32")
     bench = FakeBench(surface, between_runs=0.004, noise=0.004)  # well below the 2% that count as a tie
     result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
-from loadtune.study.confirm import confirm, finalists, pick_finalists
-from loadtune.study.winner import not_told_apart, pick_winner, speedup
-from loadtune.testing import FakeClock
+from loadtune.study.confirm import finalists, pick_finalists
+from loadtune.study.winner import is_told, not_told_apart, pick_winner, speedup
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
@@ -32,7 +31,7 @@ def test_the_top_two_the_smallest_contender_and_yours() -> None:
     trials = [trial(i, rate, config(*what)) for i, (what, rate) in enumerate(rates.items())]
     yours = config(64, 0)
     picked = pick_finalists(trials, yours)
-    assert picked == (config(64, 16), config(128, 16), config(32, 2), yours)
+    assert picked == (config(64, 16), yours, config(128, 16), config(32, 2))
 
 
 def test_the_best_at_your_batch_is_a_finalist_where_it_was_given() -> None:
@@ -41,77 +40,48 @@ def test_the_best_at_your_batch_is_a_finalist_where_it_was_given() -> None:
     assert config(64, 3) not in pick_finalists(trials, config(64, 0))
 
 
+LEADER, YOURS, AT_YOURS, SECOND, SMALL, LEAN = (
+    config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12), (512, 7))
+)
+RANKED = {LEADER: 100.0, SECOND: 99.0, SMALL: 95.0, AT_YOURS: 60.0}
+
+
+def picked_in(time_s: float, at_your_batch: bool = False) -> tuple[TrialConfig, ...]:
+    """Trials took 10 s, 3 s of which were timed: in the confirmation 11.5 s. Yours and the leaner one had none."""
+    window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=1)
+    runs = {
+        what: replace(measured(1.0), windows=(replace(window, num_samples=round(rate)),), seconds=10.0)
+        for what, rate in RANKED.items()
+    }
+    trials = [
+        Trial(number=number, config=what, origin="search", measurement=run)
+        for number, (what, run) in enumerate(runs.items())
+    ]
+    return pick_finalists(
+        trials, YOURS, at_your_batch=at_your_batch, leaner=lambda *_: LEAN, time_s=time_s, stretch=1.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("time_s", "finalists"),
+    [
+        (115.0, (LEADER, YOURS, SECOND, SMALL, LEAN)),
+        (114.0, (LEADER, YOURS, SECOND, SMALL)),
+        (90.0, (LEADER, YOURS, SECOND)),
+        (0.0, (LEADER, YOURS)),
+    ],
+)
+def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tuple[TrialConfig, ...]) -> None:
+    assert picked_in(time_s) == finalists
+
+
+def test_the_best_at_your_batch_stays_a_finalist_however_little_time_there_is() -> None:
+    assert picked_in(0.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS)
+    assert picked_in(92.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS, SECOND)
+
+
 def test_failed_trials_are_no_finalists() -> None:
     assert pick_finalists([trial(0, None, config())], None) == ()
-
-
-def run_confirm(
-    rates: dict[TrialConfig, float], seconds: float, left_s: float, answer_s: float | None = None
-) -> list[TrialConfig]:
-    """Who is run, in order; each takes as long, the last is the user's own."""
-    clock = FakeClock()
-
-    def run(what: TrialConfig) -> Measurement:
-        clock.spend(seconds)
-        return measured(rates[what])
-
-    configs = list(rates)
-    by_s = None if answer_s is None else clock.now() + answer_s
-    asked = confirm(configs, run, clock, clock.now() + left_s, yours=configs[-1], answer_by_s=by_s)
-    return [what for what, _ in asked]
-
-
-A, B, C = config(1), config(2), config(3)
-
-
-def test_rounds_are_interleaved_and_turned() -> None:
-    assert run_confirm({A: 2.0, B: 1.0}, 1.0, 4.5) == [A, B, B, A]
-
-
-def test_short_of_a_whole_round_the_leader_and_yours_are_run_again() -> None:
-    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 55.0) == [A, C, B, B, C]
-
-
-def test_without_an_interval_the_leader_and_yours_may_take_what_is_left() -> None:
-    """And no more than their second runs: a third round of what is told tells nobody anything."""
-    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 40.0) == [A, C, B]
-    assert run_confirm({A: 1.0, B: 2.0, C: 1.0}, 10.0, 40.0, answer_s=100.0) == [A, C, B, B, C]
-
-
-def test_the_leader_and_yours_are_run_whatever_the_time() -> None:
-    assert run_confirm({A: 2.0, B: 1.0, C: 1.0}, 10.0, 0.0) == [A, C]
-
-
-def test_three_rounds_at_the_most() -> None:
-    assert len(run_confirm({A: 2.0, B: 1.0}, 1.0, 1000.0)) == 6
-
-
-def test_an_answer_that_was_kept_took_its_time_all_the_same() -> None:
-    """A resumed confirmation answers its first round from the journal, at once; a second round takes 10 s a run."""
-    clock = FakeClock()
-    configs = [config(1), config(2)]
-    kept = {config(1): 20.0, config(2): 10.0}
-
-    def run(what: TrialConfig) -> Measurement:
-        rate = kept.pop(what, None)
-        clock.spend(10.0 if rate is None else 0.0)
-        return replace(measured(rate or 10.0), seconds=10.0)
-
-    assert len(list(confirm(configs, run, clock, clock.now() + 9.0, yours=config(2)))) == 2
-    kept.update({config(1): 20.0, config(2): 10.0})
-    assert len(list(confirm(configs, run, clock, clock.now() + 25.0, yours=config(2)))) == 4
-
-
-def test_what_failed_once_is_not_run_again() -> None:
-    clock, ran = FakeClock(), []
-
-    def run(what: TrialConfig) -> Measurement | TrialFailure:
-        ran.append(what)
-        clock.spend(1.0)
-        return TrialFailure(kind="hang", phase="training", message="") if what == config(1) else measured(100.0)
-
-    list(confirm([config(1), config(2)], run, clock, clock.now() + 100.0))
-    assert ran == [config(1), config(2), config(2), config(2)]
 
 
 def test_a_winner_never_failed_unless_all_did() -> None:
@@ -124,6 +94,51 @@ def test_a_winner_never_failed_unless_all_did() -> None:
     all_failed = pick_winner(finalists([*outcomes, (slow, failure)]), None)
     assert all_failed is not None
     assert all_failed.config == fast
+
+
+def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
+    """Neither for being faster nor for being smaller; yours, run again by itself, is nobody to be picked from."""
+    twice, once, small, yours = config(384, 16), config(512, 16), config(256, 8), config(64, 0)
+    runs = [(twice, 1000.0), (once, 1010.0), (small, 995.0), (yours, 100.0), (yours, 101.0)]
+    alone = pick_winner(finalists([(what, measured(rate)) for what, rate in runs]), yours)
+    again = pick_winner(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours)
+    assert alone is not None
+    assert alone.config == small
+    assert again is not None
+    assert again.config == twice
+
+
+def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_same() -> None:
+    twice, yours = (config(64, 8), (1000.0, 1010.0)), (config(64, 0), (800.0, 830.0))
+    once = [(config(64, workers), (900.0,)) for workers in (5, 6, 7)]
+    of_two, of_five = (
+        pick_winner(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0])
+        for found in ((twice, yours), (twice, *once, yours))
+    )
+    assert of_two is not None
+    assert of_five is not None
+    assert of_five.config == twice[0]
+    assert of_five.speedup_low < of_two.speedup_low
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ({8: (1000.0, 1030.0), 0: (100.0, 103.0)}, True),
+        ({8: (1000.0, 1030.0), 7: (1010.0, 1005.0), 0: (100.0, 103.0)}, True),  # tied: the smaller wins
+        ({8: (1000.0, 1030.0), 7: (900.0, 930.0), 0: (100.0, 103.0)}, False),
+        ({8: (1000.0, 1030.0), 0: (900.0, 930.0)}, False),
+        ({8: (1000.0,), 0: (100.0,)}, False),
+        ({0: (100.0, 103.0)}, False),
+    ],
+)
+def test_the_answer_is_told_where_three_times_its_interval_leaves_no_doubt(
+    rates: dict[int, tuple[float, ...]], told: bool
+) -> None:
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    assert is_told(found, config(64, 0)) is told
+    assert is_told(found, config(64, 0), batch_size=64) is told
+    assert is_told(found, config(32, 0), batch_size=32) is False  # nothing of that size ran
 
 
 def test_at_a_batch_size_the_interval_is_from_all_finalists() -> None:
@@ -211,6 +226,9 @@ def test_finalists_that_may_be_as_fast_are_named() -> None:
     assert winner is not None
     assert winner.config.loader.num_workers == 8
     assert [f.config.loader.num_workers for f in not_told_apart(winner, found)] == [4]
+
+
+A, B = config(1), config(2)
 
 
 def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_its_energy() -> None:

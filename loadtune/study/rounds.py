@@ -1,0 +1,78 @@
+"""Who is run next in a confirmation, from what its runs scored and took so far. Pure, and no clock.
+
+Apart from `confirm`, which runs them: this is where the time goes that makes the answer sure.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from loadtune.records import TrialConfig
+
+MIN_RUNS = 2
+"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
+
+
+@dataclass(slots=True)
+class Rounds:
+    """The finalists, those that matter most first, and how their runs went."""
+
+    configs: Sequence[TrialConfig]
+    yours: TrialConfig | None = None
+    at_your_batch: bool = False
+    """A second winner is wanted, at the user's batch size."""
+    took_s: dict[TrialConfig, float] = field(default_factory=dict)
+    """By the last run."""
+    scores: dict[TrialConfig, list[float]] = field(default_factory=dict)
+    """Of each that never failed."""
+
+    def add(self, config: TrialConfig, score: float | None, took_s: float) -> None:
+        """A run has ended; None: it failed, and is not tried again: it cannot win, and a hang costs minutes."""
+        self.took_s[config] = took_s
+        if score is None:
+            self.scores.pop(config, None)
+        else:
+            self.scores.setdefault(config, []).append(score)
+
+    @property
+    def needed(self) -> list[TrialConfig]:
+        """What the answer is made of: the best rival so far, the user's own, and the best rival at its batch size."""
+        ranked = self._ranked
+        rivals = [config for config in ranked if config != self.yours]
+        at_batch = [config for config in rivals if self.yours and config.batch_size == self.yours.batch_size]
+        own = [config for config in ranked if config == self.yours]
+        return list(dict.fromkeys([*rivals[:1], *own, *at_batch[: 1 if self.at_your_batch else 0]]))
+
+    def first(self) -> list[TrialConfig]:
+        """The first round: everybody, what the answer is made of before the others."""
+        needed = self.needed
+        return [*needed, *(config for config in self.configs if config not in needed)]
+
+    def further(self, number: int, left_s: float, late_s: float) -> list[TrialConfig]:
+        """A later round, the order turned by one each so that drift is shared: everybody, or whom there is time for.
+
+        Where time is short the best rival goes first, then the user's own, then by rank. Of all that could be run, the
+        two narrow the interval of their ratio most: each second run adds a degree of freedom to the spread that all
+        share, and theirs halve its variance as well. From two runs each on, the best rival is run again alone if need
+        be: of three finalists it takes a fifth off the interval. Second runs of what the answer is made of may end
+        `late_s` late, and are not begun unless both of the first two can be.
+        """
+        needed, shift = self.needed, number % len(self.configs)
+        once = [config for config in needed if len(self.scores[config]) < MIN_RUNS]
+        ordered = list(dict.fromkeys([*once, *needed, *self._ranked]))
+        ends_s = accumulate(self.took_s[config] for config in ordered)
+        fits = {
+            config: end_s <= left_s + (late_s if config in once else 0.0)
+            for config, end_s in zip(ordered, ends_s, strict=True)
+        }
+        if not all(fits[config] for config in once if config in needed[:2]):
+            return []
+        return [config for config in [*self.configs[shift:], *self.configs[:shift]] if fits.get(config)]
+
+    @property
+    def _ranked(self) -> list[TrialConfig]:
+        """By score, the best first; before anything ran as they were given."""
+        if not self.took_s:
+            return list(self.configs)
+        return sorted(self.scores, key=lambda config: -statistics.fmean(self.scores[config]))

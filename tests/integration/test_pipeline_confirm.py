@@ -1,0 +1,52 @@
+"""The confirmation within a run, where its time is short; over a fake bench."""
+
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig, YourSettings
+from loadtune.seams import Watch
+from loadtune.testing import FakeBench
+
+
+class Busy(FakeBench):
+    """Others on the machine: workers take 6 s to start, so a run of the confirmation takes 12 s, and vary more."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.clock.spend(6.0)
+        return super().time_training(config, window_s, watch)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_on_a_busy_machine_every_finalist_is_run_twice_and_the_interval_is_of_use(tmp_path: Path, seed: int) -> None:
+    result = tune_fake(Busy(seed=seed, between_runs=0.065), tmp_path, TuneConfig(seed=seed))
+    assert result.best is not None
+    assert len(result.finalists) == 3
+    assert min(len(finalist.runs) for finalist in result.finalists) >= 2
+    assert result.best.speedup is not None
+    assert result.best.speedup_low is not None
+    assert result.best.speedup_low > 0.6 * result.best.speedup
+    assert result.stage_seconds["confirm"] <= 0.3 * result.config.time_budget_s
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_at_your_batch_is_run_twice_as_well(tmp_path: Path, seed: int) -> None:
+    yours = YourSettings(batch_size=32)
+    result = tune_fake(Busy(seed=seed, between_runs=0.065), tmp_path, TuneConfig(seed=seed, yours=yours))
+    at_batch = [finalist for finalist in result.finalists if finalist.config.batch_size == 32]
+    assert len(at_batch) >= 2
+    assert min(len(finalist.runs) for finalist in at_batch) >= 2
+    assert result.best_at_your_batch is not None
+    assert result.best_at_your_batch.config in {finalist.config for finalist in at_batch}
+    assert result.best_at_your_batch.config != result.yours
+
+
+@pytest.mark.parametrize("time_budget_s", [5.0, 30.0, 60.0])
+@pytest.mark.parametrize("batch_size", [None, 32])
+def test_a_budget_of_seconds_has_an_answer(tmp_path: Path, time_budget_s: float, batch_size: int | None) -> None:
+    config = TuneConfig(time_budget_s=time_budget_s, yours=YourSettings(batch_size=batch_size))
+    result = tune_fake(Busy(), tmp_path, config)
+    assert result.best is not None
+    assert result.best.config != result.yours
+    assert (result.best_at_your_batch is None) == (batch_size is None)
