@@ -157,15 +157,16 @@ _ON_GIVEN_UP = (
 _ON_ALIKE = (
     "6.5% between runs, 5% between windows. A winner is picked among the finalists and compared with the user's own, "
     "which ties never favour. Nominally 5% are called different; the upper 95% confidence limit may be 7% at most. The "
-    "allowance is for having picked the fastest."
+    "allowance is for having picked the fastest. A difference of three times its interval ends a confirmation early."
 )
 _ON_POWER = (
     "Share of confirmations in which one finalist that is really faster wins and is called different from the user's "
     "own, all others being as fast as that. The confirmation makes three runs each at the most."
 )
 _ON_BUDGET = (
-    "The same with three finalists, as many runs as the confirmation makes in that budget, each 5.5 s beside its timed "
-    "part, as ResNet-50 on an H200. A second run each is what an interval takes; more time than three take adds none."
+    "The same with three finalists, or as many as can be run twice, and as many runs as the confirmation makes in that "
+    "budget, each 5.5 s beside its timed part, as ResNet-50 on an H200. A second run each is what an interval takes; "
+    "more time than three take adds none."
 )
 _ON_REAL = (
     "CPU: ResNet-18 at 32×32 pixels, a batch of 16, one worker. GPU: ResNet-50, a batch of 128, 8 workers, pinned, "

@@ -1,7 +1,7 @@
 """How often the confirmation says "different" of configurations that are alike, and of those that are not. Pure.
 
-Drives the tuner's own `confirm`, `finalists`, `pick_winner` and `not_told_apart` over runs of known rate with a fake
-clock. A run's luck is that of its fresh loader; its windows add noise of their own.
+Drives the tuner's own `confirm`, `finalists`, `pick_winner`, `is_told` and `not_told_apart` over runs of known rate
+with a fake clock. A run's luck is that of its fresh loader; its windows add noise of their own.
 """
 
 import math
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from loadtune.records import Finalist, LoaderConfig, Measurement, Recipe, TrialConfig, Window
 from loadtune.stages.run import CONFIRM_AT_MOST, CONFIRM_SHARE
 from loadtune.study.confirm import confirm, finalists
-from loadtune.study.winner import not_told_apart, pick_winner, speedup
+from loadtune.study.rounds import MIN_RUNS
+from loadtune.study.winner import is_told, not_told_apart, pick_winner, speedup
 from loadtune.testing import FakeClock
 
 BETWEEN_RUNS = 0.065
@@ -42,14 +43,30 @@ class Alike:
     """The interval of the winner's throughput holds the truth."""
 
 
-SCHEDULES = {"three rounds": (3, 0), "two rounds": (2, 0), "one round, then the leader and yours": (1, 1)}
-"""Whole rounds of all finalists, then rounds of those two alone, that there is time for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What there is time for: whole rounds of all finalists, then so many runs more, then second runs that are late."""
+
+    num_whole: int
+    num_more: int = 0
+    num_late: int = 0
+
+
+SCHEDULES = {
+    "three rounds": Schedule(num_whole=3),
+    "two rounds": Schedule(num_whole=2),
+    "two rounds, then the leader": Schedule(num_whole=2, num_more=1),
+    "one round, then the leader and yours": Schedule(num_whole=1, num_more=2),
+    "one round, then the leader and yours, then a new leader": Schedule(num_whole=1, num_more=2, num_late=1),
+}
+"""The third is three finalists on a busy H200, with 90 s and 12 s a run; the last two where runs take longer than their
+trials foretold."""
 
 
 def alike(num_finalists: int, schedule: str, num: int, seed: int) -> Alike:
     draws = random.Random(seed)
     rates = [TRUTH_PER_S] * num_finalists
-    told = [_told(list(_confirmed(rates, *SCHEDULES[schedule], draws))) for _ in range(num)]
+    told = [_told(list(_confirmed(rates, SCHEDULES[schedule], draws))) for _ in range(num)]
     return Alike(
         num_finalists=num_finalists,
         schedule=schedule,
@@ -90,9 +107,10 @@ def power(num_finalists: int, num_runs: int, gain: float, num: int, seed: int) -
 def power_in(time_budget_s: float, num_finalists: int, gain: float, num: int, seed: int) -> tuple[float, float]:
     """The same for what `confirm` makes of a time budget, and the mean number of runs of the winner."""
     draws = random.Random(seed)
-    rates = [TRUTH_PER_S * (1 + gain)] + [TRUTH_PER_S] * (num_finalists - 1)
-    run_s = START_S + CONFIRM_SHARE * time_budget_s
-    kept = [finalists(list(_confirm(rates, run_s, CONFIRM_AT_MOST * time_budget_s, draws))) for _ in range(num)]
+    run_s, left_s = START_S + CONFIRM_SHARE * time_budget_s, CONFIRM_AT_MOST * time_budget_s
+    num_picked = max(2, min(num_finalists, int(left_s / (MIN_RUNS * run_s))))  # as `pick_finalists` does
+    rates = [TRUTH_PER_S * (1 + gain)] + [TRUTH_PER_S] * (num_picked - 1)
+    kept = [finalists(list(_confirm(rates, run_s, left_s, draws))) for _ in range(num)]
     runs = sum(max(len(f.runs) for f in found) for found in kept) / num
     return sum(_is_told(found, rates) for found in kept) / num, runs
 
@@ -108,25 +126,31 @@ def _drawn(rates: Sequence[float], num_runs: int, draws: random.Random) -> tuple
 
 
 def _confirmed(
-    rates: Sequence[float], num_whole: int, num_short: int, draws: random.Random
+    rates: Sequence[float], schedule: Schedule, draws: random.Random
 ) -> Iterator[tuple[TrialConfig, Measurement]]:
-    """A run takes 10 s, and there is time for these rounds and half a run more."""
-    num_runs = num_whole * len(rates) + num_short * 2
-    return _confirm(rates, 10.0, 10.0 * num_runs + 5.0, draws)
+    """A run takes 10 s, and there is time for this schedule and half a run more."""
+    num_runs = schedule.num_whole * len(rates) + schedule.num_more
+    return _confirm(rates, 10.0, 10.0 * num_runs + 5.0, draws, late_s=10.0 * schedule.num_late)
 
 
 def _confirm(
-    rates: Sequence[float], run_s: float, left_s: float, draws: random.Random
+    rates: Sequence[float], run_s: float, left_s: float, draws: random.Random, late_s: float = 0.0
 ) -> Iterator[tuple[TrialConfig, Measurement]]:
     """The user's own configuration is the last and the largest: a tie never goes to it, which is the worst case."""
-    clock = FakeClock()
+    clock, yours = FakeClock(), _config(len(rates))
     truths = {_config(at): rate for at, rate in enumerate(rates, 1)}
+    until_s = clock.now() + left_s
 
     def run(config: TrialConfig) -> Measurement:
         clock.spend(run_s)
         return _run(truths[config], draws)
 
-    for config, outcome in confirm(list(truths), run, clock, clock.now() + left_s, yours=_config(len(rates))):
+    def told(found: Sequence[Finalist]) -> bool:
+        return is_told(found, yours)
+
+    for config, outcome in confirm(
+        list(truths), run, clock, until_s, yours=yours, answer_by_s=until_s + late_s, told=told
+    ):
         assert isinstance(outcome, Measurement)
         yield config, outcome
 
