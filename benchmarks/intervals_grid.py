@@ -40,7 +40,7 @@ QUICK: tuple[StepTimes, ...] = (
 
 NUM_FINALISTS = (2, 3, 5)
 ALIKE = tuple((number, schedule) for number in NUM_FINALISTS for schedule in SCHEDULES)
-QUICK_ALIKE = ((2, "two rounds"), (5, "three rounds"))
+QUICK_ALIKE = ((2, "two rounds"), (5, "one round, then the leader and yours"), (5, "three rounds"))
 
 NUM_RUNS = (2, 3, 4, 6, 8, 12)
 GAINS = (0.02, 0.05, 0.10, 0.15, 0.20, 0.30, 0.50, 1.00)

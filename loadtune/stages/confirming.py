@@ -70,7 +70,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             at_your_batch=given,
             answer_by_s=run.until(CONFIRM_OF_LEFT),
             objective=config.objective,
-            told=lambda finalists: _is_told(run, finalists),
+            told=lambda measured: _is_told(run, measured),
         ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
@@ -82,11 +82,11 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         _conclude(run, facts)
 
 
-def _is_told(run: Run, finalists: Sequence[Finalist]) -> bool:
+def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
     """Of the winner, and of the one at the user's batch size where that was given."""
     yours, objective = run.found.yours, run.found.config.objective
     sizes = {None, run.found.config.yours.batch_size}
-    return all(is_told(finalists, yours, batch_size=size, objective=objective) for size in sizes)
+    return all(is_told(measured, yours, batch_size=size, objective=objective) for size in sizes)
 
 
 def _kept(run: Run) -> list[Confirmed]:

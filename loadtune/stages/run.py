@@ -30,7 +30,7 @@ CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
 CONFIRM_AT_MOST = 0.3
-"""Of the time budget, for the whole confirmation: four finalists on an H200 take 40 s a round, and a third round of
+"""Of the time budget, for the whole confirmation: two rounds of four finalists on an H200, 40 s each. A third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
 
 
