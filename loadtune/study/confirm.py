@@ -93,7 +93,7 @@ def confirm(
     two rounds on no other begins once `told` says that the answer is sure.
     """
     rounds = Rounds(configs, yours, at_your_batch)
-    first, outcomes = rounds.needed, list[Outcome]()
+    needed, outcomes = rounds.needed, list[Outcome]()
     late_s = 0.0 if answer_by_s is None else max(0.0, answer_by_s - until_s)
     for number in range(MAX_ROUNDS if configs else 0):
         if number >= MIN_RUNS and told(finalists(outcomes)):
@@ -101,7 +101,7 @@ def confirm(
         turn = rounds.first() if number == 0 else rounds.further(number, until_s - clock.now(), late_s)
         for config in turn:
             started = clock.now()
-            spare = number == 0 and config not in first
+            spare = number == 0 and config not in needed
             if spare and started + max(rounds.took_s.values()) > until_s:
                 continue
             outcome = run(config)
