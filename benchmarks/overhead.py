@@ -41,7 +41,8 @@ from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.workload import Batch, Workload, build_workload, collate_samples, fetch_samples
 
 WINDOW_S = 0.4
-"""As in a trial."""
+"""As in a trial. Shorter windows overstate what measuring costs, because what a window's end takes comes more often;
+but where a machine's speed drifts, pairs that are close in time tell more."""
 GOAL = 0.01
 """Share of a step that measuring it may take."""
 
@@ -199,18 +200,18 @@ class Alternating:
         return found
 
 
-def measure(workload: Workload, device: torch.device, batch_size: int, num_workers: int, num_pairs: int) -> Outcome:
+def measure(workload: Workload, device: torch.device, batch_size: int, given: argparse.Namespace) -> Outcome:
     recipe = Recipe(precision="fp16", memory_format="channels_last") if device.type == "cuda" else Recipe()
     trainer = Trainer(ResidentModel(workload, device), recipe, workload)
     batch = resident_batch(collate_samples(fetch_samples(workload.dataset, range(8))), batch_size, trainer)
-    config = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=device.type == "cuda")
+    config = LoaderConfig(batch_size=batch_size, num_workers=given.num_workers, pin_memory=device.type == "cuda")
     loader = ResidentLoader(workload, config, batch)
     try:
         ways = Alternating(trainer, loader)
         ways.bare_s(20)  # kernels chosen, the scale found, the loader's queue filled meanwhile
-        num_steps = max(1, round(WINDOW_S * 10 / ways.bare_s(10)))
+        num_steps = max(1, round(given.window_s * 10 / ways.bare_s(10)))
         ways.pairs(2, num_steps)
-        pairs = ways.pairs(num_pairs, num_steps)
+        pairs = ways.pairs(given.pairs, num_steps)
         return Outcome(batch_size, num_steps, pairs, Alternating(NoSteps(trainer), loader).pairs(200, num_steps))
     finally:
         loader.close()
@@ -253,6 +254,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--num-workers", type=int, default=4)
     parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--window-s", type=float, default=WINDOW_S, help="seconds of a window, bare or instrumented")
     parser.add_argument("--note", type=Path)
     given = parser.parse_args()
     device = torch.device(given.device)
@@ -260,7 +262,7 @@ def main() -> None:
     outcomes = []
     print(f"| {HEAD} |")
     for batch_size in given.batch_sizes:
-        outcomes.append(measure(workload, device, batch_size, given.num_workers, given.pairs))
+        outcomes.append(measure(workload, device, batch_size, given))
         print(outcomes[-1].row, flush=True)
     if given.note:
         given.note.write_text(note(outcomes, device, given.model), encoding="utf-8")
