@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, LoaderConfig, Measurement, Recipe, TrialConfig, Window
-from loadtune.stages.run import CONFIRM_AT_MOST, CONFIRM_SHARE
+from loadtune.stages.run import CONFIRM_AT_MOST, TRIAL_SHARE
 from loadtune.study.confirm import confirm, finalists
 from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.winner import is_told, not_told_apart, pick_winner, speedup
@@ -18,12 +18,12 @@ from loadtune.testing import FakeClock
 
 BETWEEN_RUNS = 0.065
 """Relative standard deviation from one fresh loader to the next: 6 to 7% on an H200."""
-WINDOW_NOISE, NUM_WINDOWS = 0.05, 8
+WINDOW_NOISE, NUM_WINDOWS = 0.05, 7
 """Of one window, and windows to a run."""
 TRUTH_PER_S = 1000.0
 START_S = 5.5
-"""What a run of the confirmation takes beside its timed part: four finalists on an H200 took 40 s a round, 4.5 s each
-of it timed."""
+"""What a run of the confirmation takes beside its timed part: four finalists on an H200 took 40 s a round, of which
+4.5 s each were timed then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def power(num_finalists: int, num_runs: int, gain: float, num: int, seed: int) -
 def power_in(time_budget_s: float, num_finalists: int, gain: float, num: int, seed: int) -> tuple[float, float]:
     """The same for what `confirm` makes of a time budget, and the mean number of runs of the winner."""
     draws = random.Random(seed)
-    run_s, left_s = START_S + CONFIRM_SHARE * time_budget_s, CONFIRM_AT_MOST * time_budget_s
+    run_s, left_s = START_S + TRIAL_SHARE * time_budget_s, CONFIRM_AT_MOST * time_budget_s
     num_picked = max(2, min(num_finalists, int(left_s / (MIN_RUNS * run_s))))  # as `pick_finalists` does
     rates = [TRUTH_PER_S * (1 + gain)] + [TRUTH_PER_S] * (num_picked - 1)
     kept = [finalists(list(_confirm(rates, run_s, left_s, draws))) for _ in range(num)]

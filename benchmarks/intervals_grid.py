@@ -4,10 +4,10 @@ from intervals_confirm import SCHEDULES
 from intervals_steps import StepTimes
 
 from loadtune.records import TuneConfig
-from loadtune.stages.run import CONFIRM_SHARE, TRIAL_SHARE
+from loadtune.stages.run import TRIAL_SHARE
 
-MAX_S = tuple(share * TuneConfig().time_budget_s for share in (TRIAL_SHARE, CONFIRM_SHARE))
-"""Seconds that a run of the search and one of the confirmation may take at the default time budget."""
+MAX_S = tuple(times * TRIAL_SHARE * TuneConfig().time_budget_s for times in (1.0, 1.5))
+"""Seconds that a run may take at the default time budget, and at one half as large again."""
 
 PROMISED: tuple[StepTimes, ...] = (
     *(

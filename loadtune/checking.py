@@ -24,7 +24,7 @@ from loadtune.records import (
     TuningResult,
 )
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.stages.run import CONFIRM_SHARE
+from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
 from loadtune.study.regression import Baseline, baseline_of, conclude
 from loadtune.study.stopping import StoppingRule
@@ -124,7 +124,7 @@ def _measure(
 ) -> str | None:
     """Fill `runs` until they tell or the time is spent. Returns what kept it from going on; None: nothing did."""
     took = 0.0
-    as_confirmed = CONFIRM_SHARE * baseline.result.config.time_budget_s
+    as_confirmed = TRIAL_SHARE * baseline.result.config.time_budget_s
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
     while not runs or clock.now() + took <= until_s:
         begun = clock.now()

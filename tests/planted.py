@@ -24,7 +24,7 @@ from loadtune.records import (
     WorkloadSpec,
 )
 from loadtune.stages.bounds import bounds
-from loadtune.stages.run import CONFIRM_SHARE, Run
+from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.timing import timed
 
 TESTS = Path(__file__).resolve().parent
@@ -60,7 +60,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
         run = Run(bench, sensor, clock, found, folder, read_host)
         facts = bench.describe()
         point = bench.time_compute(config.recipe, config.batch_size, 1.0)
-        measured = timed(run, config, CONFIRM_SHARE, None)
+        measured = timed(run, config, TRIAL_SHARE, None)
         assert isinstance(point, ComputePoint), point
         assert isinstance(measured, Measurement), measured
         rate = measured.samples_per_s

@@ -17,7 +17,7 @@ from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.memory import check_budget
-from loadtune.stages.run import CONFIRM_OF_LEFT, CONFIRM_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
@@ -57,7 +57,6 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
             objective=config.objective,
             time_s=run.confirm_until_s - run.clock.now(),
-            stretch=CONFIRM_SHARE / TRIAL_SHARE,
         )
         kept = _kept(run)
         compile_ahead(run, _unsettled(run, configs, kept))
@@ -114,7 +113,7 @@ def _confirmed_once(run: Run, kept: list[Confirmed]) -> Callable[[TrialConfig], 
             kept.remove(before)
             if known := before.measurement or before.failure:
                 return known
-        now = timed(run, config, CONFIRM_SHARE, None)
+        now = timed(run, config, TRIAL_SHARE, None)
         measurement, failure = _split(now)
         run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
         return now

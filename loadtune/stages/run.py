@@ -12,8 +12,9 @@ from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
 
-TRIAL_SHARE, CONFIRM_SHARE = 0.01, 0.015
-"""Of the time budget, for the timed part of one run: 3 s and 4.5 s of the default five minutes."""
+TRIAL_SHARE = 0.01
+"""Of the time budget, for the timed part of one run: 3 s of the default five minutes. A run of the confirmation is no
+longer: after 3 s its own noise is a third of what fresh loaders differ by, so only further runs make it surer."""
 
 STEP_SHARE = 0.01
 """Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
@@ -29,8 +30,8 @@ its figures are reported."""
 CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
-CONFIRM_AT_MOST = 0.3
-"""Of the time budget, for the whole confirmation: two rounds of four finalists on an H200, 40 s each. A third round of
+CONFIRM_AT_MOST = 0.25
+"""Of the time budget, for the whole confirmation: two rounds of four finalists on an H200, 35 s each. A third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
 
 

@@ -21,8 +21,8 @@ NEARLY_SATURATED = 0.9
 the loader or the transfer is the wall it is never seen."""
 
 WHOLE_AT_MOST = 25
-"""Configurations of a space that is run whole: a trial takes 1.5% of the time budget, and the search half of it. Where
-the time ends before the space does, a sampler finds more than whatever comes first."""
+"""Configurations of a space that is run whole: a trial takes some 2% of the time budget, and the search half of it.
+Where the time ends before the space does, a sampler finds more than whatever comes first."""
 
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:

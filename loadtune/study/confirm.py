@@ -35,13 +35,11 @@ def pick_finalists(
     leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
     objective: Objective = "samples-per-s",
     time_s: float = math.inf,
-    stretch: float = 1.0,
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     The leader, the user's own and, where asked, the best at the user's batch in any case; then the second, the smallest
-    contender, and what `leaner` may name: a smaller relative of the leader that the search did not look at. A run of
-    the confirmation times steps for `stretch` times as long as a trial.
+    contender, and what `leaner` may name: a smaller relative of the leader that the search did not look at.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))
@@ -56,15 +54,15 @@ def pick_finalists(
     slim = leaner(*ranked[0])
     spare = [*contenders[:NUM_TOP], min(contenders, key=size), *([] if slim is None else [slim])]
     picked = list(dict.fromkeys([*needed, *spare]))
-    num_repeatable = _num_repeatable(picked, ranked, time_s, stretch)
+    num_repeatable = _num_repeatable(picked, ranked, time_s)
     return tuple(picked[: max(num_repeatable, len(set(needed)))])
 
 
 def _num_repeatable(
-    picked: Sequence[TrialConfig], ranked: Sequence[tuple[TrialConfig, Measurement]], time_s: float, stretch: float
+    picked: Sequence[TrialConfig], ranked: Sequence[tuple[TrialConfig, Measurement]], time_s: float
 ) -> int:
     """How many of them, by what their trials took; what was never timed is taken to last as long as the leader."""
-    lasts_s = {config: m.seconds + (stretch - 1) * sum(w.seconds for w in m.windows) for config, m in ranked}
+    lasts_s = {config: measured.seconds for config, measured in ranked}
     ends_s = accumulate(MIN_RUNS * lasts_s.get(config, lasts_s[ranked[0][0]]) for config in picked)
     return sum(end_s <= time_s for end_s in ends_s)
 

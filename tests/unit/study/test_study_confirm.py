@@ -47,7 +47,7 @@ RANKED = {LEADER: 100.0, SECOND: 99.0, SMALL: 95.0, AT_YOURS: 60.0}
 
 
 def picked_in(time_s: float, at_your_batch: bool = False) -> tuple[TrialConfig, ...]:
-    """Trials took 10 s, 3 s of which were timed: in the confirmation 11.5 s. Yours and the leaner one had none."""
+    """Trials took 10 s. Yours and the leaner one had none."""
     window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=1)
     runs = {
         what: replace(measured(1.0), windows=(replace(window, num_samples=round(rate)),), seconds=10.0)
@@ -57,17 +57,15 @@ def picked_in(time_s: float, at_your_batch: bool = False) -> tuple[TrialConfig, 
         Trial(number=number, config=what, origin="search", measurement=run)
         for number, (what, run) in enumerate(runs.items())
     ]
-    return pick_finalists(
-        trials, YOURS, at_your_batch=at_your_batch, leaner=lambda *_: LEAN, time_s=time_s, stretch=1.5
-    )
+    return pick_finalists(trials, YOURS, at_your_batch=at_your_batch, leaner=lambda *_: LEAN, time_s=time_s)
 
 
 @pytest.mark.parametrize(
     ("time_s", "finalists"),
     [
-        (115.0, (LEADER, YOURS, SECOND, SMALL, LEAN)),
-        (114.0, (LEADER, YOURS, SECOND, SMALL)),
-        (90.0, (LEADER, YOURS, SECOND)),
+        (100.0, (LEADER, YOURS, SECOND, SMALL, LEAN)),
+        (99.0, (LEADER, YOURS, SECOND, SMALL)),
+        (75.0, (LEADER, YOURS, SECOND)),
         (0.0, (LEADER, YOURS)),
     ],
 )
