@@ -25,8 +25,8 @@ MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 PATIENCE = 5
-"""Trials without a gain of 1% after which the search ends. Replayed over five tables (60 seeds each), eight take two
-trials more and end no closer to the best: where runs differ by a tenth, the luckiest of more trials is no better."""
+"""Trials without a gain of 1% after which the search ends. Replayed over five tables (100 seeds each), eight take
+two trials more and end no closer to the best: where runs differ by a tenth, the luckiest of more is no better."""
 
 MIN_GAIN = 1.01
 """A gain below 1% is noise: windows of one run differ by more."""
