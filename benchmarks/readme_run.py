@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from loadtune import TuningResult, load_result
 from loadtune.report.store import write_result
@@ -34,21 +35,35 @@ class Run:
 
 
 def run_command(command: Sequence[str] = COMMAND, limit_s: float | None = None, **environment: str) -> Run:
-    """Raises what subprocess.run raises: it failed, or took longer than the limit."""
-    with tempfile.TemporaryDirectory() as out:
+    """Raises what subprocess.run raises, with what was printed: it failed, or took longer than the limit.
+
+    Ctrl-C ends the run as it would a user's, and shows what it had printed by then.
+    """
+    with tempfile.TemporaryDirectory() as out, tempfile.TemporaryFile("w+") as printed:
         started = time.perf_counter()
-        ended = subprocess.run(
-            [sys.executable, "-m", "loadtune", *command, "--out", out],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=True,
-            timeout=limit_s,
-            env=os.environ | {"COLUMNS": "80", "PYTHONUNBUFFERED": "1"} | environment,
-        )
+        try:
+            subprocess.run(
+                [sys.executable, "-m", "loadtune", *command, "--out", out],
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                check=True,
+                timeout=limit_s,
+                env=os.environ | {"COLUMNS": "80", "PYTHONUNBUFFERED": "1"} | environment,
+            )
+        except subprocess.SubprocessError as error:
+            error.output = _text(printed)
+            raise
+        except KeyboardInterrupt:
+            print(_text(printed))
+            raise
         seconds = time.perf_counter() - started
         # The folder is gone once this returns; the note shows what a user would see.
-        return Run(seconds, ended.stdout.replace(out, "loadtune-results"), load_result(out))
+        return Run(seconds, _text(printed).replace(out, "loadtune-results"), load_result(out))
+
+
+def _text(printed: IO[str]) -> str:
+    printed.seek(0)
+    return printed.read()
 
 
 def row(number: int, run: Run) -> str:

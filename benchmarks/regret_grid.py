@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from regret_table import Duel, Grid, Row, noise_of, read_grid, run_half_width, write_grid
+from regret_table import Duel, Grid, Row, noise_of, read_grid, write_grid
 from regret_workloads import spec_of
 
 from loadtune import stages
@@ -26,12 +26,13 @@ from loadtune.records import Measurement, TrialConfig, TuneConfig
 from loadtune.stages import Run
 from loadtune.stages.run import TRIAL_SHARE
 from loadtune.stages.timing import timed
+from loadtune.study.confirm import between_run_spread
 from loadtune.study.space import SearchSpace
 from loadtune.tune import tune_loader
 
 NUM_ROWS, NUM_RUNS = 28, 2
 NUM_BEST = 3
-DUEL_ROUNDS = 4
+DUEL_ROUNDS = 6
 
 
 def measure(given: argparse.Namespace) -> int:
@@ -172,11 +173,12 @@ def _duel(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], No
         grid = msgspec.structs.replace(grid, duel=Duel(tuple(Row(config, ()) for config in configs), slim))
         keep(grid)
     while _rounds(grid.duel) < DUEL_ROUNDS and time.monotonic() < until:
-        rows = []
-        for row in grid.duel.rows:
-            measured = machine.time(row.config)
-            rows.append(row if measured is None else Row(row.config, (*row.runs, _slim(measured))))
-        grid = msgspec.structs.replace(grid, duel=Duel(tuple(rows), grid.duel.loadtune))
+        rows, shift = grid.duel.rows, _rounds(grid.duel) % len(grid.duel.rows)
+        runs = {row.config: machine.time(row.config) for row in (*rows[shift:], *rows[:shift])}
+        rows = tuple(
+            Row(row.config, (*row.runs, _slim(measured))) if (measured := runs[row.config]) else row for row in rows
+        )
+        grid = msgspec.structs.replace(grid, duel=Duel(rows, grid.duel.loadtune))
         keep(grid)
     return grid
 
@@ -194,9 +196,14 @@ def _slim(measured: Measurement) -> Measurement:
 
 
 def _verdict(grid: Grid) -> str:
-    """loadtune's winner against the best of those measured beside it; a regret below 0 is a winner that beats them."""
-    winner, best = grid.duel.rows[0], max(grid.duel.rows[1:], key=lambda row: row.rate)
-    regret, width = 1 - winner.rate / best.rate, math.hypot(run_half_width(winner), run_half_width(best))
+    """loadtune's winner against the best of those measured beside it; a regret below 0 is a winner that beats them.
+
+    The interval is of the spread between runs of all of them, and allows for having picked the best.
+    """
+    winner, rivals = grid.duel.rows[0], grid.duel.rows[1:]
+    best = max(rivals, key=lambda row: row.rate)
+    regret, spread = 1 - winner.rate / best.rate, between_run_spread([row.runs for row in grid.duel.rows])
+    width = spread.half_width(2 / _rounds(grid.duel), len(rivals)) if spread else math.nan
     cost = grid.duel.loadtune.seconds if grid.duel.loadtune else math.nan
     noise = noise_of(grid.rows)
     return (

@@ -30,7 +30,6 @@ from loadtune.records import (
     TuningResult,
     WorkloadFacts,
     WorkloadSpec,
-    half_width_fraction,
 )
 
 SMOOTHING = 0.01
@@ -186,13 +185,3 @@ def leave_one_out(grid: Grid) -> tuple[float, float]:
         for at, row in enumerate(grid.rows)
     ]
     return statistics.median(errors), max(errors)
-
-
-def run_half_width(row: Row) -> float:
-    """Of the 95% interval of a row's mean, relative, from its runs."""
-    rates = [run.samples_per_s for run in row.runs]
-    if len(rates) < 2:
-        return half_width_fraction(row.runs[0].windows) or 0.0
-    from loadtune.records.intervals import students_t
-
-    return students_t(len(rates) - 1) * statistics.stdev(rates) / math.sqrt(len(rates)) / statistics.fmean(rates)
