@@ -59,10 +59,10 @@ Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of
 
 def stray(word: str) -> str:
     """What to do about a word that follows no option: mostly a name whose flag was left out."""
-    return (
-        f"{word!r} is given without an option before it. If it names the model, write --model {word}; if the dataset,"
-        f" --dataset {word}."
-    )
+    found = f"{word!r} is given without an option before it. "
+    if not word[:1].isalpha():
+        return f"{found}Each option takes one value, and nothing stands alone."
+    return f"{found}If it names the model, write --model {word}; if the dataset, --dataset {word}."
 
 
 class RunCommand(TyperCommand):
@@ -74,7 +74,7 @@ class RunCommand(TyperCommand):
                 args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
         ctx.allow_extra_args = True
         rest = super().parse_args(ctx, args)
-        if rest:
+        if rest and not ctx.resilient_parsing:
             ctx.fail(stray(rest[0]))
         return rest
 

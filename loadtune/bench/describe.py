@@ -1,14 +1,17 @@
 """Find out what the workload is: read a few samples, collate them, train one small batch, say what does not work."""
 
 import contextlib
+import itertools
 import math
 import multiprocessing
+import random
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import Subset
 
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
@@ -33,7 +36,8 @@ _MAX_SAMPLES = 16  # kept, to make batches of
 # What `sample_s` is the mean of: this many samples, or as many as this time allows, whichever is less; at least two.
 _MAX_TIMED = 64
 _MAX_SAMPLING_S = 0.5
-_REREAD_S, _MAX_PASSES = 0.3, 5
+# What a sample takes at the least is not asked of slow ones, nor of few: their mean says nothing of others.
+_REREAD_S, _MAX_PASSES, _FEWEST_REREAD = 0.3, 5, 8
 
 
 class Samples:
@@ -43,7 +47,6 @@ class Samples:
         line.enter("samples")
         with _one_thread():
             self.samples, self.sample_s = _read_samples(workload, line)
-        self.least_sample_s = _least_sample_s(workload, len(self.samples), line)
         self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
 
 
@@ -105,7 +108,7 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 def describe(
-    workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory
+    workload: Workload, samples: Samples, trained: tuple[int, int], device: Device, memory: DeviceMemory, line: Line
 ) -> WorkloadFacts:
     """The record of it all."""
     inputs, targets = samples.batch
@@ -116,7 +119,7 @@ def describe(
         input_dtype=str(inputs.dtype).removeprefix("torch."),
         sample_bytes=(inputs.nbytes + targets.nbytes) // len(inputs),
         sample_s=samples.sample_s,
-        least_sample_s=samples.least_sample_s,
+        least_sample_s=least_sample_s(workload, samples, line),
         num_classes=trained[1],
         num_parameters=sum(parameter.numel() for parameter in parameters),
         precisions=_precisions(device),
@@ -141,19 +144,18 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _spread(length: int, count: int) -> list[int]:
-    """Indices from all over the dataset."""
-    return [i * length // count for i in range(count)]
+def _drawn(workload: Workload, count: int) -> list[int]:
+    """Indices from all over the dataset, in random order: any first of them are a fair sample too."""
+    length = workload.dataset_length
+    drawn = random.Random(workload.spec.seed).sample(range(length), min(length, count))
+    return list(itertools.islice(itertools.cycle(drawn), count))
 
 
 def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
     """(Samples to make batches of, seconds of one). Those and as many others are timed."""
-    kept = _spread(workload.dataset_length, _MAX_SAMPLES)
-    others = [index for index in _spread(workload.dataset_length, _MAX_TIMED) if index not in kept]
-    samples = fetch_samples(workload.dataset, kept[:1])  # untimed: files open and modules load on the first
+    samples = fetch_samples(workload.dataset, [0])  # untimed: files open and modules load on the first
     num_timed, started = 0, time.monotonic()
-    # A dataset of one sample has no other: reading it again is the only way to time it.
-    for index in [*kept[1:], *others]:
+    for index in _drawn(workload, _MAX_TIMED):  # reading it again is the only way to time a dataset's only sample
         sample = fetch_samples(workload.dataset, [index])
         samples += sample if len(samples) < _MAX_SAMPLES else []
         num_timed += 1
@@ -164,11 +166,12 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
     return samples, max(1e-9, time.monotonic() - started) / num_timed
 
 
-def _least_sample_s(workload: Workload, num_samples: int, line: Line) -> float | None:
+def least_sample_s(workload: Workload, samples: Samples, line: Line) -> float | None:
     """What no process makes a sample in less than: each sample's fastest reading, with one thread and with all."""
-    if hasattr(workload.dataset, "__getitems__"):
-        return None  # what is read one by one says nothing of whole batches
-    indices = _spread(workload.dataset_length, _MAX_SAMPLES)[:num_samples]
+    indices = sorted(set(_drawn(workload, len(samples.samples) - 1)))
+    slow = _FEWEST_REREAD * samples.sample_s > _REREAD_S
+    if slow or len(indices) < _FEWEST_REREAD or _reads_whole_batches(workload.dataset):
+        return None
     fastest = [math.inf] * len(indices)
     until = time.monotonic() + _REREAD_S
     for number in range(_MAX_PASSES):
@@ -182,6 +185,13 @@ def _least_sample_s(workload: Workload, num_samples: int, line: Line) -> float |
             break
     least = statistics.fmean(fastest) - 2 * statistics.stdev(fastest) / math.sqrt(len(fastest))
     return least if least > 0 else None
+
+
+def _reads_whole_batches(dataset: Any) -> bool:
+    """What is read one by one says nothing of such batches. A `Subset` passes on what is asked of it."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
 
 
 def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:

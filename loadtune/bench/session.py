@@ -1,6 +1,7 @@
 """The bench's state between requests: the workload, the model on the device, what is warm. One method a request."""
 
 import dataclasses
+import secrets
 import time
 from contextlib import nullcontext
 
@@ -74,7 +75,7 @@ class Session:
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
         self._pinned_bytes = 0
-        self._num_loaders = 0
+        self._number = secrets.randbelow(1 << 31)  # of the last loader; a bench that was replaced begins elsewhere
         self.memory.remember_idle()
 
     def run(self, request: Request) -> Value:
@@ -109,7 +110,7 @@ class Session:
         trained = describe.train_small(self._workload, self._model, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
-        return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory)
+        return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
         trainer, compiler = self._trainer(request.recipe), self._compiler_for(request.recipe)
@@ -201,8 +202,8 @@ class Session:
 
     def _loader(self, config: LoaderConfig) -> EndlessLoader:
         """A fresh one, in an order of its own."""
-        self._num_loaders += 1
-        return EndlessLoader(self._workload, config, number=self._num_loaders)
+        self._number += 1
+        return EndlessLoader(self._workload, config, number=self._number)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         if loader.batch_size <= self._workload.dataset_length:

@@ -73,7 +73,7 @@ class WorkloadFacts:
 
     least_sample_s: float | None = None
     """Seconds that no process makes one in less than: some read again, with all that is cached of them; the lower end
-    of their mean's 95% interval. None: not known, because the dataset reads whole batches, or is slow."""
+    of their mean's 95% interval. None: not known, because the dataset is small or slow, or reads whole batches."""
 
     @property
     def takes_channels_last(self) -> bool:

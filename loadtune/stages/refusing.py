@@ -58,7 +58,7 @@ def _cannot_win(run: Run, facts: WorkloadFacts, config: TrialConfig, best: float
         return Refusal(reason=f"at most {rate_text(bound)} by compute alone", bound=bound)
     if found.device.kind != "cuda":
         return None
-    bound = workers_bound(config.loader, facts.least_sample_s, found.host.num_usable_cores)
+    bound = workers_bound(config.loader, found.trials, facts.least_sample_s)
     if bound is not None and bound < best:
         return Refusal(reason=f"at most {rate_text(bound)} by what a sample takes a worker", bound=bound)
     bound = loader_bound(config, found.trials, lambda measured: _compute_bound(run, measured))

@@ -41,14 +41,18 @@ def loader_bound(
     return min(bounds, default=None)
 
 
-def workers_bound(loader: LoaderConfig, least_sample_s: float | None, num_cores: int) -> float | None:
-    """Samples/s of workers that have a core each and all that they read cached, widened. None: not known.
+def workers_bound(loader: LoaderConfig, trials: Iterable[Trial], least_sample_s: float | None) -> float | None:
+    """Samples/s of so many workers that read what is cached, widened. None: not known, or a trial was faster than that.
 
     Without workers the training process makes the samples, at best while the device trains.
     """
     if least_sample_s is None:
         return None
-    return (1 + ERROR) * max(1, min(loader.num_workers, num_cores)) / least_sample_s
+    a_worker = (1 + ERROR) / least_sample_s
+    rates = ((trial.config.loader, trial.measurement.samples_per_s) for trial in trials if trial.measurement)
+    if any(rate > max(1, measured.num_workers) * a_worker for measured, rate in rates):
+        return None
+    return max(1, loader.num_workers) * a_worker
 
 
 def _at_most(measurement: Measurement) -> float:

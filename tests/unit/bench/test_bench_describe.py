@@ -4,52 +4,71 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from torch.utils.data import Dataset
+import pytest
+from torch.utils.data import Dataset, Subset
 
-from loadtune.bench.describe import Samples
+from loadtune.bench.describe import Samples, least_sample_s
 
-COLD_S, WARM_S = 0.02, 0.002
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
 
 
-class Cached(Dataset[Any]):
-    """A sample is slow to read, and quick to read again."""
+class Sleeping(Dataset[Any]):
+    """A sample takes what its index says; read again, a tenth."""
 
-    def __init__(self, length: int = 100) -> None:
-        self.length, self.read = length, set[int]()
+    def __init__(self, *sample_s: float, length: int = 100) -> None:
+        self.sample_s, self.length, self.read = sample_s, length, set[int]()
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(WARM_S if index in self.read else COLD_S)
+        half = index * len(self.sample_s) // self.length
+        time.sleep(self.sample_s[half] * (0.1 if index in self.read else 1.0))
         self.read.add(index)
         return index, index
 
 
-class Whole(Cached):
+class Whole(Sleeping):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(index, index) for index in indices]
 
 
-def first_samples(dataset: Cached) -> Samples:
-    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), own_loss=True)
-    return Samples(workload, LINE)
+def first_samples(dataset: Any) -> tuple[Samples, float | None]:
+    spec = SimpleNamespace(seed=0)
+    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), own_loss=True, spec=spec)
+    samples = Samples(workload, LINE)
+    return samples, least_sample_s(workload, samples, LINE)
 
 
 def test_a_sample_costs_what_reading_it_first_takes_and_at_the_least_what_reading_it_again_does() -> None:
-    samples = first_samples(Cached())
-    assert samples.sample_s >= COLD_S
-    assert samples.least_sample_s is not None
-    assert 0.5 * WARM_S < samples.least_sample_s < COLD_S
+    samples, least = first_samples(Sleeping(0.02))
+    assert samples.sample_s >= 0.02
+    assert least is not None
+    assert 0.5 * 0.002 < least < 0.02
     assert len(samples.samples) == 16
 
 
-def test_reading_samples_one_by_one_says_nothing_of_a_dataset_that_reads_whole_batches() -> None:
-    assert first_samples(Whole()).least_sample_s is None
+def test_samples_are_from_all_over_however_few_there_is_time_for() -> None:
+    """Half of them take ten times as long: the mean of the first ones read is not that of the first half."""
+    samples, _ = first_samples(Sleeping(0.1, 0.01, length=10_000))
+    assert samples.sample_s < 0.09
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [Whole(0.001), Subset(Whole(0.001), range(50)), Sleeping(0.05), Sleeping(0.001, length=4)],
+    ids=["whole batches", "a subset of such", "slow", "few"],
+)
+def test_what_says_nothing_of_the_least(dataset: Any) -> None:
+    assert first_samples(dataset)[1] is None
+
+
+def test_a_subset_of_samples_read_one_by_one_says_as_much_as_they_do() -> None:
+    assert first_samples(Subset(Sleeping(0.005), range(50)))[1] is not None
 
 
 def test_a_dataset_of_one_sample_is_timed_too() -> None:
-    samples = first_samples(Cached(length=1))
+    samples, least = first_samples(Sleeping(0.001, length=1))
     assert samples.sample_s > 0
+    assert least is None
     assert len(samples.batch[0]) == 16

@@ -57,10 +57,12 @@ def test_without_a_compute_rate_nothing_tells_who_the_wall_was() -> None:
     assert bound(config(4), measured(config(8), 2000.0), compute=None) is None
 
 
-@pytest.mark.parametrize(("num_workers", "at_most"), [(0, 480.0), (1, 480.0), (3, 1440.0), (16, 3840.0)])
-def test_workers_make_no_more_than_a_cached_sample_lets_them_and_have_a_core_each(
-    num_workers: int, at_most: float
-) -> None:
+@pytest.mark.parametrize(("num_workers", "at_most"), [(0, 480.0), (1, 480.0), (3, 1440.0), (16, 7680.0)])
+def test_workers_make_no_more_than_a_cached_sample_lets_them(num_workers: int, at_most: float) -> None:
     loader = LoaderConfig(batch_size=64, num_workers=num_workers)
-    assert workers_bound(loader, 1 / 400, num_cores=8) == pytest.approx(at_most)
-    assert workers_bound(loader, None, num_cores=8) is None
+    assert workers_bound(loader, [measured(config(8), 2000.0)], 1 / 400) == pytest.approx(at_most)
+    assert workers_bound(loader, [], None) is None
+
+
+def test_a_trial_that_was_faster_than_its_bound_refutes_it_for_all() -> None:
+    assert workers_bound(config(2).loader, [measured(config(4), 2000.0)], 1 / 400) is None
