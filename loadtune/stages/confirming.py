@@ -1,6 +1,6 @@
 """The finalists measured again, and what their figures say. Only these are reported."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from loadtune.errors import LoadtuneError
@@ -22,6 +22,7 @@ from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.gather import OVER_THE_TOP
+from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import is_told, not_told_apart, pick_winner
@@ -50,6 +51,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("confirm"):
         check_budget(run)
         outcomes: list[Outcome] = []
+        known = _known(run)
         configs = pick_finalists(
             found.trials,
             found.yours,
@@ -57,12 +59,12 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
             objective=config.objective,
             time_s=run.confirm_until_s - run.clock.now(),
+            kept=list(dict.fromkeys(config for config, _ in known)),
         )
-        kept = _kept(run)
-        compile_ahead(run, _unsettled(run, configs, kept))
+        compile_ahead(run, _unsettled(run, configs, known))
         for outcome in confirm(
             configs,
-            _confirmed_once(run, kept),
+            lambda config: _confirmed(run, config),
             run.clock,
             run.confirm_until_s,
             yours=found.yours,
@@ -70,6 +72,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             answer_by_s=run.until(CONFIRM_OF_LEFT),
             objective=config.objective,
             told=lambda measured: _is_told(run, measured),
+            known=known,
         ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
@@ -88,36 +91,30 @@ def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
     return all(is_told(measured, yours, batch_size=size, objective=objective) for size in sizes)
 
 
-def _kept(run: Run) -> list[Confirmed]:
+def _known(run: Run) -> list[Outcome]:
     """What was confirmed before an interruption.
 
     After a trial that is newer than that, it is of another choice of finalists, and all is measured anew.
     """
-    return [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else list(run.kept.confirmed)
+    lines = [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else run.kept.confirmed
+    return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]
 
 
-def _unsettled(run: Run, configs: Sequence[TrialConfig], kept: Sequence[Confirmed]) -> list[TrialConfig]:
+def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> list[TrialConfig]:
     """Those that are to be run still; of the others all is known that the confirmation asks for."""
-    if _is_told(run, finalists([(line.config, known) for line in kept if (known := line.measurement or line.failure)])):
-        return []
-    known_of = {config: [line for line in kept if line.config == config] for config in configs}
-    return [c for c, lines in known_of.items() if len(lines) < MAX_ROUNDS and not any(line.failure for line in lines)]
+    runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
+    going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
+    whole_rounds = min((len(outcomes) for outcomes in going_on.values()), default=0)
+    if whole_rounds >= MIN_RUNS and _is_told(run, finalists(known)):
+        return []  # `confirm` looks after whole rounds
+    return [config for config, outcomes in going_on.items() if len(outcomes) < MAX_ROUNDS]
 
 
-def _confirmed_once(run: Run, kept: list[Confirmed]) -> Callable[[TrialConfig], Measurement | TrialFailure]:
-    """Measures a configuration and keeps what came of it; what is in `kept` is answered from there, once each."""
-
-    def outcome(config: TrialConfig) -> Measurement | TrialFailure:
-        before = next((line for line in kept if line.config == config), None)
-        if before is not None:
-            kept.remove(before)
-            if known := before.measurement or before.failure:
-                return known
-        now = timed(run, config, TRIAL_SHARE, None)
-        measurement, failure = _split(now)
-        run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
-        return now
-
+def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
+    """Measure a configuration and keep what came of it."""
+    outcome = timed(run, config, TRIAL_SHARE, None)
+    measurement, failure = _split(outcome)
+    run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
     return outcome
 
 

@@ -6,7 +6,7 @@ to be true (simulated: it overclaims by 6% at 5% noise).
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
@@ -35,11 +35,13 @@ def pick_finalists(
     leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
     objective: Objective = "samples-per-s",
     time_s: float = math.inf,
+    kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    The leader, the user's own and, where asked, the best at the user's batch in any case; then the second, the smallest
-    contender, and what `leaner` may name: a smaller relative of the leader that the search did not look at.
+    The leader, the user's own, the best beside that and, where asked, the best beside it at the user's batch in any
+    case; then the second, the smallest contender, and what `leaner` may name: a smaller relative of the leader that the
+    search did not look at. Those in `kept` were measured again before an interruption, and stay as well.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))
@@ -47,24 +49,30 @@ def pick_finalists(
         return () if yours is None else (yours,)
     near = CONTENDER * ranked[0][1].score(objective)
     contenders = [config for config, measured in ranked if measured.score(objective) >= near]
-    needed = [contenders[0]]
-    if yours is not None:
-        same_batch = [config for config, _ in ranked if config.batch_size == yours.batch_size]
-        needed += [yours, *same_batch[: 1 if at_your_batch else 0]]
+    rivals = [config for config, _ in ranked if config != yours]
+    needed = [contenders[0], *([] if yours is None else [yours]), *rivals[:1]]
+    if yours is not None and at_your_batch:
+        needed += [config for config in rivals if config.batch_size == yours.batch_size][:1]
     slim = leaner(*ranked[0])
     spare = [*contenders[:NUM_TOP], min(contenders, key=size), *([] if slim is None else [slim])]
-    picked = list(dict.fromkeys([*needed, *spare]))
-    num_repeatable = _num_repeatable(picked, ranked, time_s)
-    return tuple(picked[: max(num_repeatable, len(set(needed)))])
+    picked = list(dict.fromkeys([*needed, *kept, *spare]))
+    return tuple(picked[: max(_num_repeatable(picked, ranked, time_s), len({*needed, *kept}))])
 
 
 def _num_repeatable(
     picked: Sequence[TrialConfig], ranked: Sequence[tuple[TrialConfig, Measurement]], time_s: float
 ) -> int:
     """How many of them, by what their trials took; what was never timed is taken to last as long as the leader."""
-    lasts_s = {config: measured.seconds for config, measured in ranked}
+    lasts_s = {config: _lasts_s(config, measured) for config, measured in ranked}
     ends_s = accumulate(MIN_RUNS * lasts_s.get(config, lasts_s[ranked[0][0]]) for config in picked)
     return sum(end_s <= time_s for end_s in ends_s)
+
+
+def _lasts_s(config: TrialConfig, measured: Measurement) -> float:
+    """Of a trial of a compiled model only what was timed, and the first batch: most of the rest was the compiler's."""
+    if not config.recipe.compile:
+        return measured.seconds
+    return measured.first_batch_s + math.fsum(window.seconds for window in measured.windows)
 
 
 def size(config: TrialConfig) -> tuple[int, int, int]:
@@ -83,15 +91,22 @@ def confirm(
     answer_by_s: float | None = None,
     objective: Objective = "samples-per-s",
     told: Callable[[Sequence[Finalist]], bool] = lambda found: False,
+    known: Sequence[Outcome] = (),
 ) -> Iterator[Outcome]:
     """Measure every configuration in turn, round by round; `configs` are in the order of `pick_finalists`.
 
     What the answer is made of is run once whatever the time, the others only while it lasts. Whoever is expected, by
     its last run, to end by `until_s` is run again; second runs without which there is no answer by `answer_by_s`. From
-    two rounds on no other begins once `told` says that the answer is sure.
+    two rounds on no other begins once `told` says that the answer is sure. `known` are outcomes of before an
+    interruption: they come first, and are not run again.
     """
     rounds = Rounds(configs, yours, at_your_batch)
     needed, outcomes = rounds.needed, list[Outcome]()
+    for config, outcome in known:
+        score, took_s = (outcome.score(objective), outcome.seconds) if isinstance(outcome, Measurement) else (None, 0.0)
+        rounds.add(config, score, took_s)
+        outcomes.append((config, outcome))
+        yield outcomes[-1]
     late_s = 0.0 if answer_by_s is None else max(0.0, answer_by_s - until_s)
     for number in range(MAX_ROUNDS if configs else 0):
         if number >= MIN_RUNS and told(finalists(outcomes)):
@@ -100,14 +115,11 @@ def confirm(
         for config in turn:
             started = clock.now()
             spare = number == 0 and config not in needed
-            if spare and started + max(rounds.took_s.values()) > until_s:
+            if spare and started + max(rounds.took_s.values(), default=0.0) > until_s:
                 continue
             outcome = run(config)
-            took_s, score = clock.now() - started, None
-            if isinstance(outcome, Measurement):
-                # One that was kept of before took its time then.
-                took_s, score = max(took_s, outcome.seconds), outcome.score(objective)
-            rounds.add(config, score, took_s)
+            score = outcome.score(objective) if isinstance(outcome, Measurement) else None
+            rounds.add(config, score, clock.now() - started)
             outcomes.append((config, outcome))
             yield outcomes[-1]
 

@@ -45,9 +45,9 @@ class Rounds:
         return list(dict.fromkeys([*rivals[:1], *own, *at_batch[: 1 if self.at_your_batch else 0]]))
 
     def first(self) -> list[TrialConfig]:
-        """The first round: everybody, what the answer is made of before the others."""
-        needed = self.needed
-        return [*needed, *(config for config in self.configs if config not in needed)]
+        """The first round: everybody that was not run yet, what the answer is made of before the others."""
+        ordered = dict.fromkeys([*self.needed, *self.configs])
+        return [config for config in ordered if config not in self.took_s]
 
     def further(self, number: int, left_s: float, late_s: float) -> list[TrialConfig]:
         """A later round, the order turned by one each so that drift is shared: everybody, or whom there is time for.
@@ -61,14 +61,16 @@ class Rounds:
         needed, shift = self.needed, number % len(self.configs)
         once = [config for config in needed if len(self.scores[config]) < MIN_RUNS]
         ordered = list(dict.fromkeys([*once, *needed, *self._ranked]))
-        ends_s = accumulate(self.took_s[config] for config in ordered)
+        done = {config for config in ordered if len(self.scores[config]) > number}
+        ends_s = accumulate(0.0 if config in done else self.took_s[config] for config in ordered)
         fits = {
             config: end_s <= left_s + (late_s if config in once else 0.0)
             for config, end_s in zip(ordered, ends_s, strict=True)
         }
         if not all(fits[config] for config in once if config in needed[:2]):
             return []
-        return [config for config in [*self.configs[shift:], *self.configs[:shift]] if fits.get(config)]
+        turned = [*self.configs[shift:], *self.configs[:shift]]
+        return [config for config in turned if fits.get(config) and config not in done]
 
     @property
     def _ranked(self) -> list[TrialConfig]:

@@ -110,10 +110,13 @@ def is_told(
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
 ) -> bool:
-    """Whether the winner is surely better than the user's own and than every rival that it is not tied with."""
+    """Whether the winner is surely better than the user's own and than every rival that it is not tied with.
+
+    False where nothing ran twice, so that nobody knows what runs differ by.
+    """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     able = [f for f in finalists if not f.failures and batch_size in (None, f.config.batch_size)]
-    if winner is None or len(finalists) < 2:
+    if winner is None or len(finalists) < 2 or between_run_spread([f.runs for f in finalists], objective) is None:
         return False
     best = next(f for f in finalists if f.config == winner.config)
     top = max((f.score(objective) for f in able), default=0.0)

@@ -144,6 +144,13 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     assert not any(run in newer for run in runs)
 
 
+def test_a_smaller_budget_takes_no_finalist_from_what_was_confirmed(tmp_path: Path) -> None:
+    finished = tune_fake(FakeBench(), tmp_path)
+    result = resumed(tmp_path, TuneConfig(time_budget_s=10.0))
+    assert len(finished.finalists) > 2
+    assert {f.config: f.runs for f in result.finalists} == {f.config: f.runs for f in finished.finalists}
+
+
 def asked_of(bench: FakeBench) -> list[str]:
     return [kind for kind, _ in bench.requests]
 

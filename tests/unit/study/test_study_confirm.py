@@ -78,6 +78,30 @@ def test_the_best_at_your_batch_stays_a_finalist_however_little_time_there_is() 
     assert picked_in(92.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS, SECOND)
 
 
+def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
+    trials = [trial(0, 100.0, YOURS), trial(1, 60.0, AT_YOURS), trial(2, 70.0, SECOND)]
+    assert pick_finalists(trials, YOURS, time_s=0.0) == (YOURS, SECOND)
+    assert pick_finalists(trials, YOURS, time_s=0.0, at_your_batch=True) == (YOURS, SECOND, AT_YOURS)
+
+
+def test_what_was_measured_again_before_an_interruption_stays_a_finalist() -> None:
+    trials = [trial(0, 100.0, LEADER), trial(1, 60.0, SMALL), trial(2, 50.0, YOURS)]
+    assert pick_finalists(trials, YOURS, time_s=0.0, kept=[YOURS, SMALL]) == (LEADER, YOURS, SMALL)
+
+
+def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
+    compiled = [replace(what, recipe=Recipe(compile=True)) for what in (LEADER, SECOND, SMALL)]
+    window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=300)
+    run = replace(measured(1.0), windows=(window,), first_batch_s=1.0, seconds=50.0)
+    trials = [Trial(number=n, config=what, origin="search", measurement=run) for n, what in enumerate(compiled)]
+    assert len(pick_finalists(trials, None, time_s=16.0)) == 2
+
+
+def test_nothing_is_sure_where_nothing_ran_twice() -> None:
+    once = finalists([(LEADER, measured(100.0)), (SECOND, measured(99.5))])
+    assert not is_told(once, None)
+
+
 def test_failed_trials_are_no_finalists() -> None:
     assert pick_finalists([trial(0, None, config())], None) == ()
 

@@ -76,20 +76,34 @@ def test_what_failed_once_is_not_run_again() -> None:
     assert ran == [config(1), config(2), config(2), config(2)]
 
 
-def test_an_answer_that_was_kept_took_its_time_all_the_same() -> None:
-    """A resumed confirmation answers its first round from the journal, at once; a second round takes 10 s a run."""
-    clock = FakeClock()
+@pytest.mark.parametrize(("left_s", "num_run"), [(9.0, 0), (25.0, 2), (100.0, 4)])
+def test_what_is_known_is_not_run_again_and_foretells_what_a_round_takes(left_s: float, num_run: int) -> None:
+    """A resumed confirmation knows its first round; a run takes 10 s."""
+    clock, ran = FakeClock(), []
     configs = [config(1), config(2)]
-    kept = {config(1): 20.0, config(2): 10.0}
+    known = [(config(1), replace(measured(20.0), seconds=10.0)), (config(2), replace(measured(10.0), seconds=10.0))]
 
     def run(what: TrialConfig) -> Measurement:
-        rate = kept.pop(what, None)
-        clock.spend(10.0 if rate is None else 0.0)
-        return replace(measured(rate or 10.0), seconds=10.0)
+        ran.append(what)
+        clock.spend(10.0)
+        return replace(measured(10.0), seconds=10.0)
 
-    assert len(list(confirm(configs, run, clock, clock.now() + 9.0, yours=config(2)))) == 2
-    kept.update({config(1): 20.0, config(2): 10.0})
-    assert len(list(confirm(configs, run, clock, clock.now() + 25.0, yours=config(2)))) == 4
+    outcomes = list(confirm(configs, run, clock, clock.now() + left_s, yours=config(2), known=known))
+    assert outcomes[:2] == known
+    assert len(ran) == num_run
+
+
+def test_a_round_that_was_cut_off_is_ended_by_those_it_lacks() -> None:
+    clock, ran = FakeClock(), []
+    known = [(config(1), measured(20.0)), (config(2), measured(10.0)), (config(2), measured(10.0))]
+
+    def run(what: TrialConfig) -> Measurement:
+        ran.append(what)
+        return measured(10.0)
+
+    list(confirm([config(1), config(2)], run, clock, clock.now() + 100.0, yours=config(2), known=known))
+    assert ran[0] == config(1)
+    assert sorted(ran, key=str) == sorted([config(1), config(1), config(2)], key=str)
 
 
 LEADER, YOURS, SECOND, SMALL, LEAN = (config(*what) for what in ((512, 16), (64, 0), (384, 16), (256, 16), (512, 7)))
