@@ -20,6 +20,7 @@ from typing import IO
 
 from loadtune import TuningResult, load_result
 from loadtune.report.store import write_result
+from loadtune.units import counted, rate_text
 
 COMMAND = ["run", "--dataset", "FakeData", "--model", "resnet50"]
 GOAL_S, GOAL_PER_S = 240.0, 3300.0
@@ -71,10 +72,11 @@ def row(number: int, run: Run) -> str:
     if best is None or config is None:
         return f"| {number} | {run.seconds:.0f} | nothing confirmed | | |"
     half_width = best.samples_per_s * (best.half_width_fraction or 0.0)
-    what = f"batch {config.batch_size}, {config.loader.num_workers} workers, "
+    what = f"batch {config.batch_size}, {counted(config.loader.num_workers, 'worker')}, "
     what += f"{'pinned' if config.loader.pin_memory else 'unpinned'}, {config.precision}"
     speedup = "–" if best.speedup is None else f"{best.speedup:.1f}×"
-    return f"| {number} | {run.seconds:.0f} | {best.samples_per_s:,.0f} ± {half_width:,.0f} | {speedup} | {what} |"
+    rate = f"{rate_text(best.samples_per_s)} ± {rate_text(half_width)}"
+    return f"| {number} | {run.seconds:.0f} | {rate} | {speedup} | {what} |"
 
 
 def note(runs: list[Run]) -> str:
