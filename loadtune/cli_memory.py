@@ -74,12 +74,7 @@ def memory(
             if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
                 raise UsageError("--trace follows a script of yours; it takes --only and --json. Leave the rest out.")
             _trace(trace, arguments or [], only, as_json=json)
-        if only:
-            raise UsageError(
-                f"--only is {only[0]!r}; it goes with --trace SCRIPT. Name the script, or leave --only out."
-            )
-        if arguments:
-            raise UsageError(f"{stray(arguments[0])} A script's own arguments go with --trace SCRIPT.")
+        _check_of_no_script(only, arguments)
         for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
             check_at_least(flag, value, 1)
         spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)
@@ -95,6 +90,14 @@ def memory(
         )
         report = step_report(spec, wanted, None if estimate else _measuring(spec, device))
         _print_report(report, as_json=json)
+
+
+def _check_of_no_script(only: list[str] | None, arguments: list[str] | None) -> None:
+    """Without --trace there is no script that these could be for."""
+    if only:
+        raise UsageError(f"--only is {only[0]!r}; it goes with --trace SCRIPT. Name the script, or leave --only out.")
+    if arguments:
+        raise UsageError(f"{stray(arguments[0])} A script's own arguments go with --trace SCRIPT.")
 
 
 def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_json: bool) -> NoReturn:
