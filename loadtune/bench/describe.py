@@ -168,7 +168,7 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
 
 def least_sample_s(workload: Workload, samples: Samples, line: Line) -> float | None:
     """What no process makes a sample in less than: each sample's fastest reading, with one thread and with all."""
-    indices = sorted(set(_drawn(workload, len(samples.samples) - 1)))
+    indices = sorted(set(_drawn(workload, _MAX_TIMED)[: len(samples.samples) - 1]))  # those that were read
     slow = _FEWEST_REREAD * samples.sample_s > _REREAD_S
     if slow or len(indices) < _FEWEST_REREAD or _reads_whole_batches(workload.dataset):
         return None

@@ -45,8 +45,8 @@ class EndlessLoader:
     """Batches without end, and without the end of an epoch.
 
     Given a `sampler`, an epoch is what that one draws: where it ends the next begins, and that costs what it costs.
-    `number` says which loader of a run this is: each reads in another order, as epochs do, because files that the last
-    one has read come from memory.
+    Loaders of another `number` read in another order, as epochs do, because files that the last one has read come from
+    memory.
     """
 
     def __init__(
