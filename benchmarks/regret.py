@@ -19,6 +19,7 @@ import optuna
 from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
 from regret_table import GridSurface, leave_one_out, noise_of, read_grid
 
+from loadtune.records import TuneConfig
 from loadtune.units import percent_text
 
 GRIDS = Path(__file__).parent / "grids"
@@ -44,7 +45,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workload", default="memory-mlp")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU of two cores")
     parser.add_argument("--within-s", type=float, default=500.0)
-    parser.add_argument("--budget-s", type=float, default=300.0, help="time budget of loadtune's run")
+    parser.add_argument(
+        "--budget-s", type=float, default=TuneConfig().time_budget_s, help="time budget of loadtune's run"
+    )
     parser.add_argument("--jpegs", type=Path, help="folder for the JPEG files, made where it is empty")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

@@ -168,7 +168,7 @@ def simulated(surface: Surface) -> Field:
         recipes=tuple(RecipeChoice(chosen=point.recipe, points=(point,)) for point in points),
         ceilings=tuple(ceilings),
         compute_points=curve,
-        time_budget_s=300.0,
+        time_budget_s=TuneConfig().time_budget_s,
     )
     return Field(grid, surface, Noise(between_runs=0.06, windows=0.02))
 

@@ -104,6 +104,7 @@ def story(run: Run) -> None:
     stages.study(run, facts, space)
     stages.confirmation(run, facts, space)
     stages.verdict(run, facts)
-    stages.costs(run)
     stages.bounds(run, facts)
+    stages.costs(run)
+    stages.verdict(run, facts)  # again: what starting anew costs may be what holds it back
     stages.overrun(run)

@@ -16,7 +16,7 @@ from loadtune.units import bytes_text, rate_text
 _Point = TypeVar("_Point", LoaderPoint, TransferPoint)
 
 POINT_SHARE = 0.005
-"""Of the time budget, for the timed part of one point: 1.5 s of the default five minutes."""
+"""Of the time budget, for the timed part of one point: 0.9 s of the default three minutes."""
 
 ROUND_S = 0.5
 """Longest round of the workers while their loader is timed alone. A rate takes two rounds or more, after one that comes

@@ -13,8 +13,9 @@ from loadtune.seams import Bench, Clock, Sensor
 T = TypeVar("T")
 
 TRIAL_SHARE = 0.01
-"""Of the time budget, for the timed part of one run: 3 s of the default five minutes. A run of the confirmation is no
-longer: after 3 s its own noise is a third of what fresh loaders differ by, so only further runs make it surer."""
+"""Of the time budget, for the timed part of one run: 1.8 s of the default three minutes. A run of the confirmation is
+no longer: after 1.8 s its own noise is less than half of what fresh loaders differ by, so only further runs make it
+surer."""
 
 STEP_SHARE = 0.01
 """Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
@@ -31,7 +32,7 @@ CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
 CONFIRM_AT_MOST = 0.25
-"""Of the time budget, for the whole confirmation: two rounds of four finalists on an H200, 35 s each. A third round of
+"""Of the time budget, for the whole confirmation: two rounds of three or four finalists on an H200. A third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
 
 
