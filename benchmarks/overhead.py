@@ -7,16 +7,17 @@ The batch is resident, so that a step is as short as it can be and nothing is no
 depth is read is that of a real loader with full queues. A bare window is the loop of any script: take a batch, move it,
 step; one synchronisation at its end. An instrumented one is the bench's own: CUDA events in each step, the queue's
 depth, the wait, a look at the controller's socket, and the events read and a message sent at its end. Each pair has the
-two in another order than the pair before. ``by itself`` is the same difference over steps that do nothing, which no
-noise of a real step hides: what the host does for the measuring, and so the most it can add to a step whose launches
-are the slow side. Where the median's interval is too wide to tell, that of the fastest tenth counts: company on the
-machine slows windows down, nothing speeds one up. (`trial_overhead.py` has what a whole trial costs beside its
-windows.)
+two in another order than the pair before, and the median of the pairs' ratios counts.
+
+A machine's speed drifts within tenths of a second, so windows are a single step long: of windows that do the same,
+pairs of one step agreed five times better than pairs of six (0.4 against 2.4%, a hundred steps each on two cores). What
+a window's end takes would then weigh on each step; it is known from windows of steps that do nothing, is taken off, and
+comes back as its share of the 0.4 s that a window of a trial lasts. (`trial_overhead.py` has what a whole trial costs
+beside its windows.)
 """
 
 import argparse
 import platform
-import random
 import statistics
 import sys
 import time
@@ -38,13 +39,14 @@ from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.bench.windows import WindowRule
 from loadtune.host import read_host
 from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
+from loadtune.study.trial import WINDOW_S
 from loadtune.workload import Batch, Workload, build_workload, collate_samples, fetch_samples
 
-WINDOW_S = 0.4
-"""As in a trial. Shorter windows overstate what measuring costs, because what a window's end takes comes more often;
-but where a machine's speed drifts, pairs that are close in time tell more."""
 GOAL = 0.01
 """Share of a step that measuring it may take."""
+
+MANY = 21
+"""Steps of the longer empty windows, whose difference to those of one step tells a step's cost from a window's."""
 
 
 class ResidentLoader(EndlessLoader):
@@ -98,66 +100,42 @@ class Pair:
 @dataclass(frozen=True)
 class Outcome:
     batch_size: int
-    num_steps: int
     pairs: Sequence[Pair]
-    empty_pairs: Sequence[Pair]
-    """Of steps that do nothing."""
-
-    @property
-    def by_itself_s(self) -> float:
-        """Seconds a step."""
-        return statistics.median(pair.instrumented_s - pair.bare_s for pair in self.empty_pairs) / self.num_steps
+    """Of one step each."""
+    step_alone_s: float
+    """What measuring takes of a step, by itself."""
+    window_alone_s: float
+    """What measuring takes of a window beside its steps, by itself."""
 
     @property
     def step_s(self) -> float:
         """Bare."""
-        return statistics.median(pair.bare_s for pair in self.pairs) / self.num_steps
+        return statistics.median(pair.bare_s for pair in self.pairs)
 
     @property
     def median(self) -> float:
-        return statistics.median(pair.overhead for pair in self.pairs)
+        return self._in_a_trial(statistics.median(pair.overhead for pair in self.pairs))
 
     @property
     def interval(self) -> tuple[float, float]:
         """Of the median, 95%, by order statistics: whatever the noise is distributed like."""
         ordered = sorted(pair.overhead for pair in self.pairs)
         low = int(binom.ppf(0.025, len(ordered), 0.5))
-        return ordered[low], ordered[len(ordered) - 1 - low]
+        return self._in_a_trial(ordered[low]), self._in_a_trial(ordered[len(ordered) - 1 - low])
 
-    @property
-    def fastest(self) -> float:
-        """Of the windows that had the machine most to themselves."""
-        return _fastest(self.pairs)
-
-    @property
-    def fastest_interval(self) -> tuple[float, float]:
-        """95%, by the bootstrap: 2,000 draws of as many pairs."""
-        chance = random.Random(0)
-        drawn = sorted(_fastest(chance.choices(self.pairs, k=len(self.pairs))) for _ in range(2000))
-        return drawn[50], drawn[-51]
-
-    @property
-    def told_by(self) -> tuple[float, float]:
-        """The interval that says more: the median's, or where that is wider than the goal on both sides the other."""
-        low, high = self.interval
-        return (low, high) if high - low <= 2 * GOAL else self.fastest_interval
+    def _in_a_trial(self, overhead: float) -> float:
+        """A window's own cost once in each of a trial's windows, not in each step."""
+        return overhead - self.window_alone_s / self.step_s + self.window_alone_s / WINDOW_S
 
     @property
     def row(self) -> str:
         low, high = self.interval
-        fast_low, fast_high = self.fastest_interval
         return (
             f"| {self.batch_size} | {self.step_s * 1000:.2f} | {self.batch_size / self.step_s:,.0f} | "
-            f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | "
-            f"{self.fastest:+.2%} | {fast_low:+.2%} to {fast_high:+.2%} | {len(self.pairs)} × {self.num_steps} | "
-            f"{self.by_itself_s * 1e6:.0f} µs, {self.by_itself_s / self.step_s:.2%} |"
+            f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | {len(self.pairs)} | "
+            f"{self.step_alone_s * 1e6:.0f} µs, {self.step_alone_s / self.step_s:.2%} | "
+            f"{self.window_alone_s * 1e6:.0f} µs, {self.window_alone_s / WINDOW_S:.2%} |"
         )
-
-
-def _fastest(pairs: Sequence[Pair]) -> float:
-    """Between the tenth percentiles of both."""
-    bare_s, instrumented_s = sorted(pair.bare_s for pair in pairs), sorted(pair.instrumented_s for pair in pairs)
-    return instrumented_s[len(pairs) // 10] / bare_s[len(pairs) // 10] - 1
 
 
 class Alternating:
@@ -209,26 +187,31 @@ def measure(workload: Workload, device: torch.device, batch_size: int, given: ar
     try:
         ways = Alternating(trainer, loader)
         ways.bare_s(20)  # kernels chosen, the scale found, the loader's queue filled meanwhile
-        num_steps = max(1, round(given.window_s * 10 / ways.bare_s(10)))
-        ways.pairs(2, num_steps)
-        pairs = ways.pairs(given.pairs, num_steps)
-        return Outcome(batch_size, num_steps, pairs, Alternating(NoSteps(trainer), loader).pairs(200, num_steps))
+        ways.pairs(10, 1)
+        return Outcome(batch_size, ways.pairs(given.pairs, 1), *alone(Alternating(NoSteps(trainer), loader)))
     finally:
         loader.close()
         trainer.close()
 
 
+def alone(ways: Alternating) -> tuple[float, float]:
+    """Seconds that measuring takes of a step and of a window, where steps do nothing."""
+    one, many = (statistics.median(p.instrumented_s - p.bare_s for p in ways.pairs(200, n)) for n in (1, MANY))
+    step_s = (many - one) / (MANY - 1)
+    return step_s, one - step_s
+
+
 HEAD = (
-    "batch | step ms | samples/s, bare | overhead, median | 95% interval | of the fastest tenth | 95% interval | "
-    "pairs × steps | by itself, a step"
+    "batch | step ms | samples/s, bare | overhead, median | 95% interval | pairs | by itself, a step | "
+    "by itself, a window"
 )
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """An interval that is wider than the goal on both sides says nothing about it."""
-    if any(high - low > 2 * GOAL for low, high in (outcome.told_by for outcome in outcomes)):
+    if any(high - low > 2 * GOAL for low, high in (outcome.interval for outcome in outcomes)):
         return "cannot be told, the machine is too noisy"
-    return "met" if all(outcome.told_by[1] <= GOAL for outcome in outcomes) else "not met"
+    return "met" if all(outcome.interval[1] <= GOAL for outcome in outcomes) else "not met"
 
 
 def note(outcomes: Sequence[Outcome], device: torch.device, model: str) -> str:
@@ -253,8 +236,7 @@ def main() -> None:
     parser.add_argument("--image-size", type=int)
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--num-workers", type=int, default=4)
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--window-s", type=float, default=WINDOW_S, help="seconds of a window, bare or instrumented")
+    parser.add_argument("--pairs", type=int, default=1000)
     parser.add_argument("--note", type=Path)
     given = parser.parse_args()
     device = torch.device(given.device)
