@@ -11,9 +11,9 @@ two in another order than the pair before, and the median of the pairs' ratios c
 
 A machine's speed drifts within tenths of a second, so windows are a single step long: of windows that do the same,
 pairs of one step agreed five times better than pairs of six (0.4 against 2.4%, a hundred steps each on two cores). What
-a window's end takes would then weigh on each step; it is known from windows of steps that do nothing, is taken off, and
-comes back as its share of the 0.4 s that a window of a trial lasts. (`trial_overhead.py` has what a whole trial costs
-beside its windows.)
+a window takes beside its steps, its begin and what follows its synchronisation, is timed apart and counts with its
+share of the 0.4 s that a window of a trial lasts. ``by itself`` is what a step's instruments take where the step does
+nothing. (`trial_overhead.py` has what a whole trial costs beside its windows.)
 """
 
 import argparse
@@ -45,9 +45,6 @@ from loadtune.workload import Batch, Workload, build_workload, collate_samples, 
 GOAL = 0.01
 """Share of a step that measuring it may take."""
 
-MANY = 21
-"""Steps of the longer empty windows, whose difference to those of one step tells a step's cost from a window's."""
-
 
 class ResidentLoader(EndlessLoader):
     """Hands out one resident batch for ever; its workers fill their queue and wait."""
@@ -74,23 +71,23 @@ class NoSteps:
         pass
 
 
-class Steps(WindowRule):
-    """Ends a window after so many steps, because a pair has to do the same work twice."""
+class OneStep(WindowRule):
+    """Ends a window after a step."""
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self) -> None:
         super().__init__(0.0, 0)
-        self.num_steps = num_steps
 
     def ends(self, elapsed_s: float, num_steps: int) -> bool:
-        return num_steps >= self.num_steps
+        return num_steps >= 1
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds of the same number of steps."""
+    """Seconds of one step each, and of what the instrumented one's window takes beside it."""
 
     bare_s: float
     instrumented_s: float
+    beside_s: float
 
     @property
     def overhead(self) -> float:
@@ -101,11 +98,8 @@ class Pair:
 class Outcome:
     batch_size: int
     pairs: Sequence[Pair]
-    """Of one step each."""
-    step_alone_s: float
-    """What measuring takes of a step, by itself."""
-    window_alone_s: float
-    """What measuring takes of a window beside its steps, by itself."""
+    empty_pairs: Sequence[Pair]
+    """Of steps that do nothing."""
 
     @property
     def step_s(self) -> float:
@@ -113,19 +107,24 @@ class Outcome:
         return statistics.median(pair.bare_s for pair in self.pairs)
 
     @property
+    def beside_s(self) -> float:
+        return statistics.median(pair.beside_s for pair in self.pairs)
+
+    @property
+    def by_itself_s(self) -> float:
+        return statistics.median(pair.instrumented_s - pair.bare_s for pair in self.empty_pairs)
+
+    @property
     def median(self) -> float:
-        return self._in_a_trial(statistics.median(pair.overhead for pair in self.pairs))
+        return statistics.median(pair.overhead for pair in self.pairs) + self.beside_s / WINDOW_S
 
     @property
     def interval(self) -> tuple[float, float]:
         """Of the median, 95%, by order statistics: whatever the noise is distributed like."""
         ordered = sorted(pair.overhead for pair in self.pairs)
         low = int(binom.ppf(0.025, len(ordered), 0.5))
-        return self._in_a_trial(ordered[low]), self._in_a_trial(ordered[len(ordered) - 1 - low])
-
-    def _in_a_trial(self, overhead: float) -> float:
-        """A window's own cost once in each of a trial's windows, not in each step."""
-        return overhead - self.window_alone_s / self.step_s + self.window_alone_s / WINDOW_S
+        beside = self.beside_s / WINDOW_S
+        return ordered[low] + beside, ordered[len(ordered) - 1 - low] + beside
 
     @property
     def row(self) -> str:
@@ -133,8 +132,7 @@ class Outcome:
         return (
             f"| {self.batch_size} | {self.step_s * 1000:.2f} | {self.batch_size / self.step_s:,.0f} | "
             f"{self.median:+.2%} | {low:+.2%} to {high:+.2%} | {len(self.pairs)} | "
-            f"{self.step_alone_s * 1e6:.0f} µs, {self.step_alone_s / self.step_s:.2%} | "
-            f"{self.window_alone_s * 1e6:.0f} µs, {self.window_alone_s / WINDOW_S:.2%} |"
+            f"{self.beside_s * 1e6:.0f} µs, {self.beside_s / WINDOW_S:.2%} | {self.by_itself_s * 1e6:.0f} µs |"
         )
 
 
@@ -147,7 +145,7 @@ class Alternating:
         self._line = Line(bench)
         self._loop = TimedLoop(cast(Trainer, trainer), loader, self._line)
 
-    def bare_s(self, num_steps: int) -> float:
+    def bare_s(self, num_steps: int = 1) -> float:
         self.trainer.synchronize()
         started = time.monotonic()
         for _ in range(num_steps):
@@ -156,25 +154,27 @@ class Alternating:
         self.trainer.synchronize()
         return time.monotonic() - started
 
-    def instrumented_s(self, num_steps: int) -> float:
+    def instrumented_s(self) -> tuple[float, float]:
+        """Seconds of a step, and of what its window takes beside it."""
+        entered = time.monotonic()
         self._loop.begin()
         started = time.monotonic()
-        window = self._loop.window(Steps(num_steps))
+        window = self._loop.window(OneStep())
         assert window is not None
         self._line.window(window)
-        took = time.monotonic() - started
+        ended, synchronised = time.monotonic(), window.start_s + window.seconds
         while self._controller.poll(0):
             self._controller.recv()
-        return took
+        return synchronised - started, ended - synchronised + started - entered
 
-    def pairs(self, number: int, num_steps: int) -> list[Pair]:
+    def pairs(self, number: int) -> list[Pair]:
         found = []
         for at in range(number):
             if at % 2:
-                instrumented_s, bare_s = self.instrumented_s(num_steps), self.bare_s(num_steps)
+                instrumented, bare_s = self.instrumented_s(), self.bare_s()
             else:
-                bare_s, instrumented_s = self.bare_s(num_steps), self.instrumented_s(num_steps)
-            found.append(Pair(bare_s, instrumented_s))
+                bare_s, instrumented = self.bare_s(), self.instrumented_s()
+            found.append(Pair(bare_s, *instrumented))
         return found
 
 
@@ -187,23 +187,16 @@ def measure(workload: Workload, device: torch.device, batch_size: int, given: ar
     try:
         ways = Alternating(trainer, loader)
         ways.bare_s(20)  # kernels chosen, the scale found, the loader's queue filled meanwhile
-        ways.pairs(10, 1)
-        return Outcome(batch_size, ways.pairs(given.pairs, 1), *alone(Alternating(NoSteps(trainer), loader)))
+        ways.pairs(10)
+        return Outcome(batch_size, ways.pairs(given.pairs), Alternating(NoSteps(trainer), loader).pairs(200))
     finally:
         loader.close()
         trainer.close()
 
 
-def alone(ways: Alternating) -> tuple[float, float]:
-    """Seconds that measuring takes of a step and of a window, where steps do nothing."""
-    one, many = (statistics.median(p.instrumented_s - p.bare_s for p in ways.pairs(200, n)) for n in (1, MANY))
-    step_s = (many - one) / (MANY - 1)
-    return step_s, one - step_s
-
-
 HEAD = (
-    "batch | step ms | samples/s, bare | overhead, median | 95% interval | pairs | by itself, a step | "
-    "by itself, a window"
+    "batch | step ms | samples/s, bare | overhead, median | 95% interval | pairs | a window beside its steps | "
+    "a step by itself"
 )
 
 
