@@ -8,7 +8,8 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +74,16 @@ class _Machine:
         self.bench.close()
         self._sensor.__exit__(None, None, None)
         self._folder.cleanup()
+
+    @contextmanager
+    def given_away(self) -> Iterator[None]:
+        """Bench and sampler closed: device and driver are another's meanwhile. The next request starts a fresh one."""
+        self.bench.close()
+        self._sensor.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._sensor.__enter__()
 
     def restore(self, grid: Grid) -> None:
         found = self.run.found
@@ -162,8 +173,7 @@ def _duel(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], No
     if not _is_filled(grid) or time.monotonic() + _left_s(machine, grid) > until:
         return grid
     if grid.duel.loadtune is None:
-        machine.bench.close()  # the device is loadtune's alone meanwhile; the next request starts a fresh one
-        with tempfile.TemporaryDirectory() as folder:
+        with machine.given_away(), tempfile.TemporaryDirectory() as folder:
             result = tune_loader(machine.config, folder=Path(folder), listener=lambda progress: _say(progress.message))
         if result.best is None:
             return grid

@@ -29,16 +29,33 @@ class Answer(NamedTuple):
     """NVML's number of the error. None: it answered, or failed otherwise."""
 
 
-class Nvml:
-    """An open NVML, with the devices asked for by name. Use `NVML`; tests open one of their own."""
+PATIENCE_S = 5.0
+"""For another thread's question: an answer takes milliseconds, so by then that one hangs in the driver."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
+
+class Nvml:
+    """An open NVML, with the devices asked for by name. Use `NVML`; tests open one of their own.
+
+    One question at a time: where two threads sampled performance counters the process died in ``nvmlGpmSampleGet``
+    (driver 580.159, two of three long runs).
+    """
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._lock = threading.Lock()
+        self._patience_s = patience_s
         self._library: Any = None
         self._handles: dict[str, Any] = {}
 
     def attempt(self, function: str, *args: Any) -> Answer:
         """What NVML's ``function`` answers, or the reason why it does not."""
+        if not self._lock.acquire(timeout=self._patience_s):
+            return Answer(reason="the NVIDIA driver hangs")
+        try:
+            return self._answer(function, *args)
+        finally:
+            self._lock.release()
+
+    def _answer(self, function: str, *args: Any) -> Answer:
         library = self._opened()
         if library is None:
             return Answer(reason="no NVIDIA driver answers")
@@ -56,21 +73,20 @@ class Nvml:
 
     def device(self, uuid: str) -> Any:
         """The handle of a GPU or MIG instance, kept once found; None: there is none of that name."""
-        with self._lock:
-            handle = self._handles.get(uuid) or self.ask("nvmlDeviceGetHandleByUUID", uuid)
-            if handle is not None:
-                self._handles[uuid] = handle
-            return handle
+        handle = self._handles.get(uuid) or self.ask("nvmlDeviceGetHandleByUUID", uuid)
+        if handle is not None:
+            self._handles[uuid] = handle
+        return handle
 
     def refuses(self, function: str, *args: Any) -> bool:
         """Whether the answer is "this device has no such thing", and not a passing failure."""
         return self.attempt(function, *args).code == NOT_SUPPORTED
 
     def _opened(self) -> Any:
-        with self._lock:
-            if self._library is None:
-                self._library = _open_library()
-            return self._library
+        """Asked with the lock held."""
+        if self._library is None:
+            self._library = _open_library()
+        return self._library
 
 
 def _open_library() -> Any:

@@ -1,5 +1,9 @@
 """What NVML says of a running GPU and in which words it refuses: memory, power, energy, clocks; a real one."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pynvml
 import pytest
 from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
@@ -38,6 +42,40 @@ def test_a_refusal_has_its_reason_in_words(gpu, library, uuid, words):
 
 def test_a_binding_that_does_not_know_the_function_is_the_reason(gpu):
     assert "nvidia-ml-py is too old" in gpu(FakeNvml()).ask("nvmlDeviceGetSomethingNew").reason
+
+
+def test_threads_ask_the_driver_one_after_the_other(gpu):
+    inside = threading.Semaphore(1)
+
+    def alone(handle):
+        assert inside.acquire(blocking=False), "two questions at once"
+        time.sleep(0.001)
+        inside.release()
+        return 1000
+
+    device = gpu(FakeNvml(nvmlDeviceGetPowerUsage=alone))
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: device.ask("nvmlDeviceGetPowerUsage"), range(40)))
+    assert [answer.value for answer in answers] == [1000] * 40
+
+
+def test_a_question_that_hangs_in_the_driver_leaves_the_others_a_reason(gpu):
+    asked, answered = threading.Event(), threading.Event()
+
+    def hangs(handle):
+        asked.set()
+        return answered.wait(60.0)
+
+    device = gpu(FakeNvml(nvmlDeviceGetPowerUsage=hangs), patience_s=0.05)
+    hanging = threading.Thread(target=device.ask, args=("nvmlDeviceGetPowerUsage",))
+    hanging.start()
+    try:
+        assert asked.wait(60.0)
+        assert device.nvml.attempt("nvmlDeviceGetCount").reason == "the NVIDIA driver hangs"
+    finally:
+        answered.set()
+        hanging.join()
+    assert device.nvml.ask("nvmlDeviceGetCount") == len(UUIDS)
 
 
 def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu):
