@@ -7,7 +7,6 @@ to be true (simulated: it overclaims by 6% at 5% noise).
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t
@@ -59,21 +58,31 @@ def pick_finalists(
         needed += [config for config in rivals if config.batch_size == yours.batch_size][:1]
     slim = leaner(*ranked[0])
     spare = [*contenders[:NUM_TOP], min(contenders, key=size), *([] if slim is None else [slim])]
-    picked = list(dict.fromkeys([*needed, *kept, *spare]))
-    return tuple(picked[: max(_num_repeatable(picked, ranked, time_s), len({*needed, *kept}))])
+    fixed = list(dict.fromkeys([*needed, *kept]))
+    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, ranked) for config in fixed)
+    return (*fixed, *_repeatable([config for config in dict.fromkeys(spare) if config not in fixed], ranked, left_s))
 
 
-def _num_repeatable(
-    picked: Sequence[TrialConfig], ranked: Sequence[tuple[TrialConfig, Measurement]], time_s: float
-) -> int:
-    """How many of them, by what their trials took; what was never timed is taken to last as long as the leader."""
-    lasts_s = {config: _lasts_s(config, measured) for config, measured in ranked}
-    ends_s = accumulate(MIN_RUNS * lasts_s.get(config, lasts_s[ranked[0][0]]) for config in picked)
-    return sum(end_s <= time_s for end_s in ends_s)
+Ranked = Sequence[tuple[TrialConfig, Measurement]]
 
 
-def _lasts_s(config: TrialConfig, measured: Measurement) -> float:
-    """As long as the trial; of a compiled one by what the compiler has no part in."""
+def _repeatable(spare: Sequence[TrialConfig], ranked: Ranked, left_s: float) -> Iterator[TrialConfig]:
+    """Those that can be measured twice in the time that others leave; a short one may fit where a long one did not."""
+    for config in spare:
+        took_s = MIN_RUNS * _lasts_s(config, ranked)
+        if took_s <= left_s:
+            left_s -= took_s
+            yield config
+
+
+def _lasts_s(config: TrialConfig, ranked: Ranked) -> float:
+    """As long as its trial, or that of the same loader under another recipe; what was never timed, as the leader's."""
+    like = [each for each in ranked if each[0].loader == config.loader]
+    return _trial_s(*min([*like, ranked[0]], key=lambda each: (each[0] != config, each not in like)))
+
+
+def _trial_s(config: TrialConfig, measured: Measurement) -> float:
+    """What its trial took; of a compiled one what the compiler has no part in."""
     if not config.recipe.compile:
         return measured.seconds
     loaded_s = measured.first_batch_s + math.fsum(window.seconds for window in measured.windows)

@@ -73,6 +73,22 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
     assert picked_in(time_s) == finalists
 
 
+def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
+    trials = [lasting(10.0, 100.0, LEADER), lasting(10.0, 99.0, SECOND), lasting(4.0, 95.0, SMALL)]
+    assert pick_finalists(trials, None, time_s=39.0) == (LEADER, SMALL)
+
+
+def test_yours_is_foretold_by_the_trial_of_its_loader_under_another_recipe() -> None:
+    tried = replace(YOURS, recipe=Recipe(memory_format="channels_last"))
+    trials = [lasting(10.0, 100.0, LEADER), lasting(3.0, 20.0, tried), lasting(10.0, 99.0, SECOND)]
+    assert pick_finalists(trials, YOURS, time_s=46.0) == (LEADER, YOURS, SECOND)
+    assert pick_finalists(trials, YOURS, time_s=45.0) == (LEADER, YOURS)
+
+
+def lasting(seconds: float, rate: float, what: TrialConfig) -> Trial:
+    return Trial(number=0, config=what, origin="search", measurement=replace(measured(rate), seconds=seconds))
+
+
 def test_the_best_at_your_batch_stays_a_finalist_however_little_time_there_is() -> None:
     assert picked_in(0.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS)
     assert picked_in(92.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS, SECOND)
