@@ -106,8 +106,8 @@ class TuneConfig:
     """None: the usable cores."""
     num_trials: int = 12
     """Most trials of the study that are really run."""
-    time_budget_s: float = 180.0
-    """For the whole run, the confirmation included."""
+    time_budget_s: float = 300.0
+    """The most for the whole run, the confirmation included."""
     out: str = "loadtune-results"
     """Parent of the run's own folder."""
     seed: int = 0

@@ -15,8 +15,8 @@ from loadtune.units import bytes_text, rate_text
 
 _Point = TypeVar("_Point", LoaderPoint, TransferPoint)
 
-POINT_SHARE = 0.005
-"""Of the time budget, for the timed part of one point: 0.9 s of the default three minutes."""
+POINT_SHARE = 0.003
+"""Of the time budget, for the timed part of one point: 0.9 s of the default five minutes."""
 
 ROUND_S = 0.5
 """Longest round of the workers while their loader is timed alone. A rate takes two rounds or more, after one that comes

@@ -12,8 +12,8 @@ from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
 
-TRIAL_SHARE = 0.01
-"""Of the time budget, for the timed part of one run: 1.8 s of the default three minutes. A run of the confirmation is
+TRIAL_SHARE = 0.006
+"""Of the time budget, for the timed part of one run: 1.8 s of the default five minutes. A run of the confirmation is
 no longer: after 1.8 s its own noise is less than half of what fresh loaders differ by, so only further runs make it
 surer."""
 
@@ -28,10 +28,14 @@ COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
 its figures are reported."""
 
+SEARCH_AT_MOST = 0.2
+"""Of the time budget, for a search that has run enough trials: 60 s of the default five minutes. What slower workloads
+need beyond, to get as far, stays in reserve."""
+
 CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
-CONFIRM_AT_MOST = 0.25
+CONFIRM_AT_MOST = 0.15
 """Of the time budget, for the whole confirmation: two rounds of three or four finalists on an H200. A third round of
 ties tells nobody anything (263 s for a run that was decided after 220)."""
 

@@ -4,6 +4,7 @@ In: an ask/tell study, `refuse` (what the bounds say), `run` (what the bench say
 whoever iterates shows progress and keeps what there is when interrupted.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ MISREAD = 1.1
 PATIENCE = 5
 """Trials without a gain of 1% after which the search ends. Replayed over five tables (100 seeds each), eight take
 two trials more and end no closer to the best: where runs differ by a tenth, the luckiest of more is no better."""
+
+ENOUGH_TRIALS = 6
+"""Run as long as there is time at all; those after them only within the time meant for a search."""
 
 MIN_GAIN = 1.01
 """A gain below 1% is noise: windows of one run differ by more."""
@@ -82,6 +86,9 @@ class StudyLoop:
     clock: Clock
     num_trials: int
     until_s: float
+    """No trial begins that is expected to end later."""
+    enough_until_s: float = math.inf
+    """The same once enough trials were run."""
     num_seeds: int = 0
     """Trials that are run in any case: a ceiling that one of them seems to reach may itself have been misread."""
     num_configs: int | None = None
@@ -152,7 +159,8 @@ class StudyLoop:
             return "the compute-only rate is reached"
         if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
-        self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > self.until_s
+        until_s = self.until_s if self._num_run < ENOUGH_TRIALS else min(self.until_s, self.enough_until_s)
+        self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
 
     @property
