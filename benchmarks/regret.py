@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 
 import optuna
+from regret_fit import leave_one_out
 from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
-from regret_table import GridSurface, leave_one_out, noise_of, read_grid
+from regret_table import GridSurface, foretold, known_rates, noise_of, read_grid
 
 from loadtune.records import TuneConfig
 from loadtune.units import percent_text
@@ -76,7 +77,7 @@ def replay(given: argparse.Namespace) -> int:
         )
         print(f"\n## {field.grid.name}: {field.grid.device.name}, best {best:,.0f}/s, noise {noise}")
         if field.grid.rows:
-            median, worst = leave_one_out(field.grid)
+            median, worst = leave_one_out(known_rates(field.grid), foretold(field.grid))
             print(
                 f"{len(field.grid.rows)} rows; a row left out is missed by {median:.1%} (median), {worst:.1%} at most"
             )

@@ -1,23 +1,20 @@
 """Measured configurations of one workload on one machine, and a rate for those in between. Pure, but for the file.
 
 In: a table that ``regret.py --grid`` measured. Out: a surface that `loadtune.testing.FakeBench` replays. Between the
-measured rows the rate comes from a smooth fit of its logarithm (radial basis functions over batch, workers, pinning and
-precision); how far that is off where it is known, each row left out in turn, is `leave_one_out`.
+measured rows the rate is `regret_fit`'s.
 """
 
 import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
-from scipy.interpolate import RBFInterpolator
+from regret_fit import Fit, Foretold, place
 
 from loadtune.probe.compute import compute_bound
 from loadtune.records import (
-    PRECISIONS,
     ComputePoint,
     Device,
     HostFacts,
@@ -31,12 +28,6 @@ from loadtune.records import (
     WorkloadFacts,
     WorkloadSpec,
 )
-
-SMOOTHING = 0.01
-"""Of the fit: runs of one configuration differ, so it is not to go through every point."""
-
-FLAGS = 1.5
-"""Weight of pinning, precision and having workers at all, beside steps of the ladders, which count 1 a doubling."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -117,13 +108,21 @@ def noise_of(rows: tuple[Row, ...]) -> Noise:
     )
 
 
+def foretold(grid: Grid) -> Foretold:
+    return Foretold(grid.compute_points, grid.facts.sample_s)
+
+
+def known_rates(grid: Grid) -> list[tuple[TrialConfig, float]]:
+    return [(row.config, row.rate) for row in grid.rows]
+
+
 class GridSurface:
     """The table as a machine: measured where it was measured, fitted elsewhere. What `FakeBench` asks a surface."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._waits = {row.config: statistics.fmean(run.wait_fraction for run in row.runs) for row in grid.rows}
-        self._fit = _Fit(grid.rows)
+        self._fit = Fit(known_rates(grid), foretold(grid))
         self._rates = {row.config: row.rate for row in grid.rows}
         self._rows = tuple(self._waits)
         self.compute_per_s = {choice.chosen.precision: 0.0 for choice in grid.recipes}
@@ -137,8 +136,8 @@ class GridSurface:
     def wait_fraction(self, config: TrialConfig) -> float:
         """The measured one; where it was not, of the nearest row that was."""
         if config not in self._waits:
-            place = _place(config)
-            near = min(self._rows, key=lambda known: float(np.sum((_place(known) - place) ** 2)))
+            here = place(config)
+            near = min(self._rows, key=lambda known: float(np.sum((place(known) - here) ** 2)))
             self._waits[config] = self._waits[near]
         return self._waits[config]
 
@@ -154,34 +153,3 @@ class GridSurface:
 
     def largest_batch(self, precision: Precision) -> int:
         return next(ceiling.batch_size for ceiling in self._grid.ceilings if ceiling.precision == precision)
-
-
-class _Fit:
-    """Log-rate over where a configuration lies."""
-
-    def __init__(self, rows: tuple[Row, ...]) -> None:
-        places = np.array([_place(row.config) for row in rows])
-        logs = np.array([math.log(row.rate) for row in rows])
-        # A constant term alone: with few rows a slope in every direction would not be determined.
-        self._fit: Any = RBFInterpolator(places, logs, kernel="linear", smoothing=SMOOTHING, degree=0)
-
-    def __call__(self, config: TrialConfig) -> float:
-        return math.exp(float(self._fit(_place(config)[None])[0]))
-
-
-def _place(config: TrialConfig) -> Any:
-    loader = config.loader
-    flags = [float(loader.num_workers > 0), float(loader.pin_memory)]
-    precision = [float(config.precision == each) for each in PRECISIONS]
-    return np.array(
-        [math.log2(loader.batch_size), math.log2(1 + loader.num_workers), *(FLAGS * flag for flag in flags + precision)]
-    )
-
-
-def leave_one_out(grid: Grid) -> tuple[float, float]:
-    """Median and largest relative error of the fit at rows it did not see."""
-    errors = [
-        abs(_Fit((*grid.rows[:at], *grid.rows[at + 1 :]))(row.config) / row.rate - 1)
-        for at, row in enumerate(grid.rows)
-    ]
-    return statistics.median(errors), max(errors)

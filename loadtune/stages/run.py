@@ -22,22 +22,26 @@ STEP_SHARE = 0.01
 fit."""
 
 BATCH_SHARE = TRIAL_SHARE / 3
-"""Of the time budget, for one batch made by one worker: a trial has to see every worker deliver two or three times."""
+"""Of the time budget, for one batch made by one worker: a trial has to see every worker deliver two or three times.
+Twice that for the moderate batch at which recipes are compared."""
 
 COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
 its figures are reported."""
 
-SEARCH_AT_MOST = 0.2
-"""Of the time budget, for a search that has run enough trials: 60 s of the default five minutes. What slower workloads
-need beyond, to get as far, stays in reserve."""
+AIM_SHARE = 0.6
+"""Of the time budget: when a run is meant to be over, three minutes of the default five. The rest is a reserve, for the
+trials that are enough and for two rounds of a confirmation, where a workload is slow to probe or to train."""
 
 CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
-CONFIRM_AT_MOST = 0.15
-"""Of the time budget, for the whole confirmation: two rounds of three or four finalists on an H200. A third round of
-ties tells nobody anything (263 s for a run that was decided after 220)."""
+CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.15, 0.25
+"""Of the time budget, for the whole confirmation: on an H200 two rounds of three finalists, 45 s; no more than 75 s. A
+third round of ties tells nobody anything (263 s for a run that was decided after 220)."""
+
+LAST_SHARE = 0.08
+"""Of the time budget, for what comes after the confirmation: bounds, epochs and checkpoints took 15 to 28 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +97,22 @@ class Run:
         return BATCH_SHARE * self.found.config.time_budget_s
 
     @property
+    def search_until_s(self) -> float:
+        """No trial begins that would end later, once enough were run: half of what is left of the aim."""
+        return self.clock.now() + STUDY_SHARE * max(0.0, self._aim_left_s)
+
+    @property
     def confirm_until_s(self) -> float:
         """No run of the confirmation is repeated that would end later; a little is kept for the last figures."""
-        return min(self.until(CONFIRM_OF_LEFT), self.clock.now() + CONFIRM_AT_MOST * self.found.config.time_budget_s)
+        budget_s = self.found.config.time_budget_s
+        aimed_s = self._aim_left_s - LAST_SHARE * budget_s
+        seconds = min(CONFIRM_AT_MOST * budget_s, max(CONFIRM_AT_LEAST * budget_s, aimed_s))
+        return min(self.until(CONFIRM_OF_LEFT), self.clock.now() + seconds)
+
+    @property
+    def _aim_left_s(self) -> float:
+        """Until the run is meant to be over; below 0: it was."""
+        return self.found.left_s - (1 - AIM_SHARE) * self.found.config.time_budget_s
 
     def until(self, share: float) -> float:
         """The moment at which this share of the time now left is spent."""

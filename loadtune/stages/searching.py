@@ -9,7 +9,7 @@ from loadtune.report.store import STUDY_FILE
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
-from loadtune.stages.run import SEARCH_AT_MOST, STUDY_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.loop import Study, StudyLoop
 from loadtune.study.seeds import seed_configs
@@ -65,7 +65,10 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         _in_space(found.yours, searched),
         knee(found.compute_points, recipe, NEARLY_SATURATED),
         facts.sample_s,
-        knee_batch_size=knee(found.compute_points, recipe).batch_size,
+        # A curve that was cut short says nothing of larger batches: then one is tried.
+        knee_batch_size=knee(found.compute_points, recipe).batch_size
+        if _complete(run, searched, fastest(found))
+        else searched.batch_sizes[-1],
         kept_batch_size=found.config.yours.batch_size,
         warm=found.warm,
         other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
@@ -100,7 +103,7 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         clock=run.clock,
         num_trials=run.found.config.num_trials,
         until_s=run.until(STUDY_SHARE),
-        enough_until_s=run.clock.now() + SEARCH_AT_MOST * run.found.config.time_budget_s,
+        enough_until_s=run.search_until_s,
         num_seeds=num_seeds,
         num_configs=sum(1 for _ in searched.configs()),
         # By its fastest window: others on the machine slow a ceiling down, and the search must not end at that.

@@ -69,8 +69,8 @@ def _top(run: Run, facts: WorkloadFacts, largest: int) -> int:
     if top >= largest:
         return largest
     run.found.note(
-        f"Batches above {top} were not searched: a worker would need more than {seconds_text(run.batch_limit_s)} for "
-        "one, too long to see every worker deliver a few times. A larger --time-budget admits them."
+        f"Batches above {top} were not searched: a worker would need more than {seconds_text(top * facts.sample_s)} "
+        "for one, too long to see every worker deliver a few times. A larger --time-budget admits them."
     )
     return top
 

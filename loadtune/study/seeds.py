@@ -29,21 +29,23 @@ def seed_configs(
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
     `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it, where the search
-    starts; `knee_batch_size` where its curve is flat. `sample_s` is what one sample costs one worker.
+    starts; `knee_batch_size` where its curve is flat, or the largest where it was cut short. `sample_s` is what one
+    sample costs one worker.
     `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
     seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     ceiling = space.ceilings[precision]
     batch_size = nearest_rung(space.batch_sizes, min(fastest.batch_size, ceiling))
-    larger = max(knee_batch_size or 0, 2 * batch_size)
+    larger = nearest_rung(space.batch_sizes, min(max(knee_batch_size or 0, 2 * batch_size), ceiling))
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
+    between = nearest_rung(space.num_workers, round(math.sqrt(max(1, enough) * most)))
     guesses = [
         space.config(batch_size, enough, pin, precision),
         *(_corner(space, point, sample_s) for point in other_precisions),
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
-        space.config(nearest_rung(space.batch_sizes, min(larger, ceiling)), most, pin, precision),
+        space.config(larger, between, pin, precision),
         space.config(
             nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
         ),

@@ -246,8 +246,11 @@ def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
             return FakeBench.time_compute(self, recipe, batch_size, seconds)
 
     result = tune_fake(SlowCurve(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))
-    measured = max(p.batch_size for p in result.compute_points)
+    assert result.best is not None
+    best = result.best.config.batch_size  # its point was timed after the confirmation
+    measured = max(p.batch_size for p in result.compute_points if p.batch_size != best)
     assert measured < 1024, "the curve was meant to be cut short"
+    assert best > measured
     assert not any("by compute alone" in (t.screened or "") for t in result.trials if t.config.batch_size > measured)
 
 

@@ -60,6 +60,16 @@ def test_both_are_timed_with_the_winners_loader() -> None:
     assert "costs" in result.stage_seconds
 
 
+def test_new_workers_cost_what_fresh_loaders_took_where_there_was_no_time_for_them() -> None:
+    class Slow(FakeBench):
+        def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
+            return EpochCost(loader=loader, first_batch_s=3.0, kept_s=(0.5,))
+
+    cost = after_confirmation(Slow()).epoch_cost
+    assert cost is not None
+    assert (cost.boundary_kept_s, cost.boundary_anew_s) == (0.5, 1.0)
+
+
 @pytest.mark.parametrize(("num_workers", "spent_s"), [(0, 0.0), (4, 295.0)])
 def test_nothing_is_asked_without_workers_or_without_time(num_workers: int, spent_s: float) -> None:
     bench = FakeBench()

@@ -49,7 +49,11 @@ def test_the_users_own_settings_and_the_predicted_corner_come_first() -> None:
     assert (corner.batch_size, corner.pin_memory) == (256, True)
     assert corner.num_workers == 5  # 1.2 × 4,160/s at 1,000/s a worker
     assert seeds[2][1].loader.num_workers == 16
+    larger = seeds[3][1].loader
+    assert (larger.batch_size, larger.num_workers) == (512, 8)  # between 5 and 16
     assert len({config for _, config in seeds}) == len(seeds)
+    cut_short = seed_configs(space, yours, point, sample_s=1 / 1000, knee_batch_size=1024)
+    assert cut_short[3][1].loader.batch_size == 1024
 
 
 def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
