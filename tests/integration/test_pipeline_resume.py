@@ -24,7 +24,6 @@ from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.testing import FakeBench, Surface, fake_host
 
-
 ALL_TRIALS = TuneConfig(num_trials=5)
 """Few enough that the search ends with the last of them, and leaves a resumed run none."""
 
