@@ -144,7 +144,8 @@ def _verdict(results: Results, num: int) -> list[str]:
 
 _ON_COVERAGE = (
     "Intervals of nominally 95%, windows cut by the bench's rule, runs ended by the stopping rule; at the default time "
-    "budget a run may take 3 s; 4.5 s are those of a budget half as large again. At least 93% have to hold the truth."
+    f"budget a run may take {MAX_S[0]:.1f} s; {MAX_S[1]:.1f} s are those of a budget half as large again. At least 93% "
+    "have to hold the truth."
 )
 _ON_BEYOND = (
     "Nothing is promised here. A run of three to five correlated steps does not know its own error, and the windows of "

@@ -11,9 +11,9 @@ two in another order than the pair before, and the median of the pairs' ratios c
 
 A machine's speed drifts within tenths of a second, so windows are a single step long: of windows that do the same,
 pairs of one step agreed five times better than pairs of six (0.4 against 2.4%, a hundred steps each on two cores). What
-a window takes beside its steps, its begin and what follows its synchronisation, is timed apart and counts with its
-share of the 0.4 s that a window of a trial lasts. ``by itself`` is what a step's instruments take where the step does
-nothing. (`trial_overhead.py` has what a whole trial costs beside its windows.)
+follows a window's synchronisation, its events read and its message sent, is timed apart and counts with its share of
+the 0.4 s that a window of a trial lasts. ``by itself`` is what a step's instruments take where the step does nothing.
+(`trial_overhead.py` has what a whole trial costs beside its windows.)
 """
 
 import argparse
@@ -156,7 +156,6 @@ class Alternating:
 
     def instrumented_s(self) -> tuple[float, float]:
         """Seconds of a step, and of what its window takes beside it."""
-        entered = time.monotonic()
         self._loop.begin()
         started = time.monotonic()
         window = self._loop.window(OneStep())
@@ -165,7 +164,7 @@ class Alternating:
         ended, synchronised = time.monotonic(), window.start_s + window.seconds
         while self._controller.poll(0):
             self._controller.recv()
-        return synchronised - started, ended - synchronised + started - entered
+        return synchronised - started, ended - synchronised
 
     def pairs(self, number: int) -> list[Pair]:
         found = []

@@ -64,6 +64,8 @@ class Gpm(Probe):
         """Asked once; then the buffers are there. None: it can be sampled."""
         if not self._asked:
             support = self._device.ask("nvmlGpmQueryDeviceSupport")
+            if support.reason is not None and support.code is None:
+                return support.reason  # no answer, which may pass
             supported = support.reason is None and support.value.isSupportedDevice
             self._refusal = None if supported else support.reason or _TOO_OLD
             self._asked = True
@@ -80,7 +82,10 @@ class Gpm(Probe):
         return failed
 
     def _between(self, earlier: Any, later: Any) -> Look:
-        asked = self._device.nvml.ask("c_nvmlGpmMetricsGet_t")
+        made = self._device.nvml.attempt("c_nvmlGpmMetricsGet_t")
+        if made.reason is not None:
+            return self.all_missing(made.reason)
+        asked = made.value
         asked.version, asked.numMetrics = _VERSION, len(_METRICS)
         asked.sample1, asked.sample2 = earlier, later
         for position, (number, _) in enumerate(_METRICS.values()):

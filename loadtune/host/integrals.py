@@ -11,8 +11,8 @@ from typing import Any
 from loadtune.host.tracks import Share
 
 WELL_COVERED = 0.5
-"""Of a span: less is too little to speak for the rest. A driver that tells its energy every half second covers 2 s of a
-trial of 3 s."""
+"""Of a span: less is too little to speak for the rest. A driver that tells its energy every half second covers 1.5
+to 2 s of a trial of 2.4 s."""
 
 
 def mean(shares: Sequence[Share]) -> float | None:

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, FUNCTION_NOT_FOUND = 2, 3, 4, 6, 13
 """NVML's own numbers, part of its ABI."""
 
+PATIENCE_S = 5.0
+"""For another thread's question: an answer takes milliseconds, so by then that one hangs in the driver."""
+
 _WORDS = {
     NOT_SUPPORTED: "not supported by this GPU",
     NO_PERMISSION: "no permission",
@@ -29,10 +32,6 @@ class Answer(NamedTuple):
     """NVML's number of the error. None: it answered, or failed otherwise."""
 
 
-PATIENCE_S = 5.0
-"""For another thread's question: an answer takes milliseconds, so by then that one hangs in the driver."""
-
-
 class Nvml:
     """An open NVML, with the devices asked for by name. Use `NVML`; tests open one of their own.
 
@@ -43,14 +42,18 @@ class Nvml:
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._lock = threading.Lock()
         self._patience_s = patience_s
+        self._hangs = False
+        """Some question did, and nobody waits for it a second time."""
         self._library: Any = None
         self._handles: dict[str, Any] = {}
 
     def attempt(self, function: str, *args: Any) -> Answer:
         """What NVML's ``function`` answers, or the reason why it does not."""
-        if not self._lock.acquire(timeout=self._patience_s):
+        if not self._lock.acquire(timeout=0.0 if self._hangs else self._patience_s):
+            self._hangs = True
             return Answer(reason="the NVIDIA driver hangs")
         try:
+            self._hangs = False
             return self._answer(function, *args)
         finally:
             self._lock.release()

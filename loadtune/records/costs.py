@@ -21,8 +21,7 @@ class EpochCost:
     kept_s: tuple[float, ...]
     """From an epoch's last batch to the next one's first, with ``persistent_workers=True``."""
     anew_s: tuple[float, ...] = ()
-    """Likewise with ``persistent_workers=False``: workers end and start anew. Where there was no time for it, from the
-    start of fresh workers to their first batch, as in the confirmation. Empty: that is not known either."""
+    """Likewise with ``persistent_workers=False``: workers end and start anew. Empty: there was no time for it."""
 
     @property
     def boundary_kept_s(self) -> float:

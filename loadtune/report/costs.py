@@ -1,5 +1,7 @@
 """What epochs and checkpoints cost, in whole lines. In: a `TuningResult`. Out: strings, or none: nothing was timed."""
 
+import statistics
+
 from loadtune.records import EpochCost, SavingCost, TuningResult
 from loadtune.units import bytes_text, counted, percent_text, seconds_text
 
@@ -8,7 +10,7 @@ def cost_lines(result: TuningResult) -> tuple[str, ...]:
     """Costs beside the steady rate, which knows neither."""
     lines: list[str] = []
     if result.epoch_cost is not None:
-        lines += _epoch_lines(result.epoch_cost, _epoch_s(result))
+        lines += _epoch_lines(result.epoch_cost, _epoch_s(result), _fresh_start_s(result))
     if result.saving_cost is not None:
         lines.append(_saving_line(result.saving_cost))
     return tuple(lines)
@@ -21,9 +23,18 @@ def _epoch_s(result: TuningResult) -> float | None:
     return result.facts.dataset_length / result.best.samples_per_s
 
 
-def _epoch_lines(cost: EpochCost, epoch_s: float | None) -> list[str]:
+def _fresh_start_s(result: TuningResult) -> float | None:
+    """From the start of new workers to their first batch, as the winner's runs of the confirmation began."""
+    runs = (f.runs for f in result.finalists if result.best is not None and f.config == result.best.config)
+    return next((statistics.median(measured.first_batch_s for measured in own) for own in runs if own), None)
+
+
+def _epoch_lines(cost: EpochCost, epoch_s: float | None, fresh_start_s: float | None) -> list[str]:
     kept, anew = cost.boundary_kept_s, cost.boundary_anew_s
-    between = f"{seconds_text(kept)} with persistent_workers, {seconds_text(anew)} without"
+    at_least = ""
+    if anew is None and fresh_start_s is not None:  # there was no time to end workers as well
+        anew, at_least = fresh_start_s, "at least "
+    between = f"{seconds_text(kept)} with persistent_workers, {at_least}{seconds_text(anew)} without"
     if epoch_s:
         shares = f"{percent_text(kept / epoch_s, 1)} and {percent_text(None if anew is None else anew / epoch_s, 1)}"
         between += f": {shares} of an epoch of {seconds_text(epoch_s)}"

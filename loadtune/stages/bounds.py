@@ -20,15 +20,15 @@ POINT_SHARE = 0.003
 
 ROUND_S = 0.5
 """Longest round of the workers while their loader is timed alone. A rate takes two rounds or more, after one that comes
-in a burst, so longer ones would take longer than 3 s; a smaller batch makes them shorter and leaves samples/s as they
-are."""
+in a burst, so longer ones would take longer than all else here; a smaller batch makes them shorter and leaves samples/s
+as they are."""
 
 HOST_BATCH_S = 0.5
 """To make a batch in the host's memory and lock its pages: a GiB at 2.3 GB/s."""
 
 
 def verdict(run: Run, facts: WorkloadFacts) -> None:
-    """Judge the winner by what the confirmation measured: it stands where what comes after is interrupted."""
+    """Judge the winner by all that was measured until now: it stands where what comes after is interrupted."""
     winner = _winner(run)
     if winner is not None:
         run.found.verdict = _verdict(run, facts, winner)

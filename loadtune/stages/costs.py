@@ -1,7 +1,5 @@
 """After the confirmation, in the time that is left: what the winner costs at an epoch's end and at a checkpoint."""
 
-from dataclasses import replace
-
 from loadtune.errors import LoadtuneError
 from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
 from loadtune.report.journal import Winners
@@ -36,8 +34,8 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
     if found.epoch_cost is None and needed_s < found.left_s:
         epochs = run.bench.time_epochs(config.loader, seconds)
         if isinstance(epochs, EpochCost):
-            found.epoch_cost = epochs if epochs.anew_s else replace(epochs, anew_s=_fresh_starts_s(finalist))
-            run.keep(Winners(config=config, epoch_cost=found.epoch_cost))
+            found.epoch_cost = epochs
+            run.keep(Winners(config=config, epoch_cost=epochs))
         else:
             _tell_not_timed(run, epochs)
     # A checkpoint is timed beside a round of the workers, and two steps without them.
@@ -50,11 +48,6 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
             run.keep(Winners(config=config, saving_cost=saving))
         else:
             _tell_not_timed(run, saving)
-
-
-def _fresh_starts_s(finalist: Finalist) -> tuple[float, ...]:
-    """What new workers take to their first batch, as each run of the confirmation began; idle ones end in no time."""
-    return tuple(measured.first_batch_s for measured in finalist.runs)
 
 
 def _tell_not_timed(run: Run, failure: TrialFailure) -> None:

@@ -125,7 +125,7 @@ def loader_top(run: Run, facts: WorkloadFacts) -> int:
     bounds a step, and no loader shows what it can do (H200, ViT-B/16: 1,665/s at 128 and less, 1,991/s at 192).
     """
     in_time = run.batch_limit_s / facts.sample_s
-    moderate = max(point.batch_size for choice in run.found.recipes for point in choice.points)
+    moderate = max((point.batch_size for choice in run.found.recipes for point in choice.points), default=1)
     top = max(int(in_time), min(moderate, int(2 * in_time)))
     return max(top, facts.min_batch_size, run.found.config.named_batch_size or 1)
 

@@ -12,18 +12,18 @@ from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
 
-TRIAL_SHARE = 0.006
-"""Of the time budget, for the timed part of one run: 1.8 s of the default five minutes. A run of the confirmation is
-no longer: after 1.8 s its own noise is less than half of what fresh loaders differ by, so only further runs make it
-surer."""
+TRIAL_SHARE = 0.008
+"""Of the time budget, for the timed part of one run: 2.4 s of the default five minutes, six windows: from there on an
+interval is believed. A run of the confirmation is no longer: its own noise is less than half of what fresh loaders
+differ by then, so only further runs make it surer."""
 
 STEP_SHARE = 0.01
 """Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
 fit."""
 
-BATCH_SHARE = TRIAL_SHARE / 3
-"""Of the time budget, for one batch made by one worker: a trial has to see every worker deliver two or three times.
-Twice that for the moderate batch at which recipes are compared."""
+BATCH_SHARE = TRIAL_SHARE / 4
+"""Of the time budget, for one batch made by one worker: 0.6 s of the default, so that a trial sees every worker deliver
+two or three times. Twice that for the moderate batch at which recipes are compared: there a run lasts longer."""
 
 COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only

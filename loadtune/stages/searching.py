@@ -65,10 +65,7 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         _in_space(found.yours, searched),
         knee(found.compute_points, recipe, NEARLY_SATURATED),
         facts.sample_s,
-        # A curve that was cut short says nothing of larger batches: then one is tried.
-        knee_batch_size=knee(found.compute_points, recipe).batch_size
-        if _complete(run, searched, fastest(found))
-        else searched.batch_sizes[-1],
+        knee_batch_size=_flat_from(run, searched),
         kept_batch_size=found.config.yours.batch_size,
         warm=found.warm,
         other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
@@ -77,6 +74,15 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         return seeds
     seeded = {config for _, config in seeds}
     return [*seeds, *(("search", config) for config in searched.configs() if config not in seeded)]
+
+
+def _flat_from(run: Run, searched: SearchSpace) -> int:
+    """Where the fastest curve is flat; where it was cut short, two doublings further, or the end of the ladder."""
+    points, top = run.found.compute_points, fastest(run.found)
+    if _complete(run, searched, top):
+        return knee(points, top.recipe).batch_size
+    last = max(point.batch_size for point in points if point.recipe == top.recipe)
+    return min(4 * last, searched.batch_sizes[-1])
 
 
 def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:

@@ -28,6 +28,7 @@ MAX_ROUNDS = 3
 """Of the confirmation. Three runs of each of three finalists put the spread between runs on six degrees of freedom."""
 
 Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+Ranked = Sequence[tuple[TrialConfig, Measurement]]
 
 
 def pick_finalists(
@@ -63,9 +64,6 @@ def pick_finalists(
     return (*fixed, *_repeatable([config for config in dict.fromkeys(spare) if config not in fixed], ranked, left_s))
 
 
-Ranked = Sequence[tuple[TrialConfig, Measurement]]
-
-
 def _repeatable(spare: Sequence[TrialConfig], ranked: Ranked, left_s: float) -> Iterator[TrialConfig]:
     """Those that can be measured twice in the time that others leave; a short one may fit where a long one did not."""
     for config in spare:
@@ -76,9 +74,10 @@ def _repeatable(spare: Sequence[TrialConfig], ranked: Ranked, left_s: float) -> 
 
 
 def _lasts_s(config: TrialConfig, ranked: Ranked) -> float:
-    """As long as its trial, or that of the same loader under another recipe; what was never timed, as the leader's."""
-    like = [each for each in ranked if each[0].loader == config.loader]
-    return _trial_s(*min([*like, ranked[0]], key=lambda each: (each[0] != config, each not in like)))
+    """As long as its trial, or that of its loader and precision under another recipe, or else the leader's."""
+    own = [each for each in ranked if each[0] == config]
+    alike = [each for each in ranked if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
+    return _trial_s(*next(iter([*own, *alike, ranked[0]])))
 
 
 def _trial_s(config: TrialConfig, measured: Measurement) -> float:

@@ -26,8 +26,8 @@ MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 PATIENCE = 5
-"""Trials without a gain of 1% after which the search ends. Replayed over five tables (100 seeds each), eight take
-two trials more and end no closer to the best: where runs differ by a tenth, the luckiest of more is no better."""
+"""Trials without a gain of 1% after which the search ends. Replayed over the first five tables (100 seeds each), eight
+take two trials more and end no closer to the best: where runs differ by a tenth, the luckiest of more is no better."""
 
 ENOUGH_TRIALS = 6
 """Run as long as there is time at all; those after them only within the time meant for a search."""
@@ -88,7 +88,7 @@ class StudyLoop:
     until_s: float
     """No trial begins that is expected to end later."""
     enough_until_s: float = math.inf
-    """The same once enough trials were run."""
+    """The same once enough trials were run, all seeds among them."""
     num_seeds: int = 0
     """Trials that are run in any case: a ceiling that one of them seems to reach may itself have been misread."""
     num_configs: int | None = None
@@ -105,7 +105,7 @@ class StudyLoop:
     ended: str = ""
     """Why it ended, for people."""
     out_of_time: bool = False
-    """It ended because `until_s` was near."""
+    """It ended because `until_s`, or after enough trials `enough_until_s`, was near."""
     yours_suffices: bool = False
     """It ended because the user's own loader settings leave nothing to be gained."""
     _seen: dict[TrialConfig, Outcome] = field(default_factory=dict)
@@ -159,7 +159,11 @@ class StudyLoop:
             return "the compute-only rate is reached"
         if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
-        until_s = self.until_s if self._num_run < ENOUGH_TRIALS else min(self.until_s, self.enough_until_s)
+        until_s = (
+            self.until_s
+            if self._num_run < max(ENOUGH_TRIALS, self.num_seeds)
+            else min(self.until_s, self.enough_until_s)
+        )
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
 

@@ -29,7 +29,7 @@ def seed_configs(
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
     `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it, where the search
-    starts; `knee_batch_size` where its curve is flat, or the largest where it was cut short. `sample_s` is what one
+    starts; `knee_batch_size` where its curve is flat, or may be where it was cut short. `sample_s` is what one
     sample costs one worker.
     `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
     seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best.

@@ -22,6 +22,7 @@ from loadtune.records import (
     YourSettings,
 )
 from loadtune.seams import Watch
+from loadtune.study.loop import ENOUGH_TRIALS
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0})
@@ -252,6 +253,23 @@ def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
     assert measured < 1024, "the curve was meant to be cut short"
     assert best > measured
     assert not any("by compute alone" in (t.screened or "") for t in result.trials if t.config.batch_size > measured)
+
+
+@pytest.mark.parametrize(("point_s", "most_s"), [(0.0, 180.0), (8.0, 300.0)])
+def test_a_run_aims_at_three_of_its_five_minutes_and_takes_of_the_rest_what_it_needs(
+    tmp_path: Path, point_s: float, most_s: float
+) -> None:
+    """Slow to probe: six trials and two rounds are run all the same."""
+
+    class Probed(FakeBench):
+        def time_compute(self, recipe, batch_size, seconds):
+            self.clock.spend(point_s)
+            return FakeBench.time_compute(self, recipe, batch_size, seconds)
+
+    result = tune_fake(Probed(between_runs=0.05), tmp_path)
+    assert result.seconds < most_s
+    assert sum(trial.screened is None for trial in result.trials) >= ENOUGH_TRIALS
+    assert min(len(finalist.runs) for finalist in result.finalists) >= 2
 
 
 def test_skipped_steps_of_the_winner_are_told(tmp_path: Path) -> None:

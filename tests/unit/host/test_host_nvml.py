@@ -72,6 +72,9 @@ def test_a_question_that_hangs_in_the_driver_leaves_the_others_a_reason(gpu):
     try:
         assert asked.wait(60.0)
         assert device.nvml.attempt("nvmlDeviceGetCount").reason == "the NVIDIA driver hangs"
+        patience_s, device.nvml._patience_s = device.nvml._patience_s, 60.0
+        assert device.ask("nvmlDeviceGetPowerUsage").reason == "the NVIDIA driver hangs"  # at once, not after a minute
+        device.nvml._patience_s = patience_s
     finally:
         answered.set()
         hanging.join()

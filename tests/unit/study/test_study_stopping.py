@@ -1,7 +1,9 @@
 """The stopping rule, with constants and no clock."""
 
-from loadtune.records import Window, half_width_fraction
+from loadtune.records import TuneConfig, Window, half_width_fraction
+from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.stopping import StoppingRule
+from loadtune.study.trial import WINDOW_S
 
 
 def window(rate: float = 100.0, seconds: float = 0.5, num_steps: int = 4) -> Window:
@@ -26,6 +28,13 @@ def test_a_round_of_workers_is_warm_up() -> None:
 def test_a_steady_rate_ends_early() -> None:
     rule = StoppingRule(num_workers=0, max_s=4.0)
     assert feed(rule, [window()] * 20) == 6  # of the 8 there is time for
+    assert not rule.noisy
+
+
+def test_the_default_budget_has_time_for_a_steady_run_to_be_known() -> None:
+    rule = StoppingRule(num_workers=0, max_s=TRIAL_SHARE * TuneConfig().time_budget_s)
+    feed(rule, [window(seconds=WINDOW_S, rate=1000.0)] * 20)
+    assert rule.verdict == "precise"
     assert not rule.noisy
 
 
