@@ -80,6 +80,13 @@ def compute_bound(points: Sequence[ComputePoint], recipe: Recipe, batch_size: in
     return rate * (1 + error)
 
 
+def as_fast(points: Sequence[ComputePoint], one: Recipe, other: Recipe) -> bool:
+    """Whether `other` computes as fast as `one`, to the curve's own error, at the largest batch both were timed at."""
+    first, second = ({p.batch_size: p.samples_per_s for p in _curve(points, recipe)} for recipe in (one, other))
+    common = max(first.keys() & second.keys(), default=None)
+    return common is not None and second[common] > (1 - MIN_ERROR) * first[common]
+
+
 def reaches(points: Sequence[ComputePoint], recipe: Recipe, largest: int) -> bool:
     """Whether the recipe's curve goes on to saturation, or to `largest`: if not, its fastest rate is no ceiling."""
     own = _curve(points, recipe)

@@ -82,7 +82,7 @@ def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
     """What bounds it, how much there is to gain, the figures, what to do: five lines of a terminal at most."""
     headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}"
     if verdict.gain_at_most is not None:
-        headline += f": at most {ratio_text(verdict.gain_at_most)} to gain"
+        headline += f": at most {_gain_text(verdict.gain_at_most)} to gain"
     if verdict.accelerator_utilization is not None:
         headline += f". AU {percent_text(verdict.accelerator_utilization)}"
     also = f" Also: {_hindrance_text(verdict.also[0])}." if verdict.also else ""
@@ -90,7 +90,12 @@ def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _hindrance_text(other: Hindrance) -> str:
-    return f"{BOUND_TEXT[other.bound_by]} ({ratio_text(other.gain_at_most)})"
+    return f"{BOUND_TEXT[other.bound_by]} ({_gain_text(other.gain_at_most)})"
+
+
+def _gain_text(gain: float | None) -> str:
+    """A bound's: of tenfold and more nobody asks for hundredths."""
+    return ratio_text(gain) if gain is None or gain < 10 else f"{gain:,.0f}×"
 
 
 def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:

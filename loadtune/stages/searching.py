@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from loadtune.probe.compute import knee, reaches
-from loadtune.records import ComputePoint, Objective, Trial, TrialConfig, TrialOrigin, WorkloadFacts
+from loadtune.probe.compute import as_fast, knee, reaches
+from loadtune.records import ComputePoint, Objective, Precision, Trial, TrialConfig, TrialOrigin, WorkloadFacts
 from loadtune.report.journal import Tried
 from loadtune.report.store import STUDY_FILE
 from loadtune.stages.memory import check_budget
@@ -69,6 +69,7 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         kept_batch_size=found.config.yours.batch_size,
         warm=found.warm,
         other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
+        as_fast=_as_fast(run, searched),
     )
     if not run_whole(run, searched):
         return seeds
@@ -83,6 +84,12 @@ def _flat_from(run: Run, searched: SearchSpace) -> int:
         return knee(points, top.recipe).batch_size
     last = max(point.batch_size for point in points if point.recipe == top.recipe)
     return min(4 * last, searched.batch_sizes[-1])
+
+
+def _as_fast(run: Run, searched: SearchSpace) -> list[Precision]:
+    """The precisions that the curve does not tell from the fastest."""
+    points, top = run.found.compute_points, fastest(run.found).recipe
+    return [each for each, recipe in searched.recipes.items() if recipe != top and as_fast(points, top, recipe)]
 
 
 def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:

@@ -1,10 +1,10 @@
 """The first configurations of a study: the user's own, and what the measurements so far predict. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from loadtune.records import ComputePoint, Measurement, TrialConfig, TrialOrigin
+from loadtune.records import ComputePoint, Measurement, Precision, TrialConfig, TrialOrigin
 from loadtune.study.evidence import batches_stand_unpinned
 from loadtune.study.space import SearchSpace, nearest_rung
 
@@ -25,6 +25,7 @@ def seed_configs(
     kept_batch_size: int | None = None,
     warm: TrialConfig | None = None,
     other_precisions: Sequence[ComputePoint] = (),
+    as_fast: Collection[Precision] = (),
 ) -> list[tuple[TrialOrigin, TrialConfig]]:
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
@@ -32,7 +33,8 @@ def seed_configs(
     starts; `knee_batch_size` where its curve is flat, or may be where it was cut short. `sample_s` is what one
     sample costs one worker.
     `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
-    seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best.
+    seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best; those
+    in `as_fast` computed as fast where both were timed, and are tried at the larger batch.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     ceiling = space.ceilings[precision]
@@ -46,6 +48,7 @@ def seed_configs(
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(larger, between, pin, precision),
+        *(space.config(_at_most(space, larger, other), between, pin, other) for other in as_fast),
         space.config(
             nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
         ),
@@ -60,6 +63,10 @@ def seed_configs(
         if space.excess(config) <= 0:
             first.setdefault(config, origin)
     return [(origin, config) for config, origin in first.items()]
+
+
+def _at_most(space: SearchSpace, batch_size: int, precision: Precision) -> int:
+    return nearest_rung(space.batch_sizes, min(batch_size, space.ceilings[precision]))
 
 
 def _corner(space: SearchSpace, point: ComputePoint, sample_s: float) -> TrialConfig:

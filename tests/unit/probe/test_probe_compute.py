@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.probe.compute import compute_bound, compute_curve, knee, reaches
+from loadtune.probe.compute import as_fast, compute_bound, compute_curve, knee, reaches
 from loadtune.records import ComputePoint, Recipe
 from loadtune.testing import FakeBench, Surface
 
@@ -65,3 +65,14 @@ def test_nothing_is_known_beyond_a_curve_that_still_grew_at_its_end() -> None:
 
 def test_no_bound_for_what_was_not_timed() -> None:
     assert compute_bound(curve(FakeBench()), Recipe(precision="fp16"), 64) is None
+
+
+def test_precisions_are_told_apart_where_both_were_timed() -> None:
+    bench = FakeBench(Surface(compute_per_s={"fp32": 2000.0, "fp16": 4000.0, "bf16": 3900.0}), noise=0.0)
+    one, close, slow = (Recipe(precision=each) for each in ("fp16", "bf16", "fp32"))
+    timed = [bench.time_compute(recipe, size, 1.0) for recipe in (one, close, slow) for size in (64, 128)]
+    further = bench.time_compute(one, 512, 1.0)  # whose rate the others have not had the chance to show
+    points = [point for point in (*timed, further) if isinstance(point, ComputePoint)]
+    assert as_fast(points, one, close)
+    assert not as_fast(points, one, slow)
+    assert not as_fast(points, one, Recipe(precision="bf16", compile=True))

@@ -54,6 +54,13 @@ def test_the_users_own_settings_and_the_predicted_corner_come_first() -> None:
     assert len({config for _, config in seeds}) == len(seeds)
     cut_short = seed_configs(space, yours, point, sample_s=1 / 1000, knee_batch_size=1024)
     assert cut_short[3][1].loader.batch_size == 1024
+    both = replace(space, recipes={"bf16": recipe, "fp16": replace(recipe, precision="fp16")})
+    both = replace(both, ceilings={"bf16": 1024, "fp16": 300})
+    as_fast = seed_configs(both, yours, point, sample_s=1 / 1000, as_fast=["fp16"])
+    assert [(c.precision, c.batch_size, c.loader.num_workers) for _, c in as_fast[3:5]] == [
+        ("bf16", 512, 8),
+        ("fp16", 256, 8),
+    ]
 
 
 def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
