@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from loadtune.records import GpuFacts, GpuProcess
+from loadtune.records import GpuFacts, GpuProcess, Verdict
 from loadtune.report.view import banner
-from loadtune.report.wording import held_text, others_text
+from loadtune.report.wording import held_text, others_text, verdict_lines
 from loadtune.testing import GIB, fake_host
 
 TRAINER = GpuProcess(pid=812, name="python", used_bytes=int(12.3 * GIB))
@@ -56,3 +56,15 @@ def test_the_banner_says_who_holds_a_gpu() -> None:
     rows = banner(host).rows
     assert rows[[name for name, _ in rows].index("GPU 0") + 1] == ("", "held by python (pid 812), 12.3 GiB")
     assert not any(name == "" for name, _ in banner(fake_host()).rows)
+
+
+@pytest.mark.parametrize(
+    ("bound_by", "gain", "said"),
+    [
+        ("compute", 33.4, "Bound by the device's own compute: all else keeps up with 33× the rate. AU 98%."),
+        ("transfer", 1.23, "Bound by the way from host to device: at most 1.23× to gain. AU 98%."),
+    ],
+)
+def test_what_there_is_to_gain_is_what_a_user_can_have(bound_by, gain, said):
+    verdict = Verdict(bound_by=bound_by, evidence="", advice="", gain_at_most=gain, accelerator_utilization=0.98)
+    assert verdict_lines(verdict) == (said,)
