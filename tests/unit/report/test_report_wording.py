@@ -62,7 +62,7 @@ def test_the_banner_says_who_holds_a_gpu() -> None:
     ("bound_by", "gain", "said"),
     [
         ("compute", 33.4, "Bound by the device's own compute: all else keeps up with 33× the rate. AU 98%."),
-        ("transfer", 1.23, "Bound by the way from host to device: at most 1.23× to gain. AU 98%."),
+        ("transfer", 1.23, "Bound by the copies to the device: at most 1.23× to gain. AU 98%."),
     ],
 )
 def test_what_there_is_to_gain_is_what_a_user_can_have(bound_by, gain, said):
