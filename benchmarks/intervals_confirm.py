@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, LoaderConfig, Measurement, Recipe, TrialConfig, Window
-from loadtune.stages.run import CONFIRM_AT_LEAST, TRIAL_SHARE
+from loadtune.stages.run import CONFIRM_AT_LEAST, CONFIRM_AT_MOST, TRIAL_SHARE
 from loadtune.study.confirm import confirm, finalists
 from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.winner import is_told, not_told_apart, pick_winner, speedup
@@ -105,12 +105,16 @@ def power(num_finalists: int, num_runs: int, gain: float, num: int, seed: int) -
 
 
 def power_in(time_budget_s: float, num_finalists: int, gain: float, num: int, seed: int) -> tuple[float, float]:
-    """The same for what `confirm` makes of a time budget, and the mean number of runs of the winner."""
+    """The same for what `confirm` makes of a time budget, and the mean number of runs of the winner.
+
+    Of the least that it gives: a run that is ahead of its aim has more.
+    """
     draws = random.Random(seed)
     run_s, left_s = START_S + TRIAL_SHARE * time_budget_s, CONFIRM_AT_LEAST * time_budget_s
     num_picked = max(2, min(num_finalists, int(left_s / (MIN_RUNS * run_s))))  # as `pick_finalists` does
+    late_s = (CONFIRM_AT_MOST - CONFIRM_AT_LEAST) * time_budget_s
     rates = [TRUTH_PER_S * (1 + gain)] + [TRUTH_PER_S] * (num_picked - 1)
-    kept = [finalists(list(_confirm(rates, run_s, left_s, draws))) for _ in range(num)]
+    kept = [finalists(list(_confirm(rates, run_s, left_s, draws, late_s))) for _ in range(num)]
     runs = sum(max(len(f.runs) for f in found) for found in kept) / num
     return sum(_is_told(found, rates) for found in kept) / num, runs
 
