@@ -194,7 +194,9 @@ def test_an_interruption_between_two_figures_loses_none(tmp_path: Path) -> None:
     bench = FakeBench(seed=1)
     result = resumed(tmp_path, ALL_TRIALS, bench=bench)
     assert asked_of(bench) == ["saving"]
-    assert result.epoch_cost == cut.epoch_cost is not None
+    for name in ("epoch_cost", "loader_points", "transfer_points"):
+        assert getattr(result, name) == getattr(cut, name)
+        assert getattr(cut, name)
 
 
 @pytest.mark.parametrize(
