@@ -77,7 +77,7 @@ def _lasts_s(config: TrialConfig, ranked: Ranked) -> float:
     """As long as its trial, or that of its loader and precision under another recipe, or else the leader's."""
     own = [each for each in ranked if each[0] == config]
     alike = [each for each in ranked if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
-    return _trial_s(*next(iter([*own, *alike, ranked[0]])))
+    return _trial_s(*[*own, *alike, ranked[0]][0])
 
 
 def _trial_s(config: TrialConfig, measured: Measurement) -> float:

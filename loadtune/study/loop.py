@@ -159,11 +159,8 @@ class StudyLoop:
             return "the compute-only rate is reached"
         if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
-        until_s = (
-            self.until_s
-            if self._num_run < max(ENOUGH_TRIALS, self.num_seeds)
-            else min(self.until_s, self.enough_until_s)
-        )
+        enough = self._num_run >= max(ENOUGH_TRIALS, self.num_seeds)
+        until_s = min(self.until_s, self.enough_until_s) if enough else self.until_s
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > until_s
         return "the time set aside for the search was spent" if self.out_of_time else ""
 

@@ -37,9 +37,8 @@ def seed_configs(
     in `as_fast` computed as fast where both were timed, and are tried at the larger batch.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
-    ceiling = space.ceilings[precision]
-    batch_size = nearest_rung(space.batch_sizes, min(fastest.batch_size, ceiling))
-    larger = nearest_rung(space.batch_sizes, min(max(knee_batch_size or 0, 2 * batch_size), ceiling))
+    batch_size = _at_most(space, fastest.batch_size, precision)
+    larger = _at_most(space, max(knee_batch_size or 0, 2 * batch_size), precision)
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
     between = nearest_rung(space.num_workers, round(math.sqrt(max(1, enough) * most)))
     guesses = [
@@ -72,7 +71,7 @@ def _at_most(space: SearchSpace, batch_size: int, precision: Precision) -> int:
 def _corner(space: SearchSpace, point: ComputePoint, sample_s: float) -> TrialConfig:
     """Where a precision nearly saturates, with as many workers as that takes."""
     precision = point.recipe.precision
-    batch_size = nearest_rung(space.batch_sizes, min(point.batch_size, space.ceilings[precision]))
+    batch_size = _at_most(space, point.batch_size, precision)
     return space.config(
         batch_size, enough_workers(space, point.samples_per_s, sample_s), space.pin_memory[-1], precision
     )
