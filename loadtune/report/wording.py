@@ -82,7 +82,7 @@ def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
     """What bounds it, how much there is to gain, the figures, what to do: five lines of a terminal at most."""
     headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}"
     if verdict.gain_at_most is not None and verdict.bound_by == "compute":  # which nobody can take away
-        headline += f": all else keeps up with {_gain_text(verdict.gain_at_most)} the rate"
+        headline += f": the rest keeps up to {_gain_text(verdict.gain_at_most)}"
     elif verdict.gain_at_most is not None:
         headline += f": at most {_gain_text(verdict.gain_at_most)} to gain"
     if verdict.accelerator_utilization is not None:

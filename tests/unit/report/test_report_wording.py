@@ -61,7 +61,7 @@ def test_the_banner_says_who_holds_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("bound_by", "gain", "said"),
     [
-        ("compute", 33.4, "Bound by the device's own compute: all else keeps up with 33× the rate. AU 98%."),
+        ("compute", 33.4, "Bound by the device's own compute: the rest keeps up to 33×. AU 98%."),
         ("transfer", 1.23, "Bound by the copies to the device: at most 1.23× to gain. AU 98%."),
     ],
 )
