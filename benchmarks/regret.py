@@ -1,7 +1,8 @@
 """How far from the best configuration a search ends, against trials: over measured tables, or on this machine.
 
     python benchmarks/regret.py --replay [--quick] [--seeds 200] [--trials 20] [TABLE …]
-    python benchmarks/regret.py --grid --workload memory-mlp [--small] [--within-s 500] [--jpegs FOLDER] [--out TABLE]
+    python benchmarks/regret.py --grid --workload memory-mlp [--small] [--within-s 500] [--rounds 6]
+                                [--jpegs FOLDER] [--out TABLE]
 
 ``--replay`` needs no GPU: loadtune's own search, Optuna's samplers without seeds, chance and two rules of thumb play
 over the tables in ``benchmarks/grids`` and over one simulated surface. ``--grid`` measures such a table, then lets
@@ -49,6 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budget-s", type=float, default=TuneConfig().time_budget_s, help="time budget of loadtune's run"
     )
+    parser.add_argument("--rounds", type=int, default=6, help="of loadtune's winner and the table's best, each once")
     parser.add_argument("--jpegs", type=Path, help="folder for the JPEG files, made where it is empty")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

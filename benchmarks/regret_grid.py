@@ -33,7 +33,6 @@ from loadtune.tune import tune_loader
 
 NUM_ROWS, NUM_RUNS = 28, 2
 NUM_BEST = 3
-DUEL_ROUNDS = 6
 
 
 def measure(given: argparse.Namespace) -> int:
@@ -46,9 +45,9 @@ def measure(given: argparse.Namespace) -> int:
     with _Machine(config) as machine:
         grid = read_grid(path) if path.exists() else _probe(machine, name)
         machine.restore(grid)
-        for part in (_fill, _duel):
-            grid = part(machine, grid, until, lambda partial: write_grid(partial, path))
-    done = _is_filled(grid) and grid.duel.loadtune is not None and _rounds(grid.duel) >= DUEL_ROUNDS
+        grid = _fill(machine, grid, until, lambda partial: write_grid(partial, path))
+        grid = _duel(machine, grid, until, lambda partial: write_grid(partial, path), given.rounds)
+    done = _is_filled(grid) and grid.duel.loadtune is not None and _rounds(grid.duel) >= given.rounds
     print(_verdict(grid) if done else f"not complete: call again with the same arguments ({path})")
     return 0 if done else 3
 
@@ -168,7 +167,7 @@ def _fill(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], No
     return grid
 
 
-def _duel(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], None]) -> Grid:
+def _duel(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], None], rounds: int) -> Grid:
     """loadtune's run, then its winner and the table's best in turn."""
     if not _is_filled(grid) or time.monotonic() + _left_s(machine, grid) > until:
         return grid
@@ -182,7 +181,7 @@ def _duel(machine: _Machine, grid: Grid, until: float, keep: Callable[[Grid], No
         slim = replace(result, trials=(), ceilings=(), compute_points=(), recipes=())
         grid = msgspec.structs.replace(grid, duel=Duel(tuple(Row(config, ()) for config in configs), slim))
         keep(grid)
-    while _rounds(grid.duel) < DUEL_ROUNDS and time.monotonic() < until:
+    while _rounds(grid.duel) < rounds and time.monotonic() < until:
         rows, shift = grid.duel.rows, _rounds(grid.duel) % len(grid.duel.rows)
         runs = {row.config: machine.time(row.config) for row in (*rows[shift:], *rows[:shift])}
         rows = tuple(
