@@ -71,11 +71,15 @@ class EndlessLoader:
     def num_workers(self) -> int:
         return self.config.num_workers
 
-    def next_batch(self) -> Batch:
-        """The next batch; the first call starts the workers."""
+    def start(self) -> Iterator[Batch]:
+        """Start the workers, where they are not running."""
         if self._iterator is None:
             self._iterator = iter(self._loader)
-        batch: Batch | None = next(self._iterator, None)
+        return self._iterator
+
+    def next_batch(self) -> Batch:
+        """The next batch; the first call starts the workers."""
+        batch: Batch | None = next(self.start(), None)
         if batch is None:  # the sampler's epoch is over; drop_last and the length check leave none without a batch
             self._position = 0
             self._iterator = iter(self._loader)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
+from loadtune.bench.pinned import PinnedBlocks, page_lock_s
 from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
@@ -33,7 +34,9 @@ class _Counts:
         return _mean([depth.ready for depth in self.depths])
 
 
-def train_on_loader(trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line) -> TrainingRun | TrialFailure:
+def train_on_loader(
+    trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, pinned: PinnedBlocks
+) -> TrainingRun | TrialFailure:
     """Time what follows the first batch of a fresh loader, which is closed then.
 
     The trainer has to be warm: nothing slow may happen while the queue fills. A failure where the model was compiled
@@ -42,6 +45,8 @@ def train_on_loader(trainer: Trainer, loader: EndlessLoader, window_s: float, li
     try:
         line.enter("first batch")
         started = time.monotonic()
+        loader.start()
+        pinned.lock_ahead(loader)
         batch = loader.next_batch()
         first_batch_s = time.monotonic() - started
         line.enter("training")
@@ -85,7 +90,7 @@ class TimedLoop:
         self._trainer.synchronize()
         self._marks = marks_for(self._trainer.device)
         self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
-        self._halvings = self._trainer.num_halvings()
+        self._halvings, self._locked = self._trainer.num_halvings(), page_lock_s(self._trainer.device)
 
     def window(self, rule: WindowRule) -> Window | None:
         """Train until the rule ends the window. None: the controller has seen enough."""
@@ -113,9 +118,9 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
-        start, ahead, halvings = self._start, self._ahead, self._halvings
+        start, ahead, halvings, locked = self._start, self._ahead, self._halvings, self._locked
         self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
-        self._halvings = self._trainer.num_halvings()
+        self._halvings, self._locked = self._trainer.num_halvings(), page_lock_s(self._trainer.device)
         parts = self._marks.cut()
         return Window(
             start_s=start,
@@ -131,6 +136,7 @@ class TimedLoop:
             num_skipped_steps=_skipped(halvings, self._halvings, counts.steps),
             unpinned=counts.mean_unpinned,
             ready=counts.mean_ready,
+            page_lock_s=None if locked is None or self._locked is None else self._locked - locked,
         )
 
 

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -60,6 +60,10 @@ class DeviceMemory(Protocol):
 
     def free_pinned(self) -> None:
         """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
+        ...
+
+    def lock_block(self, num_bytes: int) -> Any:
+        """Page-locked host memory that PyTorch keeps when it is dropped. None: there is no such thing, or no more."""
         ...
 
 
@@ -140,6 +144,12 @@ class CudaMemory:
         if empty is not None:
             empty()
 
+    def lock_block(self, num_bytes: int) -> Any:
+        try:
+            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError:  # as much is locked as the system allows; batches that need more will say it
+            return None
+
 
 class CpuMemory:
     """Resident memory of this process: the CPU's allocator keeps no books."""
@@ -190,6 +200,9 @@ class CpuMemory:
 
     def free_pinned(self) -> None:
         pass
+
+    def lock_block(self, num_bytes: int) -> Any:
+        return None
 
 
 def _start_threads() -> None:

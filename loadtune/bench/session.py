@@ -20,6 +20,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.memory import memory_of
+from loadtune.bench.pinned import PinnedBlocks
 from loadtune.bench.protocol import (
     Begin,
     Describe,
@@ -74,7 +75,7 @@ class Session:
         self._samples = describe.Samples(self._workload, line)
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
-        self._pinned_bytes = 0
+        self._pinned = PinnedBlocks(self.memory)
         self._number = secrets.randbelow(1 << 31)  # of the last loader; a bench that was replaced begins elsewhere
         self.memory.remember_idle()
 
@@ -183,7 +184,7 @@ class Session:
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
         self.memory.reset_peaks()
-        run = train_on_loader(trainer, self._loader(loader), request.window_s, self._line)
+        run = train_on_loader(trainer, self._loader(loader), request.window_s, self._line, self._pinned)
         trainer.close()
         if isinstance(run, TrialFailure):
             return run
@@ -225,17 +226,8 @@ class Session:
         return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
-        """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back.
-
-        PyTorch rounds a block up to a power of two and reuses it for that size alone, so blocks of other sizes would
-        stay pinned through all later runs.
-        """
         inputs = self._samples.batch[0]
-        sample_bytes = inputs.nbytes // len(inputs)
-        wanted = 1 << (loader.batch_size * sample_bytes - 1).bit_length() if loader.pin_memory else 0
-        if wanted != self._pinned_bytes:
-            self.memory.free_pinned()
-        self._pinned_bytes = wanted
+        self._pinned.keep_for(loader, inputs.nbytes // len(inputs))
 
     def _trainer(self, recipe: Recipe, optimizer: StepOptimizer | None = None) -> Trainer:
         self._line.enter("prepare")

@@ -42,6 +42,10 @@ class TrialFailure:
         return self.kind in MEMORY_KINDS
 
 
+PAGE_LOCK_SHARE = 0.01
+"""Of a window's seconds. A batch's labels are locked too, in a fraction of a millisecond, which nobody waits for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Some consecutive training steps, synchronised with the device at both ends."""
@@ -71,10 +75,18 @@ class Window:
     steps. None: nothing is pinned by a thread."""
     ready: float | None = None
     """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
+    page_lock_s: float | None = None
+    """Host time in page-locking memory that batches are pinned into. A fresh loader does it until its queue has once
+    been full, and steps wait for the driver meanwhile. None: not on CUDA, or not told."""
 
     @property
     def end_s(self) -> float:
         return self.start_s + self.seconds
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
+        return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
 
 
 def delivered_samples(windows: Sequence[Window]) -> float:

@@ -23,18 +23,24 @@ EARLIEST, LATEST = 0.5, 2.0
 """Times the allowed seconds before which no run ends for being known well enough, and at which it ends whatever it
 still lacks."""
 
+MAX_LEFT_OUT = 8
+"""Windows, still settling after the warm-up, that are left out. A scale that fits is found in fewer, and blocks for a
+queue are locked in fewer; a run that goes on like that is measured as it is."""
+
 
 class StoppingRule:
-    """Drop the warm-up, then collect windows until the rate is known well enough or the time is up.
+    """Drop what is warming up or settling, then collect windows until the rate is known well enough or the time is up.
 
     `add` is told each window and answers whether to go on. `max_s` is how many seconds of counted windows are allowed,
-    unless whole rounds of the workers take longer; twice that at the most. `best` is the incumbent's samples/s, to end
-    hopeless runs early; None: there is none yet, or every run counts.
+    unless whole rounds of the workers take longer; twice that at the most, and after as much of settling at the most.
+    `best` is the incumbent's samples/s, to end hopeless runs early; None: there is none yet, or every run counts.
     """
 
     def __init__(self, *, num_workers: int, max_s: float, target: float = TARGET, best: float | None = None) -> None:
         self.kept: list[Window] = []
         self._dropped: list[Window] = []
+        self._left_out: list[Window] = []
+        self._most_left_out_s = LATEST * max_s
         self._warm_up = WarmUp(num_workers, max_s)
         self._steady, self._precise = Steady(), Precise(target)
         delivered, early = Delivered(num_workers, max_s), TimeUp(EARLIEST * max_s)
@@ -52,6 +58,7 @@ class StoppingRule:
         """Forget what was seen: a run begins."""
         self.kept.clear()
         self._dropped.clear()
+        self._left_out.clear()
         for rule in (self._warm_up, *self._rules):
             rule.start()
 
@@ -60,6 +67,9 @@ class StoppingRule:
         if not self._warm_up.done:
             self._dropped.append(window)
             self._warm_up.add(_standing(self._dropped))
+            return True
+        if window.is_settling and self._may_leave_out:
+            self._left_out.append(window)
             return True
         self.kept.append(window)
         # One window may have cut a round; and a rate of 0 is no rate: until now only what had been prefetched was
@@ -70,6 +80,10 @@ class StoppingRule:
         for rule in self._rules:
             rule.add(standing)
         return not self.done
+
+    @property
+    def _may_leave_out(self) -> bool:
+        return len(self._left_out) < MAX_LEFT_OUT and sum(w.seconds for w in self._left_out) < self._most_left_out_s
 
     @property
     def done(self) -> bool:

@@ -9,10 +9,6 @@ from loadtune.study.stopping import StoppingRule
 WINDOW_S = 0.4
 """Long enough that the synchronisation at its ends costs a fraction of a per cent, short enough for several a trial."""
 
-MAX_LEFT_OUT = 8
-"""Windows with skipped steps that are left out. A scale that fits is found in fewer; a run that goes on skipping is
-measured as it is, and says how many it skipped."""
-
 
 def run_trial(
     bench: Bench,
@@ -22,18 +18,10 @@ def run_trial(
     rule: StoppingRule,
     also: Callable[[Window], None] = lambda window: None,
 ) -> Measurement | TrialFailure:
-    """Time `config` until `rule` has seen enough. `also` is shown each window.
-
-    Windows in which GradScaler left the optimizer out are faster than training is: they are no part of the rate.
-    """
-    left_out = 0
+    """Time `config` until `rule` has seen enough. `also` is shown each window."""
 
     def watch(window: Window) -> bool:
-        nonlocal left_out
         also(window)
-        if window.num_skipped_steps and left_out < MAX_LEFT_OUT:
-            left_out += 1
-            return True
         return rule.add(window)
 
     started = clock.now()

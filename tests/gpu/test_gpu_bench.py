@@ -1,6 +1,7 @@
 """The bench on a real GPU: OOM is clean, memory comes back, windows abut, the device is the one asked for."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,27 @@ def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
         assert w.copy_s + w.compute_s + w.idle_s == pytest.approx(w.seconds, rel=0.05)
         assert w.unpinned is not None
     assert len(run.workers) == 4
+
+
+def test_blocks_of_one_size_are_locked_once(bench: BenchClient) -> None:
+    """A run that pins nothing and one that pins the same again find them locked, and their windows settled."""
+    config = TrialConfig(loader=LoaderConfig(batch_size=96, num_workers=4, pin_memory=True), recipe=FAST)
+    unpinned = replace(config, loader=replace(config.loader, pin_memory=False))
+    runs = [bench.time_training(each, 0.2, Enough(6)) for each in (config, unpinned, config)]
+    first, _, again = (run.windows for run in runs if isinstance(run, TrainingRun))
+    assert all(window.page_lock_s is not None for window in (*first, *again))
+    assert not any(window.is_settling for window in again)
+
+
+class Enough:
+    """Sees so many windows."""
+
+    def __init__(self, num_windows: int) -> None:
+        self.left = num_windows
+
+    def __call__(self, window: Window) -> bool:
+        self.left -= 1
+        return self.left > 0
 
 
 def test_the_ways_to_the_device_are_timed(bench: BenchClient) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from loadtune.bench import loader as loop_module
 from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
@@ -119,6 +120,20 @@ def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     assert windows[-1].ready > 1  # of the two that one worker keeps ahead
     assert windows[-1].unpinned is None  # nothing pins without a GPU
     assert shares[0].num_batches == sum(window.num_steps for window in windows)
+
+
+def test_a_window_has_the_page_locking_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The books count from the process's start; a third of a second went before the first window."""
+    counts = iter([0.3, 0.5, 0.5])
+    monkeypatch.setattr(loop_module, "page_lock_s", lambda device: next(counts))
+    windows, _ = run(SleepingTrainer(step_s=QUICK_S), Sleeping(0.0), num_workers=0, num_windows=2, window_s=0.01)
+    assert [window.page_lock_s for window in windows] == pytest.approx([0.2, 0.0])
+    assert [window.is_settling for window in windows] == [True, False]
+
+
+def test_without_cuda_nothing_is_said_of_page_locking() -> None:
+    (window,), _ = run(SleepingTrainer(step_s=QUICK_S), Sleeping(0.0), num_workers=0, num_windows=1, window_s=0.01)
+    assert window.page_lock_s is None
 
 
 def test_a_dataset_of_few_batches_reads_as_fast_as_its_steps() -> None:

@@ -1,6 +1,8 @@
 """The stopping rule, with constants and no clock."""
 
-from loadtune.records import TuneConfig, Window, half_width_fraction
+from dataclasses import replace
+
+from loadtune.records import TuneConfig, Window, half_width_fraction, samples_per_s
 from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import WINDOW_S
@@ -48,6 +50,33 @@ def test_it_ends_on_whole_rounds_of_the_workers() -> None:
     rule = StoppingRule(num_workers=3, max_s=2.0)
     feed(rule, [window(num_steps=2)] * 20)
     assert sum(w.num_steps for w in rule.kept) % 3 == 0
+
+
+def settling(rate: float, num_windows: int, lock_s: float) -> list[Window]:
+    """While memory is page-locked the rate rises: the fewer blocks are still missing, the less steps wait."""
+    slowed = [window(rate * (0.5 + 0.4 * i / num_windows)) for i in range(num_windows)]
+    return [replace(each, page_lock_s=lock_s) for each in slowed]
+
+
+def test_page_locking_is_no_part_of_the_rate() -> None:
+    rule = StoppingRule(num_workers=4, max_s=4.0)
+    feed(rule, [window(1.0), *settling(1000.0, 5, lock_s=0.05), *[replace(window(1000.0), page_lock_s=0.0)] * 20])
+    assert samples_per_s(rule.kept) == 1000.0
+    assert not rule.noisy
+
+
+def test_a_window_in_which_labels_alone_were_locked_counts() -> None:
+    rule = StoppingRule(num_workers=0, max_s=4.0)
+    assert feed(rule, [replace(window(), page_lock_s=0.001)] * 20) == 6
+
+
+def test_page_locking_without_end_is_measured_as_it_is() -> None:
+    """At most eight windows, or twice the time allowed, are left out: whichever is less."""
+    for seconds, left_out in ((0.5, 8), (2.0, 4)):
+        rule = StoppingRule(num_workers=0, max_s=4.0)
+        locking = replace(window(seconds=seconds), page_lock_s=0.1)
+        seen = feed(rule, [locking] * 40)
+        assert seen - len(rule.kept) == left_out
 
 
 def test_the_verdict_names_what_ended_a_run() -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, TrainingRun, TrialConfig, Window
 from loadtune.seams import Watch
-from loadtune.study.stopping import StoppingRule
-from loadtune.study.trial import MAX_LEFT_OUT, run_trial
+from loadtune.study.stopping import MAX_LEFT_OUT, StoppingRule
+from loadtune.study.trial import run_trial
 from loadtune.testing import FakeBench, FakeSensor
 
 CONFIG = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe(precision="fp16"))
