@@ -1,0 +1,181 @@
+"""What page-locking does to the rate of a run, and whether leaving its windows out makes runs of one kind agree.
+
+    python benchmarks/page_locking.py [--batch-sizes 256 128] [--workers 16] [--rounds 5] [--workload NAME] [--small]
+                                      [--note FILE]
+
+Runs of two batch sizes whose blocks differ, as trials are run: in turn, so that each locks its own anew, and then each
+again right after itself, which finds them locked. Every run is judged twice over the same windows, as trials are and by
+a rule that does not know of locking. ``spread`` is the standard deviation between runs.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from regret_workloads import SPECS, spec_of
+
+from loadtune import __version__
+from loadtune.bench import BenchClient
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.records import (
+    Device,
+    HostFacts,
+    LoaderConfig,
+    Measurement,
+    Recipe,
+    TrialConfig,
+    TuneConfig,
+    Window,
+    samples_per_s,
+)
+from loadtune.stages.run import TRIAL_SHARE
+from loadtune.study.stopping import StoppingRule
+from loadtune.study.trial import run_trial
+
+MAX_S = TRIAL_SHARE * TuneConfig().time_budget_s
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run, judged in both ways."""
+
+    batch_size: int
+    fresh: bool
+    """Its blocks had been given back; False: the run before pinned the same."""
+    per_s: float
+    blind_per_s: float
+    num_left_out: int
+    lock_s: float | None
+    first_batch_s: float
+    seconds: float
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-sizes", type=int, nargs=2, default=[256, 128])
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each size, anew and again")
+    parser.add_argument("--workload", choices=SPECS, default="fake-resnet50")
+    parser.add_argument("--small", action="store_true", help="a model that a CPU trains")
+    parser.add_argument("--note", type=Path)
+    return parser.parse_args()
+
+
+def blind_per_s(windows: Sequence[Window], num_workers: int) -> float:
+    """What a rule that does not know of locking had answered at its end."""
+    rule = StoppingRule(num_workers=num_workers, max_s=MAX_S)
+    for window in windows:
+        if not rule.add(replace(window, page_lock_s=None)):
+            break
+    return samples_per_s(rule.kept)
+
+
+def measure(bench: BenchClient, sampler: Sampler, config: TrialConfig, *, fresh: bool) -> Run:
+    windows: list[Window] = []
+    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=MAX_S)
+    found = run_trial(bench, sampler, MonotonicClock(), config, rule, windows.append)
+    if not isinstance(found, Measurement):
+        raise SystemExit(f"batch {config.batch_size}: {found.kind}: {found.message}")
+    locks = [window.page_lock_s for window in windows if window.page_lock_s is not None]
+    run = Run(
+        batch_size=config.batch_size,
+        fresh=fresh,
+        per_s=found.samples_per_s,
+        blind_per_s=blind_per_s(windows, config.loader.num_workers),
+        num_left_out=sum(window.is_settling for window in windows if window not in found.windows),
+        lock_s=sum(locks) if locks else None,
+        first_batch_s=found.first_batch_s,
+        seconds=found.seconds,
+    )
+    print(run, flush=True)
+    return run
+
+
+def measure_all(bench: BenchClient, sampler: Sampler, given: argparse.Namespace) -> list[Run]:
+    configs = [
+        TrialConfig(
+            loader=LoaderConfig(batch_size=batch_size, num_workers=given.workers, pin_memory=True),
+            recipe=Recipe(precision="fp16", memory_format="channels_last"),
+        )
+        for batch_size in given.batch_sizes
+    ]
+    runs = [measure(bench, sampler, config, fresh=True) for _ in range(given.rounds) for config in configs]
+    for config in configs:
+        measure(bench, sampler, config, fresh=True)  # counted nowhere: its blocks are what the next ones find
+        runs += [measure(bench, sampler, config, fresh=False) for _ in range(given.rounds)]
+    return runs
+
+
+def table(runs: Sequence[Run]) -> str:
+    head = (
+        "| batch | blocks | runs | samples/s | spread | not knowing of locking | spread | windows left out | locking "
+        "within windows | first batch | a run |\n|---|---|---|---|---|---|---|---|---|---|---|"
+    )
+    kinds = dict.fromkeys((run.batch_size, run.fresh) for run in runs)
+    return "\n".join([head, *(line([run for run in runs if (run.batch_size, run.fresh) == kind]) for kind in kinds)])
+
+
+def line(runs: Sequence[Run]) -> str:
+    """Of one batch size, fresh or not."""
+    rates, blind = [run.per_s for run in runs], [run.blind_per_s for run in runs]
+    locks = [run.lock_s for run in runs if run.lock_s is not None]
+    cells = [
+        str(runs[0].batch_size),
+        "locked anew" if runs[0].fresh else "kept",
+        str(len(runs)),
+        f"{statistics.fmean(rates):,.0f}",
+        spread(rates),
+        f"{statistics.fmean(blind):,.0f}",
+        spread(blind),
+        f"{statistics.fmean(run.num_left_out for run in runs):.1f}",
+        f"{statistics.fmean(locks):.2f} s" if locks else "not told",
+        f"{statistics.fmean(run.first_batch_s for run in runs):.2f} s",
+        f"{statistics.fmean(run.seconds for run in runs):.1f} s",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def spread(rates: Sequence[float]) -> str:
+    return f"{statistics.stdev(rates) / statistics.fmean(rates):.1%}" if len(rates) > 1 else "–"
+
+
+def note(given: argparse.Namespace, host: HostFacts, device: Device, runs: Sequence[Run]) -> str:
+    return "\n".join(
+        [
+            f"# Page-locking and the rate on {device.name}, {datetime.now(UTC):%Y-%m-%d}",
+            "",
+            f"Host: {host.cpu_name}, {host.num_usable_cores} cores, {host.os}. Python {host.python}, torch "
+            f"{host.torch}, driver {host.driver or '–'}, loadtune {__version__}.",
+            "",
+            f"Command: `python benchmarks/page_locking.py --workload {given.workload} --batch-sizes "
+            f"{' '.join(map(str, given.batch_sizes))} --workers {given.workers} --rounds {given.rounds}`.",
+            "",
+            table(runs),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    given = arguments()
+    host = read_host()
+    device = choose_device(host, None)
+    spec = spec_of(given.workload, small=given.small, folder=None)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
+        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sampler,
+    ):
+        bench.describe()
+        runs = measure_all(bench, sampler, given)
+    print(table(runs))
+    if given.note:
+        given.note.write_text(note(given, host, device, runs))
+
+
+if __name__ == "__main__":
+    main()
