@@ -1,11 +1,12 @@
 """What page-locking does to the rate of a run, and whether leaving its windows out makes runs of one kind agree.
 
     python benchmarks/page_locking.py [--batch-sizes 256 128] [--workers 16] [--rounds 5] [--workload NAME] [--small]
-                                      [--note FILE]
+                                      [--jpegs FOLDER] [--note FILE]
 
 Runs of two batch sizes whose blocks differ, as trials are run: in turn, so that each locks its own anew, and then each
 again right after itself, which finds them locked. Every run is judged twice over the same windows, as trials are and by
-a rule that does not know of locking. ``spread`` is the standard deviation between runs.
+a rule that does not know of locking. ``spread`` is the standard deviation between runs. A last table has every run: how
+much it locked within its windows, and how long its first batch took, in which more is locked the longer it takes.
 """
 
 import argparse
@@ -45,7 +46,7 @@ class Run:
 
     batch_size: int
     fresh: bool
-    """Its blocks had been given back; False: the run before pinned the same."""
+    """Its blocks had been given back. False: the run before pinned blocks of the same size."""
     per_s: float
     blind_per_s: float
     num_left_out: int
@@ -60,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5, help="runs of each size, anew and again")
     parser.add_argument("--workload", choices=SPECS, default="fake-resnet50")
+    parser.add_argument("--jpegs", type=Path, help="folder for the JPEG files, made where it is empty")
     parser.add_argument("--small", action="store_true", help="a model that a CPU trains")
     parser.add_argument("--note", type=Path)
     return parser.parse_args()
@@ -86,12 +88,12 @@ def measure(bench: BenchClient, sampler: Sampler, config: TrialConfig, *, fresh:
         fresh=fresh,
         per_s=found.samples_per_s,
         blind_per_s=blind_per_s(windows, config.loader.num_workers),
-        num_left_out=sum(window.is_settling for window in windows if window not in found.windows),
+        num_left_out=rule.num_left_out,
         lock_s=sum(locks) if locks else None,
         first_batch_s=found.first_batch_s,
         seconds=found.seconds,
     )
-    print(run, flush=True)
+    print(f"batch {run.batch_size}: {run.per_s:,.0f}/s", flush=True)
     return run
 
 
@@ -139,6 +141,19 @@ def line(runs: Sequence[Run]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def each(runs: Sequence[Run]) -> str:
+    head = (
+        "| batch | blocks | first batch | locking within windows | samples/s | not knowing of it |\n"
+        "|---|---|---|---|---|---|"
+    )
+    cells = (
+        f"| {run.batch_size} | {'anew' if run.fresh else 'kept'} | {run.first_batch_s:.2f} s | "
+        f"{'not told' if run.lock_s is None else f'{run.lock_s:.2f} s'} | {run.per_s:,.0f} | {run.blind_per_s:,.0f} |"
+        for run in runs
+    )
+    return "\n".join([head, *cells])
+
+
 def spread(rates: Sequence[float]) -> str:
     return f"{statistics.stdev(rates) / statistics.fmean(rates):.1%}" if len(rates) > 1 else "–"
 
@@ -156,6 +171,8 @@ def note(given: argparse.Namespace, host: HostFacts, device: Device, runs: Seque
             "",
             table(runs),
             "",
+            each(runs),
+            "",
         ]
     )
 
@@ -164,15 +181,17 @@ def main() -> None:
     given = arguments()
     host = read_host()
     device = choose_device(host, None)
-    spec = spec_of(given.workload, small=given.small, folder=None)
+    spec = spec_of(given.workload, small=given.small, folder=given.jpegs)
     with (
         tempfile.TemporaryDirectory() as folder,
         BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sampler,
     ):
-        bench.describe()
+        sample_bytes = bench.describe().sample_bytes
+        if len({(size * sample_bytes - 1).bit_length() for size in given.batch_sizes}) < 2:
+            raise SystemExit(f"--batch-sizes {given.batch_sizes}: both go into blocks of one size; take others")
         runs = measure_all(bench, sampler, given)
-    print(table(runs))
+    print(table(runs), each(runs), sep="\n\n")
     if given.note:
         given.note.write_text(note(given, host, device, runs))
 

@@ -88,6 +88,10 @@ class EndlessLoader:
         self._position += 1
         return batch
 
+    def any_made(self) -> bool:
+        """Whether a worker has read all samples of a batch. Without workers: always, nothing is made ahead."""
+        return self._ledger is None or self._ledger.num_ended() > 0
+
     def depth(self) -> Depth | None:
         """Where in the prefetch queue batches stand. None: there is no queue, or it does not tell."""
         return queue_depth(self._iterator)

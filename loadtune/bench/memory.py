@@ -63,7 +63,7 @@ class DeviceMemory(Protocol):
         ...
 
     def lock_block(self, num_bytes: int) -> Any:
-        """Page-locked host memory that PyTorch keeps when it is dropped. None: there is no such thing, or no more."""
+        """Page-locked host memory, which PyTorch keeps for batches when it is dropped. None: none is to be had."""
         ...
 
 
@@ -147,7 +147,7 @@ class CudaMemory:
     def lock_block(self, num_bytes: int) -> Any:
         try:
             return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError:  # as much is locked as the system allows; batches that need more will say it
+        except torch.AcceleratorError:  # and no RuntimeError: as such comes the news, in any call, that a worker died
             return None
 
 

@@ -15,8 +15,8 @@ from loadtune.bench.memory import DeviceMemory
 from loadtune.host.memory import read_ram
 from loadtune.records import LoaderConfig
 
-_KEPT_SHARE = 0.5
-"""Of the RAM that is available: a loader that takes no more than this leaves room for blocks that only wait."""
+_LOCKED_SHARE = 0.5
+"""Of the RAM that is available: what may be locked before any batch asks for it."""
 
 
 class PinnedBlocks:
@@ -29,40 +29,38 @@ class PinnedBlocks:
         self._block_bytes = 0
 
     def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
-        """Keep the blocks that the last runs pinned, where this one's batches go into them, or where it pins none and
-        they are in nobody's way; else give them back: they would stay locked through all later runs."""
-        batch_bytes = loader.batch_size * sample_bytes
-        if not loader.pin_memory:
-            in_flight = (loader.num_prefetched + loader.num_workers) * batch_bytes
-            if in_flight <= _KEPT_SHARE * self._available_bytes():
-                return
-        wanted = 1 << (batch_bytes - 1).bit_length() if loader.pin_memory else 0
+        """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back: they
+        would stay locked through all later runs."""
+        wanted = 1 << (loader.batch_size * sample_bytes - 1).bit_length() if loader.pin_memory else 0
         if wanted != self._block_bytes:
             self._memory.free_pinned()
         self._block_bytes = wanted
 
     def lock_ahead(self, loader: EndlessLoader) -> None:
-        """Lock what its queue will hold, for as long as its workers have made no batch: nothing else is done then."""
-        if not loader.config.pin_memory or loader.depth() is None:
+        """Lock the blocks of the loader they are kept for, as many as go until a worker has made a batch.
+
+        Nothing else is done until then; the first batch waits for the last of them at most. Those that are there
+        already cost nothing.
+        """
+        if not self._block_bytes:
             return
+        most = min(loader.config.num_pinned, int(_LOCKED_SHARE * self._available_bytes() / self._block_bytes))
         blocks: list[Any] = []
-        while len(blocks) < loader.config.num_prefetched and not _any_made(loader):
+        while len(blocks) < most and not loader.any_made():
             block = self._memory.lock_block(self._block_bytes)
             if block is None:
+                blocks.clear()
+                self._memory.free_pinned()  # the loader's own need may still be met
                 return
             blocks.append(block)
 
 
 def page_lock_s(device: torch.device) -> float | None:
-    """Seconds this process has spent on page-locking memory for pinned batches. None: not on CUDA, or not told."""
+    """Seconds this process has spent on page-locking memory for pinned batches, calls that have ended. None: not on
+    CUDA, or not told."""
     if device.type != "cuda":
         return None
     try:
         return float(torch.cuda.host_memory_stats_as_nested_dict()["host_alloc_time"]["total"]) / 1e6
-    except (AttributeError, KeyError, RuntimeError):
+    except (AttributeError, KeyError):
         return None
-
-
-def _any_made(loader: EndlessLoader) -> bool:
-    depth = loader.depth()
-    return depth is None or depth.ready + (depth.unpinned or 0) > 0

@@ -56,6 +56,10 @@ class WorkerLedger:
             row[_MADE_S] += seconds
             row[_MAX_MADE_S] = max(row[_MAX_MADE_S], seconds)
 
+    def num_ended(self) -> int:
+        """Batches whose samples are all there; the worker may still be putting them together."""
+        return int(self._rows[:, _ENDED].sum())
+
     def num_made(self, now: float) -> float:
         """Batches made until now by all of them; one in the making counts by how far it should have come."""
         rows = [_Row(*row) for row in self._rows.tolist()]

@@ -9,9 +9,6 @@ SHM_SHARE = 0.8
 RAM_SHARE = 0.5
 """Of the RAM that is available: the rest is for the workers themselves and the page cache that feeds them."""
 
-PINNED_COPIES = 2
-"""Page-locked batches beside those in flight: one being filled, one being copied to the device."""
-
 
 def prefetch_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
     """Bytes of the batches in flight: those asked for ahead, and one in the making per worker."""
@@ -27,7 +24,7 @@ def ram_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
         return prefetch_bytes(loader, sample_bytes)
     batch_bytes = loader.batch_size * sample_bytes
     block_bytes = 1 << (batch_bytes - 1).bit_length()
-    return (loader.num_prefetched + PINNED_COPIES) * block_bytes + loader.num_workers * batch_bytes
+    return loader.num_pinned * block_bytes + loader.num_workers * batch_bytes
 
 
 def largest_host_batch(sample_bytes: int, host: HostFacts) -> int:

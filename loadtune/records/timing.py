@@ -43,7 +43,7 @@ class TrialFailure:
 
 
 PAGE_LOCK_SHARE = 0.01
-"""Of a window's seconds. A batch's labels are locked too, in a fraction of a millisecond, which nobody waits for."""
+"""Of a window's seconds. A block for a label a sample is locked as well, and nobody waits for that little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,9 @@ class Window:
     ready: float | None = None
     """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
     page_lock_s: float | None = None
-    """Host time in page-locking memory that batches are pinned into. A fresh loader does it until its queue has once
-    been full, and steps wait for the driver meanwhile. None: not on CUDA, or not told."""
+    """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
+    it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
+    meanwhile. None: not on CUDA, or not told."""
 
     @property
     def end_s(self) -> float:
@@ -144,7 +145,7 @@ class TrainingRun:
 
     windows: tuple[Window, ...]
     first_batch_s: float
-    """From ``iter(loader)`` to the first batch in hand: workers' start-up included."""
+    """From ``iter(loader)`` to the first batch in hand: workers' start-up included, and page-locking begun by then."""
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
     peak_allocated_bytes: int | None = None
@@ -159,7 +160,7 @@ class Measurement:
     """One configuration, timed on real training steps with a fresh loader."""
 
     windows: tuple[Window, ...]
-    """Those that count: warm-up is left out, and what GradScaler skipped steps in. At least one."""
+    """Those that count, one after the other: what came before was warm-up, or still settled. At least one."""
     first_batch_s: float
     seconds: float
     """What this took, all told, start-up and warm-up included."""

@@ -24,8 +24,8 @@ EARLIEST, LATEST = 0.5, 2.0
 still lacks."""
 
 MAX_LEFT_OUT = 8
-"""Windows, still settling after the warm-up, that are left out. A scale that fits is found in fewer, and blocks for a
-queue are locked in fewer; a run that goes on like that is measured as it is."""
+"""Windows that are left out after the warm-up because they or a later one still settled. A scale that fits is found in
+fewer; a run that goes on like that is measured as it is, and called noisy."""
 
 
 class StoppingRule:
@@ -68,10 +68,10 @@ class StoppingRule:
             self._dropped.append(window)
             self._warm_up.add(_standing(self._dropped))
             return True
-        if window.is_settling and self._may_leave_out:
-            self._left_out.append(window)
-            return True
         self.kept.append(window)
+        if window.is_settling and self._may_leave_out:
+            self._begin_anew()
+            return True
         # One window may have cut a round; and a rate of 0 is no rate: until now only what had been prefetched was
         # consumed.
         if len(self.kept) < 2 or samples_per_s(self.kept) <= 0:
@@ -82,8 +82,20 @@ class StoppingRule:
         return not self.done
 
     @property
+    def num_left_out(self) -> int:
+        """Windows after the warm-up that do not count, because they or a later one still settled."""
+        return len(self._left_out)
+
+    @property
     def _may_leave_out(self) -> bool:
         return len(self._left_out) < MAX_LEFT_OUT and sum(w.seconds for w in self._left_out) < self._most_left_out_s
+
+    def _begin_anew(self) -> None:
+        """What is kept stays one stretch of the run. A lock is booked where it ends, and may have begun before."""
+        self._left_out += self.kept
+        self.kept.clear()
+        for rule in self._rules:
+            rule.start()
 
     @property
     def done(self) -> bool:
@@ -96,8 +108,9 @@ class StoppingRule:
 
     @property
     def noisy(self) -> bool:
-        """What was kept is not known well enough."""
-        return bool(self.kept) and not (self._precise.done and self._steady.done)
+        """What was kept is not known well enough, or still settled."""
+        settled = not any(window.is_settling for window in self.kept)
+        return bool(self.kept) and not (settled and self._precise.done and self._steady.done)
 
     @property
     def _rules(self) -> set[Rule]:

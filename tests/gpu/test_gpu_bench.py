@@ -1,12 +1,14 @@
 """The bench on a real GPU: OOM is clean, memory comes back, windows abut, the device is the one asked for."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from loadtune.bench import BenchClient
+from loadtune.bench.pinned import page_lock_s
 from loadtune.host import choose_device, read_host
 from loadtune.records import (
     BatchTry,
@@ -20,6 +22,7 @@ from loadtune.records import (
     Window,
     WorkloadSpec,
 )
+from loadtune.records.timing import PAGE_LOCK_SHARE
 
 pytestmark = pytest.mark.gpu
 
@@ -93,14 +96,25 @@ def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
     assert len(run.workers) == 4
 
 
+def test_the_allocator_books_what_locking_takes() -> None:
+    device = torch.device("cuda")
+    torch.zeros(1, device=device)
+    before, began = page_lock_s(device), time.monotonic()
+    torch.empty((1 << 28) + 1, dtype=torch.uint8, pin_memory=True)
+    after, took_s = page_lock_s(device), time.monotonic() - began
+    assert before is not None
+    assert after is not None
+    assert took_s / 2 < after - before <= took_s
+
+
 def test_blocks_of_one_size_are_locked_once(bench: BenchClient) -> None:
-    """A run that pins nothing and one that pins the same again find them locked, and their windows settled."""
-    config = TrialConfig(loader=LoaderConfig(batch_size=96, num_workers=4, pin_memory=True), recipe=FAST)
-    unpinned = replace(config, loader=replace(config.loader, pin_memory=False))
-    runs = [bench.time_training(each, 0.2, Enough(6)) for each in (config, unpinned, config)]
-    first, _, again = (run.windows for run in runs if isinstance(run, TrainingRun))
-    assert all(window.page_lock_s is not None for window in (*first, *again))
-    assert not any(window.is_settling for window in again)
+    """By a run that is long enough to fill its queue; the same again finds them."""
+    config = TrialConfig(loader=LoaderConfig(batch_size=96, num_workers=2, pin_memory=True), recipe=FAST)
+    runs = [bench.time_training(config, 0.2, Enough(num_windows)) for num_windows in (20, 6)]
+    first, again = (run.windows for run in runs if isinstance(run, TrainingRun))
+    locks = [window.page_lock_s for window in (*first, *again)]
+    assert None not in locks
+    assert sum(window.page_lock_s or 0.0 for window in again) < PAGE_LOCK_SHARE * sum(w.seconds for w in again)
 
 
 class Enough:

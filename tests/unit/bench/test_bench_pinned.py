@@ -1,5 +1,6 @@
 """Page-locked blocks: those that the next run pins again are kept, and a loader's are locked before it trains."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 import torch
 
 from loadtune.bench import pinned
+from loadtune.bench.memory import CudaMemory
 from loadtune.bench.pinned import PinnedBlocks, page_lock_s
-from loadtune.bench.prefetch_queue import Depth
+from loadtune.bench.session import Session
 from loadtune.records import LoaderConfig
 
 SAMPLE_BYTES = 1000
+BLOCK_BYTES = 1 << 18
+"""What 256 samples go into."""
 CUDA = torch.device("cuda", 0)
 
 
@@ -51,54 +55,77 @@ def test_blocks_are_kept_for_batches_that_go_into_them() -> None:
     assert freed == [1, 1, 1, 2]
 
 
-def test_blocks_outlast_a_run_that_pins_nothing() -> None:
+def test_blocks_are_given_back_before_a_run_that_pins_nothing() -> None:
     memory = CountingMemory()
     kept = blocks(memory)
-    kept.keep_for(config(), SAMPLE_BYTES)
-    kept.keep_for(config(64, pin_memory=False), SAMPLE_BYTES)
-    kept.keep_for(config(), SAMPLE_BYTES)
-    assert memory.freed == 1
+    for pin_memory in (True, False, False):
+        kept.keep_for(config(pin_memory=pin_memory), SAMPLE_BYTES)
+    assert memory.freed == 2, "once before each: the third run finds nothing to give back"
 
 
-def test_blocks_make_way_for_a_run_that_needs_the_memory() -> None:
-    """2 workers hold 6 batches in flight; half of what is available is a byte less than they take."""
-    memory = CountingMemory()
-    kept = blocks(memory, available_bytes=2 * 6 * 256 * SAMPLE_BYTES - 1)
-    kept.keep_for(config(), SAMPLE_BYTES)
-    kept.keep_for(config(pin_memory=False), SAMPLE_BYTES)
-    assert memory.freed == 2
-    kept.keep_for(config(pin_memory=False), SAMPLE_BYTES)
-    assert memory.freed == 2, "there is nothing left to give back"
+def test_a_session_says_what_a_sample_takes() -> None:
+    session = Session.__new__(Session)
+    inputs = torch.zeros(16, 3, 8, 8)
+    asked: list[int] = []
+    session._samples = SimpleNamespace(batch=(inputs, torch.zeros(16)))  # type: ignore[assignment]
+    session._pinned = SimpleNamespace(keep_for=lambda loader, sample_bytes: asked.append(sample_bytes))  # type: ignore[assignment]
+    session._keep_pinned_for(config())
+    assert asked == [3 * 8 * 8 * 4]
 
 
-def locked(memory: CountingMemory, asked: LoaderConfig, depths: list[Depth | None]) -> list[int]:
-    """Sizes of the blocks locked for a loader whose queue looks like this from one look to the next."""
-    ahead = blocks(memory)
+def locked(
+    memory: CountingMemory, asked: LoaderConfig, num_looks: int | None = None, available_bytes: int = 1 << 40
+) -> list[int]:
+    """Sizes of the blocks locked for a loader that has made a batch after so many looks; None: never."""
+    ahead = blocks(memory, available_bytes)
     ahead.keep_for(asked, SAMPLE_BYTES)
-    looks = iter(depths)
-    loader: Any = SimpleNamespace(config=asked, depth=lambda: next(looks, depths[-1]))
+    looks = itertools.count()
+    loader: Any = SimpleNamespace(config=asked, any_made=lambda: next(looks) == num_looks)
     ahead.lock_ahead(loader)
     return memory.locked
 
 
 def test_a_queue_is_locked_while_its_first_batch_is_made() -> None:
-    empty = Depth(unpinned=0, ready=0)
-    assert locked(CountingMemory(), config(), [empty]) == [1 << 18] * 4
-    assert locked(CountingMemory(most_blocks=3), config(), [empty]) == [1 << 18] * 3
+    """Two workers keep four batches ahead; one more is filled and one copied."""
+    assert locked(CountingMemory(), config()) == [BLOCK_BYTES] * 6
 
 
-@pytest.mark.parametrize(
-    "made", [Depth(unpinned=1, ready=0), Depth(unpinned=0, ready=1), Depth(unpinned=None, ready=1)]
-)
-def test_nothing_more_is_locked_once_a_batch_is_there(made: Depth) -> None:
-    empty = Depth(unpinned=0, ready=0)
-    assert len(locked(CountingMemory(), config(), [empty, empty, empty, made])) == 2  # the first look: is there a queue
+def test_nothing_more_is_locked_once_a_batch_is_made() -> None:
+    assert locked(CountingMemory(), config(), num_looks=2) == [BLOCK_BYTES] * 2
 
 
-def test_nothing_is_locked_for_a_loader_that_pins_nothing_or_has_no_queue() -> None:
-    empty = Depth(unpinned=None, ready=0)
-    assert locked(CountingMemory(), config(pin_memory=False), [empty]) == []
-    assert locked(CountingMemory(), config(num_workers=0), [None]) == []
+def test_nothing_is_locked_for_a_loader_that_pins_nothing_or_has_no_workers() -> None:
+    assert locked(CountingMemory(), config(pin_memory=False)) == []
+    assert locked(CountingMemory(), config(num_workers=0), num_looks=0) == []
+
+
+def test_no_more_than_half_of_the_memory_is_locked_ahead() -> None:
+    assert locked(CountingMemory(), config(), available_bytes=7 * BLOCK_BYTES) == [BLOCK_BYTES] * 3
+
+
+def test_what_was_locked_is_given_back_where_the_system_refuses_more() -> None:
+    memory = CountingMemory(most_blocks=3)
+    assert len(locked(memory, config())) == 3
+    assert memory.freed == 2, "before the run, and then"
+
+
+def test_the_news_that_a_worker_died_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's signal handler raises it in whatever call the training process is in."""
+
+    def dies(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    monkeypatch.setattr(torch, "empty", dies)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        CudaMemory.lock_block(CudaMemory.__new__(CudaMemory), 8)
+
+
+def test_a_system_that_locks_no_more_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch, "empty", refuses)
+    assert CudaMemory.lock_block(CudaMemory.__new__(CudaMemory), 8) is None
 
 
 @pytest.mark.parametrize(

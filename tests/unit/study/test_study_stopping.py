@@ -70,6 +70,15 @@ def test_a_window_in_which_labels_alone_were_locked_counts() -> None:
     assert feed(rule, [replace(window(), page_lock_s=0.001)] * 20) == 6
 
 
+def test_what_is_kept_is_one_stretch_after_the_last_locking() -> None:
+    """A lock is booked where it ends: the window before, in which it may have begun, does not count either."""
+    rule = StoppingRule(num_workers=0, max_s=4.0)
+    late = replace(window(500.0), page_lock_s=0.2)
+    feed(rule, [window(1000.0), window(600.0), late, *[window(1000.0)] * 20])
+    assert samples_per_s(rule.kept) == 1000.0
+    assert not rule.noisy
+
+
 def test_page_locking_without_end_is_measured_as_it_is() -> None:
     """At most eight windows, or twice the time allowed, are left out: whichever is less."""
     for seconds, left_out in ((0.5, 8), (2.0, 4)):
@@ -77,6 +86,7 @@ def test_page_locking_without_end_is_measured_as_it_is() -> None:
         locking = replace(window(seconds=seconds), page_lock_s=0.1)
         seen = feed(rule, [locking] * 40)
         assert seen - len(rule.kept) == left_out
+        assert rule.noisy
 
 
 def test_the_verdict_names_what_ended_a_run() -> None:
