@@ -31,7 +31,7 @@ from loadtune.study.confirm import between_run_spread
 from loadtune.study.space import SearchSpace
 from loadtune.tune import tune_loader
 
-NUM_ROWS, NUM_RUNS = 28, 2
+NUM_ROWS, NUM_RUNS = 24, 2
 NUM_BEST = 3
 
 
