@@ -136,6 +136,12 @@ def pinning(e: Evidence) -> Hindrance | None:
     if not e.pinning_is_the_wall:
         return None
     gain = e.gain_without("pinning")
+    if e.pinning_stretches and not e.waits:
+        figures = (
+            f"Most likely: beside the pinning thread, which uses {cores_text(e.pin_thread_cores)} core, a step takes "
+            f"the device {e.stretch:.1f} times as long as alone, where it reaches {rate_text(e.compute_per_s)}."
+        )
+        return named("pinning", figures, gain)
     if e.pin_thread_per_s is None:
         core = "" if e.pin_thread_cores is None else f" uses {cores_text(e.pin_thread_cores)} core and"
         before = "" if e.unpinned_batches is None else f" with {e.unpinned_batches:.1f} batches before it"

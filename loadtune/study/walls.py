@@ -27,6 +27,10 @@ SLOWER = 0.9
 """With pinning, a loader below this share of what it does without is held up by the pinning, not by noise."""
 
 
+STRETCHED = 1.15
+"""A step that takes the device this many times as long as alone is slowed by what runs beside it, not by noise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """What was measured of one configuration. None: not measured, or there is no such thing here."""
@@ -119,6 +123,13 @@ class Evidence:
         return not self.is_saturated and (self.wait_fraction or 0.0) >= WAITING
 
     @property
+    def stretch(self) -> float | None:
+        """Times as long as alone that a step takes the device. None: not timed in both ways."""
+        if self.compute_fraction is None or not self.compute_per_s or not self.trained_per_s:
+            return None
+        return self.compute_fraction * self.compute_per_s / self.trained_per_s
+
+    @property
     def pin_thread_per_s(self) -> float | None:
         """What pinning hands on where it, and not the workers, limits the loader. None: not known, or not so."""
         if self.pinned_per_s is None or self.workers_per_s is None or not self.num_workers:
@@ -134,9 +145,18 @@ class Evidence:
         """
         tight = self._is_tight(self.pin_thread_per_s)
         if not self.waits:
-            return tight and not self.is_saturated and not self._copies_explain
+            return (tight or self.pinning_stretches) and not self.is_saturated and not self._copies_explain
         behind = (self.unpinned_batches or 0.0) >= STANDING and (self.ready_batches or 0.0) < NONE_READY
-        return tight or behind or (self.pin_thread_cores or 0.0) >= FULL
+        return tight or behind or self._is_pin_thread_full
+
+    @property
+    def pinning_stretches(self) -> bool:
+        """Steps take longer than alone beside a pinning thread that never rests."""
+        return self._is_pin_thread_full and (self.stretch or 1.0) >= STRETCHED
+
+    @property
+    def _is_pin_thread_full(self) -> bool:
+        return (self.pin_thread_cores or 0.0) >= FULL
 
     @property
     def _copies_explain(self) -> bool:

@@ -1,11 +1,13 @@
 """The confirmation within a run, where its time is short; over a fake bench."""
 
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig, YourSettings
+from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig, Window, YourSettings
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
@@ -16,6 +18,34 @@ class Busy(FakeBench):
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self.clock.spend(6.0)
         return super().time_training(config, window_s, watch)
+
+
+class Locking(FakeBench):
+    """Up to six windows of a run lock a pinned loader's blocks, and their steps take twice as long."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed=seed, noise=0.01, between_runs=0.01)
+        self.left, self.chance = 0, random.Random(seed)
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.left = self.chance.randint(0, 6) if config.loader.pin_memory else 0
+        return super().time_training(config, window_s, watch)
+
+    def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
+        locks, self.left = self.left > 0, max(0, self.left - 1)
+        window = super()._window(step_s * (1 + locks), num_steps, batch_size, wait_fraction)
+        return replace(window, page_lock_s=0.3 * window.seconds if locks else 0.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_page_locking_is_in_no_figure_of_the_answer(tmp_path: Path, seed: int) -> None:
+    bench = Locking(seed)
+    result = tune_fake(bench, tmp_path, TuneConfig(seed=seed))
+    assert result.best is not None
+    assert result.best.config.loader.pin_memory
+    assert result.best.samples_per_s == pytest.approx(bench.surface.training_rate(result.best.config), rel=0.03)
+    assert result.best.half_width_fraction is not None
+    assert result.best.half_width_fraction < 0.1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -45,6 +45,19 @@ PAGEABLE = replace(
     num_workers=16,
     pinned=False,
 )
+# The pinned loader alone has room, and is no slower than the unpinned; no batch is waited for.
+STRETCHED = replace(
+    H200,
+    trained_per_s=3390.0,
+    workers_per_s=4393.0,
+    pinned_per_s=4108.0,
+    wait_fraction=0.01,
+    num_workers=12,
+    pin_thread_cores=0.97,
+    compute_fraction=0.94,
+    copy_fraction=0.05,
+    idle_fraction=0.01,
+)
 # Eight unpinned workers far below what the device takes: what it is that holds them up is for each test to say.
 BEHIND = replace(H200, trained_per_s=1450.0, workers_per_s=1500.0, wait_fraction=0.7, num_workers=8, pinned=False)
 
@@ -56,6 +69,7 @@ BEHIND = replace(H200, trained_per_s=1450.0, workers_per_s=1500.0, wait_fraction
         pytest.param(NO_WORKERS, "workers", 1 / (1 / 5879 + 1 / 90_000) / 366, id="no-workers"),
         pytest.param(EIGHT, "workers", 1 / (1 / 5879 + 1 / 90_000) / 2900, id="8-workers"),
         pytest.param(PINNED, "pinning", 4763 / 3900, id="16-workers-pinned"),
+        pytest.param(STRETCHED, "pinning", 4393 / 3390, id="steps-slowed-by-pinning"),
         pytest.param(PAGEABLE, "transfer", 4763 / 2440, id="16-workers-unpinned"),
         pytest.param(
             replace(BEHIND, worker_cores=0.12, disk_read_bytes_per_s=160e6),
@@ -100,6 +114,11 @@ def test_what_bounds_it_and_what_there_is_to_gain_at_most(evidence: Evidence, bo
         pytest.param(replace(EIGHT, wait_fraction=0.14), "workers", "unclear", id="no-wait-no-worker-at-fault"),
         pytest.param(replace(PINNED, workers_per_s=4100.0), "pinning", "unclear", id="pinned-as-fast-as-not-pinned"),
         pytest.param(replace(PINNED, pinned_per_s=4300.0), "pinning", "unclear", id="pinning-has-room"),
+        pytest.param(replace(STRETCHED, pin_thread_cores=0.8), "stretched", "unclear", id="a-pin-thread-that-rests"),
+        pytest.param(replace(STRETCHED, compute_fraction=0.65), "stretched", "unclear", id="steps-as-fast-as-alone"),
+        pytest.param(
+            replace(STRETCHED, copy_fraction=0.25, compute_fraction=0.74), "stretched", "transfer", id="slow-copies"
+        ),
         pytest.param(replace(PINNED, copy_fraction=0.2), "pinning", "transfer", id="copies-explain-it"),
         pytest.param(replace(PAGEABLE, on_gpu=False), "transfer", "unclear", id="no-way-to-a-cpu"),
         pytest.param(replace(PAGEABLE, transfer_per_s=25_000.0), "transfer", "unclear", id="copies-of-a-tenth"),
@@ -118,8 +137,24 @@ def test_what_bounds_it_and_what_there_is_to_gain_at_most(evidence: Evidence, bo
     ],
 )
 def test_where_one_verdict_gives_way_to_another(changed: Evidence, was: str, now: str) -> None:
-    whole = {"compute": UINT8, "workers": EIGHT if changed.pinned else BEHIND, "pinning": PINNED, "transfer": PAGEABLE}
-    assert (judge(whole[was]).bound_by, judge(changed).bound_by) == (was, now)
+    whole = {
+        "compute": UINT8,
+        "workers": EIGHT if changed.pinned else BEHIND,
+        "pinning": PINNED,
+        "stretched": STRETCHED,
+        "transfer": PAGEABLE,
+    }
+    bound = "pinning" if was == "stretched" else was
+    assert (judge(whole[was]).bound_by, judge(changed).bound_by) == (bound, now)
+
+
+def test_steps_that_slow_down_are_said_with_and_without_a_cause() -> None:
+    """0.94 of the time at 3,390/s, where 5,879/s are computed alone."""
+    assert "1.6 times as long as alone" in judge(STRETCHED).evidence
+    unexplained = judge(replace(STRETCHED, pin_thread_cores=None))
+    assert unexplained.bound_by == "unclear"
+    assert "1.6 times as long as without a loader" in unexplained.evidence
+    assert "nothing that was timed" not in unexplained.evidence
 
 
 @pytest.mark.parametrize(
