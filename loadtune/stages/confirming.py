@@ -32,8 +32,7 @@ COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
 
 SKIPPED = 0.1
-"""Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and
-change its rate by less than its noise."""
+"""Share of the winner's timed steps above which skipped ones are told: fewer change its rate by less than its noise."""
 
 BY_ENERGY = (
     "The best is the configuration that trains the most samples per joule of the GPU's board, which need not be the "
@@ -160,8 +159,8 @@ def _tell_ties(run: Run, best: Winner) -> None:
 
 def _tell_skipped(run: Run, winner: Finalist) -> None:
     """A skipped step leaves the optimizer out, so it is faster than one that trains."""
-    num_skipped = sum(each.num_skipped_steps for each in winner.runs)
-    num_steps = sum(window.num_steps for each in winner.runs for window in each.windows)
+    timed = [window for each in winner.runs for window in each.windows]  # what settled before them is in no rate
+    num_skipped, num_steps = sum(w.num_skipped_steps for w in timed), sum(w.num_steps for w in timed)
     if num_skipped > SKIPPED * num_steps:
         run.found.note(
             f"GradScaler skipped the optimizer in {counted(num_skipped, 'step')} of the winner's runs, which timed "
