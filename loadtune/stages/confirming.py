@@ -93,9 +93,11 @@ def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
 def _known(run: Run) -> list[Outcome]:
     """What was confirmed before an interruption.
 
-    After a trial that is newer than that, it is of another choice of finalists, and all is measured anew.
+    After a trial that was run since, it is of another choice of finalists, and all is measured anew.
     """
-    lines = [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else run.kept.confirmed
+    if run.kept is None or any(trial.screened is None for trial in run.found.trials[len(run.kept.trials) :]):
+        return []
+    lines = run.kept.confirmed
     return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]
 
 
