@@ -120,7 +120,7 @@ def _first(tries: Tries, size: int) -> None:
         raise _untrainable(report, report.failure)
     if report.failure is not None:
         raise NothingFitsError(
-            f"Not even a batch of {size} trains in {report.precision}: {report.failure.message} "
+            f"Not even a batch of {size} trains in {report.precision}: {report.failure.message.rstrip('.')}. "
             "Free some memory, pick another device with --device, or take a smaller model or --image-size."
         )
 

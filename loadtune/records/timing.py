@@ -165,6 +165,7 @@ class Measurement:
     seconds: float
     """What this took, all told, start-up and warm-up included."""
     num_skipped_steps: int = 0
+    """Of the whole run, as `TrainingRun` has it: most of them lie before the windows that count."""
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     telemetry: Telemetry | None = None

@@ -105,7 +105,7 @@ class Kept:
     timed: tuple[ComputePoint, ...]
     """Beside those of the curve."""
     confirmed: tuple[Confirmed, ...]
-    """Since the last trial: what was confirmed before it was another choice of finalists."""
+    """Since the last trial that was run: what was confirmed before it was another choice of finalists."""
     winners: tuple[Winners, ...] = ()
     """Of any winner so far; each names its configuration."""
 
@@ -146,7 +146,8 @@ def read_journal(folder: Path) -> Kept:
     heads = [line for line in lines if isinstance(line, Head)]
     if not heads:
         raise ResultError(f"{path} ends before it says what was run. There is nothing to resume: run without --resume.")
-    since = max((at for at, line in enumerate(lines) if isinstance(line, Tried)), default=0)
+    run = (at for at, line in enumerate(lines) if isinstance(line, Tried) and line.trial.screened is None)
+    since = max(run, default=0)
     return Kept(
         head=heads[-1],
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),

@@ -32,8 +32,7 @@ COMPUTE_STEPS = 4
 """Steps a compute point takes at the least: one or more to warm up, two to time."""
 
 SKIPPED = 0.1
-"""Share of the winner's timed steps above which skipped ones are told: a few a run, until the scale fits, are usual and
-change its rate by less than its noise."""
+"""Share of the winner's timed steps above which skipped ones are told: fewer change its rate by less than its noise."""
 
 BY_ENERGY = (
     "The best is the configuration that trains the most samples per joule of the GPU's board, which need not be the "
@@ -94,9 +93,11 @@ def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
 def _known(run: Run) -> list[Outcome]:
     """What was confirmed before an interruption.
 
-    After a trial that is newer than that, it is of another choice of finalists, and all is measured anew.
+    After a trial that was run since, it is of another choice of finalists, and all is measured anew.
     """
-    lines = [] if run.kept is None or len(run.found.trials) > len(run.kept.trials) else run.kept.confirmed
+    if run.kept is None or any(trial.screened is None for trial in run.found.trials[len(run.kept.trials) :]):
+        return []
+    lines = run.kept.confirmed
     return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]
 
 
@@ -160,8 +161,8 @@ def _tell_ties(run: Run, best: Winner) -> None:
 
 def _tell_skipped(run: Run, winner: Finalist) -> None:
     """A skipped step leaves the optimizer out, so it is faster than one that trains."""
-    num_skipped = sum(each.num_skipped_steps for each in winner.runs)
-    num_steps = sum(window.num_steps for each in winner.runs for window in each.windows)
+    timed = [window for each in winner.runs for window in each.windows]  # what settled before them is in no rate
+    num_skipped, num_steps = sum(w.num_skipped_steps for w in timed), sum(w.num_steps for w in timed)
     if num_skipped > SKIPPED * num_steps:
         run.found.note(
             f"GradScaler skipped the optimizer in {counted(num_skipped, 'step')} of the winner's runs, which timed "

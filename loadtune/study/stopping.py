@@ -32,7 +32,8 @@ class StoppingRule:
     """Drop what is warming up or settling, then collect windows until the rate is known well enough or the time is up.
 
     `add` is told each window and answers whether to go on. `max_s` is how many seconds of counted windows are allowed,
-    unless whole rounds of the workers take longer; twice that at the most, and after as much of settling at the most.
+    unless whole rounds of the workers take longer; twice that at the most. Once as much was left out for settling,
+    nothing more is.
     `best` is the incumbent's samples/s, to end hopeless runs early; None: there is none yet, or every run counts.
     """
 
@@ -80,11 +81,6 @@ class StoppingRule:
         for rule in self._rules:
             rule.add(standing)
         return not self.done
-
-    @property
-    def num_left_out(self) -> int:
-        """Windows after the warm-up that do not count, because they or a later one still settled."""
-        return len(self._left_out)
 
     @property
     def _may_leave_out(self) -> bool:

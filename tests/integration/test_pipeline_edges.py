@@ -1,6 +1,7 @@
 """The whole story where there is hardly anything to choose, hardly any time, or hardly anything that runs."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from loadtune.records import (
     TrialFailure,
     TuneConfig,
     TuningResult,
+    Window,
     YourSettings,
 )
 from loadtune.seams import Watch
@@ -272,20 +274,31 @@ def test_a_run_aims_at_three_of_its_five_minutes_and_takes_of_the_rest_what_it_n
     assert min(len(finalist.runs) for finalist in result.finalists) >= 2
 
 
-def test_skipped_steps_of_the_winner_are_told(tmp_path: Path) -> None:
-    """A model that overflows in fp16 is fast because its optimizer never steps."""
+@pytest.mark.parametrize(("num_overflowing", "told"), [(10_000, True), (4, False)])
+def test_skipped_steps_in_the_winners_rate_are_told(tmp_path: Path, num_overflowing: int, told: bool) -> None:
+    """A model that overflows in fp16 is fast because its optimizer never steps; until its scale fits, many do."""
 
     class Overflowing(FakeBench):
-        def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-            run = FakeBench.time_training(self, config, window_s, watch)
-            assert isinstance(run, TrainingRun)
-            num_steps = sum(window.num_steps for window in run.windows)
-            return replace(run, num_skipped_steps=num_steps) if config.precision == "fp16" else run
+        num_overflowing = 0
 
-    told = tune_fake(Overflowing(Surface(sample_s=1 / 50_000, pinned_per_s=1e9, copy_per_s=1e9)), tmp_path)
-    assert told.best is not None
-    assert told.best.config.precision == "fp16"
-    assert any("GradScaler skipped" in note for note in told.notes)
+        def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+            num_windows = count()
+
+            def overflow(window: Window) -> bool:
+                skips = config.precision == "fp16" and next(num_windows) < self.num_overflowing
+                return watch(replace(window, num_skipped_steps=window.num_steps if skips else 0))
+
+            run = FakeBench.time_training(self, config, window_s, overflow)
+            assert isinstance(run, TrainingRun)
+            skipped = (window.num_steps for window in run.windows[: self.num_overflowing])
+            return replace(run, num_skipped_steps=sum(skipped) if config.precision == "fp16" else 0)
+
+    bench = Overflowing(Surface(sample_s=1 / 50_000, pinned_per_s=1e9, copy_per_s=1e9))
+    bench.num_overflowing = num_overflowing
+    result = tune_fake(bench, tmp_path)
+    assert result.best is not None
+    assert result.best.config.precision == "fp16"
+    assert any("GradScaler skipped" in note for note in result.notes) == told
 
 
 def test_a_ceiling_that_cannot_be_timed_takes_nothing_from_what_was_confirmed(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pipeline_rig import GPU, tune_fake
 
 from loadtune.errors import ResultError
 from loadtune.records import (
+    Fixed,
     Progress,
     Recipe,
     SavingCost,
@@ -22,7 +23,7 @@ from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
-from loadtune.testing import FakeBench, Surface, fake_host
+from loadtune.testing import GIB, FakeBench, Surface, fake_host
 
 ALL_TRIALS = TuneConfig(num_trials=5)
 """Few enough that the search ends with the last of them, and leaves a resumed run none."""
@@ -145,6 +146,20 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     assert sum(t.screened is None for t in extended.trials) == TuneConfig().num_trials + 3
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
+
+
+def test_what_was_only_refused_since_takes_nothing_from_a_confirmation(tmp_path: Path) -> None:
+    """/dev/shm has room for few workers: a search that has run those asks for more until it gives up, and so does a
+    resumed one, which runs none of them."""
+    config = TuneConfig(fix=(Fixed(name="batch_size", value=256), Fixed(name="precision", value="fp16")))
+    little = replace(fake_host(), shm_free_bytes=GIB)
+    finished = tune_fake(FakeBench(), tmp_path, config, host=little)
+    bench = FakeBench(seed=1)
+    for _ in range(2):  # the second reads a journal in which refusals stand behind the confirmation
+        result = resumed(tmp_path, config, bench, host=little)
+        assert len(result.trials) > len(finished.trials)
+        assert result.finalists == finished.finalists
+    assert bench.requests == []
 
 
 def test_a_smaller_budget_takes_no_finalist_from_what_was_confirmed(tmp_path: Path) -> None:
