@@ -184,10 +184,12 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
     """The run's folder, and its own config with what was given over it."""
-    from loadtune.report.journal import newest_run, read_journal
+    from loadtune.report.journal import Journal, Reopened, newest_run, read_journal
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_journal(folder)
+    if "trials" in given:
+        Journal(folder).keep(Reopened())
     num_run = sum(trial.screened is None for trial in kept.trials)
     return folder, resumed_config(kept.head.config, asked, given, num_run)
 

@@ -28,8 +28,9 @@ def tune_loader(
     """Find the fastest configuration for this machine; writes ``result.json``, ``report.html`` and more to `folder`.
 
     `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
-    ``config.num_trials`` trials in all. Ctrl-C ends early: the result says so and claims nothing that
-    was not confirmed. Raises LoadtuneError for what a user can mend.
+    ``config.num_trials`` trials in all; a search that had ended by itself stays ended, unless that or the time budget
+    is more than it had. Ctrl-C ends early: the result says so and claims nothing that was not confirmed. Raises
+    LoadtuneError for what a user can mend.
     """
     check(config)
     host = read_host()

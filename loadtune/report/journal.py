@@ -6,7 +6,7 @@ before it.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,23 @@ class Tried(msgspec.Struct, frozen=True, tag="trial"):
     trial: Trial
 
 
+class Searched(msgspec.Struct, frozen=True, tag="searched"):
+    """The search ended by itself, within this many trials and seconds."""
+
+    num_trials: int
+    time_budget_s: float
+    note: str | None = None
+    """What the result says of it."""
+
+    def covers(self, config: TuneConfig) -> bool:
+        """Whether no more is asked for than it had."""
+        return config.num_trials <= self.num_trials and config.time_budget_s <= self.time_budget_s
+
+
+class Reopened(msgspec.Struct, frozen=True, tag="reopened"):
+    """Further trials were asked for."""
+
+
 class Confirmed(msgspec.Struct, frozen=True, tag="confirmation"):
     """A run of the confirmation ended, in one of these two ways."""
 
@@ -92,7 +109,7 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     transfer_point: TransferPoint | None = None
 
 
-Line = Timed | Head | Probed | Tried | Confirmed | Winners
+Line = Timed | Head | Probed | Tried | Searched | Reopened | Confirmed | Winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +121,8 @@ class Kept:
     trials: tuple[Trial, ...]
     timed: tuple[ComputePoint, ...]
     """Beside those of the curve."""
+    searched: Searched | None = None
+    """None: the search had not ended, or was reopened since."""
     confirmed: tuple[Confirmed, ...]
     """Since the last trial that was run: what was confirmed before it was another choice of finalists."""
     winners: tuple[Winners, ...] = ()
@@ -153,9 +172,15 @@ def read_journal(folder: Path) -> Kept:
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
+        searched=_search_end(lines[since:]),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
         winners=tuple(line for line in lines if isinstance(line, Winners)),
     )
+
+
+def _search_end(lines: Sequence[Line]) -> Searched | None:
+    last = next((line for line in reversed(lines) if isinstance(line, Searched | Reopened)), None)
+    return last if isinstance(last, Searched) else None
 
 
 def newest_run(out: Path) -> Path:

@@ -3,8 +3,17 @@
 from dataclasses import replace
 
 from loadtune.probe.compute import as_fast, knee, reaches
-from loadtune.records import ComputePoint, Objective, Precision, Trial, TrialConfig, TrialOrigin, WorkloadFacts
-from loadtune.report.journal import Tried
+from loadtune.records import (
+    ComputePoint,
+    Objective,
+    Precision,
+    Trial,
+    TrialConfig,
+    TrialOrigin,
+    TuneConfig,
+    WorkloadFacts,
+)
+from loadtune.report.journal import Searched, Tried
 from loadtune.report.store import STUDY_FILE
 from loadtune.stages.memory import check_budget
 from loadtune.stages.probing import fastest
@@ -32,6 +41,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     with found.stage("study"):
         check_budget(run)
+        if _has_ended(run):
+            return
         first = first_configs(run, facts, searched)
         asked = OptunaStudy(
             searched,
@@ -46,14 +57,33 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.trials.append(trial)
             found.tell(None if trial.screened is not None else _outcome_text(trial, config.objective))
         found.tell(f"The search ended: {loop.ended}.")
-        if loop.yours_suffices:
-            found.note(f"The search ended early: {loop.ended}.")
-        seeded = sum(origin != "search" for origin, _ in first)
-        if loop.out_of_time and sum(trial.origin != "search" for trial in found.trials) < seeded:
-            found.note(
-                f"The time budget of {seconds_text(config.time_budget_s)} ended the search before all that is "
-                "predicted to be fast was tried. A larger --time-budget may find a faster configuration."
-            )
+        note = _note(loop, config, [origin for origin, _ in first], found.trials)
+        if note is not None:
+            found.note(note)
+        run.keep(Searched(num_trials=config.num_trials, time_budget_s=config.time_budget_s, note=note))
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether the search of a run that goes on had come to its end, and no more is asked for."""
+    before = None if run.kept is None else run.kept.searched
+    if before is None or not before.covers(run.found.config):
+        return False
+    if before.note is not None:
+        run.found.note(before.note)
+    return True
+
+
+def _note(loop: StudyLoop, config: TuneConfig, first: list[TrialOrigin], trials: list[Trial]) -> str | None:
+    """What of the search's end a user should know. None: nothing."""
+    if loop.yours_suffices:
+        return f"The search ended early: {loop.ended}."
+    seeded = sum(origin != "search" for origin in first)
+    if not loop.out_of_time or sum(trial.origin != "search" for trial in trials) >= seeded:
+        return None
+    return (
+        f"The time budget of {seconds_text(config.time_budget_s)} ended the search before all that is predicted to be "
+        "fast was tried. A larger --time-budget may find a faster configuration."
+    )
 
 
 def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list[tuple[TrialOrigin, TrialConfig]]:

@@ -33,8 +33,8 @@ class StoppingRule:
 
     `add` is told each window and answers whether to go on. `max_s` is how many seconds of counted windows are allowed,
     unless whole rounds of the workers take longer; twice that at the most. Once as much was left out for settling,
-    nothing more is.
-    `best` is the incumbent's samples/s, to end hopeless runs early; None: there is none yet, or every run counts.
+    nothing more is. `best` is the incumbent's samples/s, to end hopeless runs early; None: there is none yet, or every
+    run counts.
     """
 
     def __init__(self, *, num_workers: int, max_s: float, target: float = TARGET, best: float | None = None) -> None:
@@ -81,6 +81,11 @@ class StoppingRule:
         for rule in self._rules:
             rule.add(standing)
         return not self.done
+
+    @property
+    def num_left_out(self) -> int:
+        """Windows after the warm-up that do not count, because they or a later one still settled."""
+        return len(self._left_out)
 
     @property
     def _may_leave_out(self) -> bool:

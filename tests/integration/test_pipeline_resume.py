@@ -19,7 +19,7 @@ from loadtune.records import (
     TuningResult,
     WorkloadSpec,
 )
-from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
+from loadtune.report.journal import JOURNAL_FILE, Journal, Reopened, newest_run, read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
@@ -50,6 +50,10 @@ def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig |
 
 def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
     return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
+
+
+def num_run(result: TuningResult) -> int:
+    return sum(trial.screened is None for trial in result.trials)
 
 
 def states(folder: Path) -> list[str]:
@@ -143,7 +147,7 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     again = resumed(tmp_path)
     assert again.best == finished.best
     extended = resumed(tmp_path, TuneConfig(num_trials=TuneConfig().num_trials + 3), FakeBench(seed=2))
-    assert sum(t.screened is None for t in extended.trials) == TuneConfig().num_trials + 3
+    assert num_run(finished) < num_run(extended) <= TuneConfig().num_trials + 3
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
 
@@ -156,10 +160,57 @@ def test_what_was_only_refused_since_takes_nothing_from_a_confirmation(tmp_path:
     finished = tune_fake(FakeBench(), tmp_path, config, host=little)
     bench = FakeBench(seed=1)
     for _ in range(2):  # the second reads a journal in which refusals stand behind the confirmation
+        config = replace(config, num_trials=config.num_trials + 1)
         result = resumed(tmp_path, config, bench, host=little)
         assert len(result.trials) > len(finished.trials)
         assert result.finalists == finished.finalists
     assert bench.requests == []
+
+
+def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Its patience ended it before its trials did; a run that was killed in the confirmation goes on there."""
+    killed(tmp_path, "confirm")
+    before = read_journal(tmp_path)
+    assert sum(trial.screened is None for trial in before.trials) < TuneConfig().num_trials
+    assert before.searched is not None
+    result = resumed(tmp_path)
+    assert result.trials == before.trials
+    assert {line.config for line in before.confirmed} <= {finalist.config for finalist in result.finalists}
+    runs = [run for finalist in result.finalists for run in finalist.runs]
+    assert all(line.measurement in runs for line in before.confirmed)
+
+
+def test_a_finished_run_that_is_resumed_measures_nothing(tmp_path: Path) -> None:
+    finished = tune_fake(FakeBench(), tmp_path)
+    bench = FakeBench(seed=1)
+    again = resumed(tmp_path, bench=bench)
+    assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
+    assert bench.requests == []
+
+
+@pytest.mark.parametrize("more", [{"num_trials": 15}, {"time_budget_s": 900.0}])
+def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, more: dict) -> None:
+    finished = tune_fake(FakeBench(), tmp_path)
+    assert num_run(resumed(tmp_path, TuneConfig(**more))) > num_run(finished)
+
+
+def test_as_many_trials_as_were_left_are_more_where_they_are_asked_for(tmp_path: Path) -> None:
+    """`--resume --trials 5` after 7 of 12 asks for 12 again."""
+    finished = tune_fake(FakeBench(), tmp_path)
+    Journal(tmp_path).keep(Reopened())
+    again = resumed(tmp_path)
+    assert num_run(again) > num_run(finished)
+    assert resumed(tmp_path).trials == again.trials
+
+
+@pytest.mark.parametrize("time_budget_s", [10.0, 300.0])
+def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path, time_budget_s: float) -> None:
+    config = TuneConfig(time_budget_s=time_budget_s)
+    finished = tune_fake(FakeBench(), tmp_path, config)
+    again = resumed(tmp_path, config)
+    said = [[note for note in result.notes if "ended the search" in note] for result in (finished, again)]
+    assert said[0] == said[1]
+    assert bool(said[0]) == (time_budget_s == 10.0)
 
 
 def test_a_smaller_budget_takes_no_finalist_from_what_was_confirmed(tmp_path: Path) -> None:

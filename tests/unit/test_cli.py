@@ -15,7 +15,7 @@ import loadtune.host
 from loadtune.cli import app
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
-from loadtune.report.journal import Head, Journal, Tried
+from loadtune.report.journal import Head, Journal, Searched, Tried, read_journal
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -335,6 +335,19 @@ def test_a_resumed_run_takes_its_own_options_and_those_that_are_given(tuner: Fak
     assert newest == TuneConfig(max_workers=3, num_trials=20, yours=YourSettings(num_workers=2))
     assert more == dataclasses.replace(newest, num_trials=8, yours=YourSettings(num_workers=2, precision="bf16"))
     assert (other.workload.model, other.num_trials) == ("vgg11", 20)
+
+
+@pytest.mark.parametrize(("asked", "goes_on"), [((), False), (("--trials", "5"), True)])
+def test_trials_that_are_asked_for_reopen_a_search(tuner: FakeTuner, asked: tuple[str, ...], goes_on: bool) -> None:
+    """After 3 of 8, five more are 8 again."""
+    folder = Path("loadtune-results") / "w" / "2026-01-01T00-00-00Z"
+    folder.mkdir(parents=True)
+    config = TuneConfig(num_trials=8)
+    resumable(folder, config, 3)
+    Journal(folder).keep(Searched(num_trials=8, time_budget_s=config.time_budget_s))
+    assert invoke("run", "--resume", *asked).exit_code == 0
+    assert tuner.asked == [config]
+    assert (read_journal(folder).searched is None) == goes_on
 
 
 def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
