@@ -97,18 +97,21 @@ def measure(bench: BenchClient, sampler: Sampler, config: TrialConfig, *, fresh:
     return run
 
 
-def measure_all(bench: BenchClient, sampler: Sampler, given: argparse.Namespace) -> list[Run]:
-    configs = [
+def configs_of(given: argparse.Namespace) -> list[TrialConfig]:
+    return [
         TrialConfig(
             loader=LoaderConfig(batch_size=batch_size, num_workers=given.workers, pin_memory=True),
             recipe=Recipe(precision="fp16", memory_format="channels_last"),
         )
         for batch_size in given.batch_sizes
     ]
-    runs = [measure(bench, sampler, config, fresh=True) for _ in range(given.rounds) for config in configs]
+
+
+def measure_all(bench: BenchClient, sampler: Sampler, configs: Sequence[TrialConfig], rounds: int) -> list[Run]:
+    runs = [measure(bench, sampler, config, fresh=True) for _ in range(rounds) for config in configs]
     for config in configs:
         measure(bench, sampler, config, fresh=True)  # counted nowhere: its blocks are what the next ones find
-        runs += [measure(bench, sampler, config, fresh=False) for _ in range(given.rounds)]
+        runs += [measure(bench, sampler, config, fresh=False) for _ in range(rounds)]
     return runs
 
 
@@ -187,10 +190,10 @@ def main() -> None:
         BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sampler,
     ):
-        sample_bytes = bench.describe().sample_bytes
-        if len({(size * sample_bytes - 1).bit_length() for size in given.batch_sizes}) < 2:
+        configs = configs_of(given)
+        if len({config.loader.block_bytes(bench.describe().sample_bytes) for config in configs}) < 2:
             raise SystemExit(f"--batch-sizes {given.batch_sizes}: both go into blocks of one size; take others")
-        runs = measure_all(bench, sampler, given)
+        runs = measure_all(bench, sampler, configs, given.rounds)
     print(table(runs), each(runs), sep="\n\n")
     if given.note:
         given.note.write_text(note(given, host, device, runs))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,8 +46,8 @@ def measure(given: argparse.Namespace) -> int:
     with _Machine(config) as machine:
         grid = read_grid(path) if path.exists() else _probe(machine, name)
         machine.restore(grid)
-        grid = _fill(machine, grid, until, lambda partial: write_grid(partial, path))
-        grid = _duel(machine, grid, until, lambda partial: write_grid(partial, path), given.rounds)
+        keep = partial(write_grid, path=path)
+        grid = _duel(machine, _fill(machine, grid, until, keep), until, keep, given.rounds)
     done = _is_filled(grid) and grid.duel.loadtune is not None and _rounds(grid.duel) >= given.rounds
     print(_verdict(grid) if done else f"not complete: call again with the same arguments ({path})")
     return 0 if done else 3

@@ -130,9 +130,11 @@ def run(
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         folder = None
-        if resume is not None:
+        if resume is None:
+            check(config)
+        else:
             folder, config = _resumed(resume, config, {name for name in ctx.params if _is_given(ctx, name)})
-        _run(check(config), folder, as_json=json, quiet=quiet, debug=debug)
+        _run(config, folder, as_json=json, quiet=quiet, debug=debug)
 
 
 @app.command()
@@ -188,10 +190,11 @@ def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, Tune
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_journal(folder)
+    num_run = sum(trial.screened is None for trial in kept.trials)
+    config = check(resumed_config(kept.head.config, asked, given, num_run))
     if "trials" in given:
         Journal(folder).keep(Reopened())
-    num_run = sum(trial.screened is None for trial in kept.trials)
-    return folder, resumed_config(kept.head.config, asked, given, num_run)
+    return folder, config
 
 
 def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool, debug: bool) -> None:

@@ -4,6 +4,7 @@ import math
 import statistics
 import time
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
@@ -78,6 +79,15 @@ def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ..
     return tuple(windows)
 
 
+class _Edge(NamedTuple):
+    """What is read where one window ends and the next begins."""
+
+    at_s: float
+    ahead: float | None
+    halvings: float
+    page_lock_s: float | None
+
+
 class TimedLoop:
     """Training steps in windows that abut: where one ends the next begins."""
 
@@ -89,13 +99,16 @@ class TimedLoop:
         """The next window begins here, with the device idle."""
         self._trainer.synchronize()
         self._marks = marks_for(self._trainer.device)
-        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
-        self._halvings, self._locked = self._trainer.num_halvings(), page_lock_s(self._trainer.device)
+        self._edge = self._look()
+
+    def _look(self) -> _Edge:
+        trainer = self._trainer
+        return _Edge(time.monotonic(), self._loader.num_ahead(), trainer.num_halvings(), page_lock_s(trainer.device))
 
     def window(self, rule: WindowRule) -> Window | None:
         """Train until the rule ends the window. None: the controller has seen enough."""
         counts = _Counts()
-        while not rule.ends(time.monotonic() - self._start, counts.steps):
+        while not rule.ends(time.monotonic() - self._edge.at_s, counts.steps):
             if self._line.stop_asked():
                 return None
             self._train_step(counts)
@@ -118,25 +131,24 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
-        start, ahead, halvings, locked = self._start, self._ahead, self._halvings, self._locked
-        self._start, self._ahead = time.monotonic(), self._loader.num_ahead()
-        self._halvings, self._locked = self._trainer.num_halvings(), page_lock_s(self._trainer.device)
+        begun, ended = self._edge, self._look()
+        self._edge = ended
         parts = self._marks.cut()
         return Window(
-            start_s=start,
-            seconds=self._start - start,
+            start_s=begun.at_s,
+            seconds=ended.at_s - begun.at_s,
             num_steps=counts.steps,
             num_samples=counts.samples,
             wait_s=counts.wait_s,
-            queue_start=ahead,
-            queue_end=self._ahead,
+            queue_start=begun.ahead,
+            queue_end=ended.ahead,
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,
             idle_s=parts.idle_s,
-            num_skipped_steps=_skipped(halvings, self._halvings, counts.steps),
+            num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps),
             unpinned=counts.mean_unpinned,
             ready=counts.mean_ready,
-            page_lock_s=None if locked is None or self._locked is None else self._locked - locked,
+            page_lock_s=_between(begun.page_lock_s, ended.page_lock_s),
         )
 
 
@@ -147,6 +159,10 @@ def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
     marks.stepping()
     trainer.step(on_device)
     marks.stepped()
+
+
+def _between(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before
 
 
 def _mean(counts: list[int]) -> float | None:

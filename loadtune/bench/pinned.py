@@ -20,7 +20,7 @@ _LOCKED_SHARE = 0.5
 
 
 class PinnedBlocks:
-    """PyTorch rounds a block up to a power of two and reuses it for that size alone."""
+    """PyTorch reuses a block for its own size alone."""
 
     def __init__(
         self, memory: DeviceMemory, available_bytes: Callable[[], int] = lambda: read_ram().available_bytes
@@ -31,7 +31,7 @@ class PinnedBlocks:
     def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
         """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back: they
         would stay locked through all later runs."""
-        wanted = 1 << (loader.batch_size * sample_bytes - 1).bit_length() if loader.pin_memory else 0
+        wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
         if wanted != self._block_bytes:
             self._memory.free_pinned()
         self._block_bytes = wanted

@@ -23,8 +23,7 @@ def ram_bytes(loader: LoaderConfig, sample_bytes: int) -> int:
     if not loader.pin_memory:
         return prefetch_bytes(loader, sample_bytes)
     batch_bytes = loader.batch_size * sample_bytes
-    block_bytes = 1 << (batch_bytes - 1).bit_length()
-    return loader.num_pinned * block_bytes + loader.num_workers * batch_bytes
+    return loader.num_pinned * loader.block_bytes(sample_bytes) + loader.num_workers * batch_bytes
 
 
 def largest_host_batch(sample_bytes: int, host: HostFacts) -> int:

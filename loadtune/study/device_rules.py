@@ -2,7 +2,7 @@
 
 from loadtune.records import Hindrance
 from loadtune.study.phrases import cores_text, device_takes, named
-from loadtune.study.walls import STRETCHED, Evidence, least, without_share
+from loadtune.study.walls import Evidence, least, without_share
 from loadtune.units import bytes_text, percent_text, rate_text, seconds_text
 
 SHARE_THAT_COUNTS = 0.1
@@ -60,7 +60,7 @@ def unclear(e: Evidence) -> Hindrance:
     """What is said where no rule finds anything."""
     figures = f"{percent_text(e.utilization)} of the compute-only rate, {percent_text(e.wait_fraction)} data wait"
     figures += "" if e.idle_fraction is None else f", device idle {percent_text(e.idle_fraction)}"
-    if e.stretch is not None and e.stretch >= STRETCHED:
+    if e.is_stretched:
         figures = f"{figures}; a step takes the device {e.stretch:.1f} times as long as without a loader."
         return named("unclear", figures, _up_to_compute(e))
     figures += "" if e.main_cores is None else f", training process {cores_text(e.main_cores)} core"

@@ -26,7 +26,6 @@ batch mostly finds none."""
 SLOWER = 0.9
 """With pinning, a loader below this share of what it does without is held up by the pinning, not by noise."""
 
-
 STRETCHED = 1.15
 """A step that takes the device this many times as long as alone is slowed by what runs beside it, not by noise."""
 
@@ -130,6 +129,10 @@ class Evidence:
         return self.compute_fraction * self.compute_per_s / self.trained_per_s
 
     @property
+    def is_stretched(self) -> bool:
+        return (self.stretch or 1.0) >= STRETCHED
+
+    @property
     def pin_thread_per_s(self) -> float | None:
         """What pinning hands on where it, and not the workers, limits the loader. None: not known, or not so."""
         if self.pinned_per_s is None or self.workers_per_s is None or not self.num_workers:
@@ -152,7 +155,7 @@ class Evidence:
     @property
     def pinning_stretches(self) -> bool:
         """Steps take longer than alone beside a pinning thread that never rests."""
-        return self._is_pin_thread_full and (self.stretch or 1.0) >= STRETCHED
+        return self._is_pin_thread_full and self.is_stretched
 
     @property
     def _is_pin_thread_full(self) -> bool:
