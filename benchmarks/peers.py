@@ -7,7 +7,8 @@ ResNet-50 on FakeData, 3×224×224, float32 by ToTensor alone, SGD with momentum
 tool, `time` trains by each answer, in turn, in fresh processes that share no line with loadtune's own measuring
 (`peers_loop.py`). Parts may be run in several calls on one machine: --keep writes what is known, --from takes it up.
 PyPI's `loadtune` 0.3.0, an unrelated tool, comes as a wheel or installed in a folder of its own. --quick rehearses with
-a tiny model that a CPU trains; its figures say nothing about anything else.
+a tiny model that a CPU trains; its figures say nothing about anything else, and a tool that gives no answer ends it
+with exit code 1.
 """
 
 import argparse
@@ -182,7 +183,7 @@ def main() -> int:
         save()
         end_all()
     print(peers_note.tables(results))
-    return 0
+    return int(given.quick and any(tuned.error for tuned in results.tuned.values()))
 
 
 if __name__ == "__main__":
