@@ -47,9 +47,9 @@ def train_on_loader(
         line.enter("first batch")
         started = time.monotonic()
         loader.start()
-        pinned.lock_ahead(loader)
+        waited_s = pinned.lock_ahead(loader, started)
         batch = loader.next_batch()
-        first_batch_s = time.monotonic() - started
+        first_batch_s = time.monotonic() - started - waited_s
         line.enter("training")
         trainer.step(trainer.to_device(batch))  # uncounted: the wait for this batch lies before the first window
         del batch

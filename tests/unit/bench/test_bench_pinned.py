@@ -1,8 +1,7 @@
 """Page-locked blocks: those that the next run pins again are kept, and a loader's are locked before it trains."""
 
-import itertools
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,15 +73,23 @@ def test_a_session_says_what_a_sample_takes() -> None:
 
 
 def locked(
-    memory: CountingMemory, asked: LoaderConfig, num_looks: int | None = None, available_bytes: int = 1 << 40
+    memory: CountingMemory, asked: LoaderConfig, made_after: int | None = None, available_bytes: int = 1 << 40
 ) -> list[int]:
-    """Sizes of the blocks locked for a loader that has made a batch after so many looks; None: never."""
-    ahead = blocks(memory, available_bytes)
+    """Sizes of the blocks locked for a loader that has made a batch after so many blocks; None: never."""
+    return lock(memory, asked, made_after, available_bytes)[0]
+
+
+def lock(
+    memory: CountingMemory, asked: LoaderConfig, made_after: int | None = None, available_bytes: int = 1 << 40
+) -> tuple[list[int], float]:
+    """A block takes a second. What was locked, and how long it went on with a batch there."""
+    ahead = PinnedBlocks(cast("Any", memory), lambda: available_bytes, lambda: 10.0 + len(memory.locked))
     ahead.keep_for(asked, SAMPLE_BYTES)
-    looks = itertools.count()
-    loader: Any = SimpleNamespace(config=asked, any_made=lambda: next(looks) == num_looks)
-    ahead.lock_ahead(loader)
-    return memory.locked
+    loader: Any = SimpleNamespace(
+        config=asked, any_made=lambda: made_after is not None and len(memory.locked) >= made_after
+    )
+    waited_s = ahead.lock_ahead(loader, started=10.0)
+    return memory.locked, waited_s
 
 
 def test_a_queue_is_locked_while_its_first_batch_is_made() -> None:
@@ -90,13 +97,16 @@ def test_a_queue_is_locked_while_its_first_batch_is_made() -> None:
     assert locked(CountingMemory(), config()) == [BLOCK_BYTES] * 6
 
 
-def test_nothing_more_is_locked_once_a_batch_is_made() -> None:
-    assert locked(CountingMemory(), config(), num_looks=2) == [BLOCK_BYTES] * 2
+def test_locking_ends_when_it_has_taken_twice_as_long_as_the_first_batch() -> None:
+    eight = config(num_workers=8)
+    assert lock(CountingMemory(), eight, made_after=2) == ([BLOCK_BYTES] * 4, 2.0)
+    assert lock(CountingMemory(), eight, made_after=17) == ([BLOCK_BYTES] * 18, 1.0), "by then all are locked"
+    assert lock(CountingMemory(), eight) == ([BLOCK_BYTES] * 18, 0.0), "the batch came later"
 
 
 def test_nothing_is_locked_for_a_loader_that_pins_nothing_or_has_no_workers() -> None:
     assert locked(CountingMemory(), config(pin_memory=False)) == []
-    assert locked(CountingMemory(), config(num_workers=0), num_looks=0) == []
+    assert locked(CountingMemory(), config(num_workers=0), made_after=0) == []
 
 
 def test_no_more_than_half_of_the_memory_is_locked_ahead() -> None:
