@@ -174,8 +174,14 @@ def _best_recipe(
             points[points.index(best)] = best = again
         points.append(point)
         asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
-        best = point if asked_for or point.quickest_per_s > MIN_GAIN * best.quickest_per_s else best
+        best = point if asked_for or _pays(point, best) else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
+
+
+def _pays(point: ComputePoint, best: ComputePoint) -> bool:
+    """Whether it is faster; or as fast, without a wait for the device in each step, which shows beside a loader."""
+    spares = best.recipe.waits_each_step and not point.recipe.waits_each_step
+    return point.quickest_per_s > best.quickest_per_s * (1 / MIN_GAIN if spares else MIN_GAIN)
 
 
 def _changes(

@@ -83,6 +83,12 @@ class Recipe:
     compile: bool = False
     """``torch.compile(model, dynamic=False)``: each batch size is compiled for itself. Loss and optimizer are not."""
 
+    @property
+    def waits_each_step(self) -> bool:
+        """The host waits for the device in every step: a GradScaler reads there whether gradients overflowed, where no
+        fused optimizer does that on the device (``torch.amp.GradScaler.step``)."""
+        return self.precision == "fp16" and not self.fused_optimizer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialConfig:

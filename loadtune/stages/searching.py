@@ -21,13 +21,17 @@ from loadtune.stages.refusing import refusal
 from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.loop import Study, StudyLoop
-from loadtune.study.seeds import seed_configs
+from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace
 from loadtune.units import seconds_text
 
 NEARLY_SATURATED = 0.9
 """Share of the compute-only rate at which the search starts: the last tenth costs twice the batch or more, and where
 the loader or the transfer is the wall it is never seen."""
+
+STRETCH = 1.7
+"""Times as long as alone that such steps took at the most: ResNet-50 in fp16 on H200s, batches pinned, 1.4 to 1.7; in
+bf16 and fp32 1.0."""
 
 WHOLE_AT_MOST = 25
 """Configurations of a space that is run whole: a trial takes some 2% of the time budget, and the search half of it.
@@ -57,7 +61,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.trials.append(trial)
             found.tell(None if trial.screened is not None else _outcome_text(trial, config.objective))
         found.tell(f"The search ended: {loop.ended}.")
-        note = _note(loop, config, [origin for origin, _ in first], found.trials)
+        note = _note(loop, config, [seed.origin for seed in first], found.trials)
         if note is not None:
             found.note(note)
         run.keep(Searched(num_trials=config.num_trials, time_budget_s=config.time_budget_s, note=note))
@@ -86,7 +90,7 @@ def _note(loop: StudyLoop, config: TuneConfig, first: list[TrialOrigin], trials:
     )
 
 
-def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list[tuple[TrialOrigin, TrialConfig]]:
+def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list[Seed]:
     """What is tried before the sampler is asked: the seeds, and all else where there are trials enough for all."""
     found = run.found
     recipe = fastest(found).recipe
@@ -100,11 +104,12 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         warm=found.warm,
         other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
         as_fast=_as_fast(run, searched),
+        unhindered=_unhindered(run, searched),
     )
     if not run_whole(run, searched):
         return seeds
-    seeded = {config for _, config in seeds}
-    return [*seeds, *(("search", config) for config in searched.configs() if config not in seeded)]
+    seeded = {seed.config for seed in seeds}
+    return [*seeds, *(Seed("search", config) for config in searched.configs() if config not in seeded)]
 
 
 def _flat_from(run: Run, searched: SearchSpace) -> int:
@@ -120,6 +125,22 @@ def _as_fast(run: Run, searched: SearchSpace) -> list[Precision]:
     """The precisions that the curve does not tell from the fastest."""
     points, top = run.found.compute_points, fastest(run.found).recipe
     return [each for each, recipe in searched.recipes.items() if recipe != top and as_fast(points, top, recipe)]
+
+
+def _unhindered(run: Run, searched: SearchSpace) -> Precision | None:
+    """The precision that may overtake the fastest, whose steps wait for the device: beside a thread that pins, what
+    the host launches then comes late. None: there is no such thing here."""
+    points, top = run.found.compute_points, fastest(run.found)
+    if not (top.recipe.waits_each_step and searched.pin_memory[-1]):
+        return None
+    timed = {point.recipe for point in points}
+    rates = {
+        precision: knee(points, recipe).samples_per_s
+        for precision, recipe in searched.recipes.items()
+        if recipe in timed and not recipe.waits_each_step
+    }
+    best = max(rates, key=rates.__getitem__, default=None)
+    return best if best is not None and rates[best] * STRETCH > top.samples_per_s else None
 
 
 def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:

@@ -75,6 +75,7 @@ def gather(
         half_bytes=half,
         epoch_s=facts.dataset_length / finalist.samples_per_s,
         restart_s=_restart_s(finalist, facts) if restart_s is None else restart_s,
+        waits_each_step=finalist.config.recipe.waits_each_step,
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
         persistent=loader.persistent_workers if loader.num_workers else None,

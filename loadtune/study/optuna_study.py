@@ -13,13 +13,17 @@ from typing import Any
 
 import optuna
 
-from loadtune.records import Dimension, Objective, Trial, TrialConfig, TrialOrigin
+from loadtune.records import Dimension, Objective, Precision, Trial, TrialConfig
 from loadtune.study.loop import Asked
+from loadtune.study.seeds import Seed
 from loadtune.study.space import SearchSpace, is_ordered
 
 MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
 
+
+OVERTAKEN = 1.05
+"""Times the best score of its own precision at which a seed follows another: fresh loaders differ by less."""
 
 OBJECTIVE = "objective"
 """The study's user attribute that says what its values are."""
@@ -35,7 +39,7 @@ class OptunaStudy:
     def __init__(
         self,
         space: SearchSpace,
-        seeds: Sequence[tuple[TrialOrigin, TrialConfig]],
+        seeds: Sequence[Seed],
         file: Path | None,
         seed: int,
         *,
@@ -46,6 +50,7 @@ class OptunaStudy:
         values = [trial.measurement.score(objective) for trial in known if trial.measurement]
         self._worst: float | None = min(values, default=None)
         self._best: tuple[TrialConfig, float] | None = None
+        self._tops: dict[Precision, float] = {}
         self._told: set[TrialConfig] = set()
         self._sampled = False
         for trial in known:
@@ -66,35 +71,47 @@ class OptunaStudy:
         )
         ran = {trial.config for trial in known}
         untold = self._close_stale(done, known)
-        self._seeds = deque([*untold, *(seed for seed in seeds if seed[1] not in ran)])
+        self._seeds = deque([*untold, *(seed for seed in seeds if seed.config not in ran)])
 
     def ask(self) -> Asked:
-        following = self._seeds.popleft() if self._seeds else self._neighbour()
+        following = self._seed() or self._neighbour()
         if following is not None:
-            origin, config = following
-            self._study.enqueue_trial(self._params(config), user_attrs={"origin": origin})
+            attrs = {"origin": following.origin}
+            self._study.enqueue_trial(self._params(following.config), user_attrs=attrs)
         trial = self._study.ask()
         point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
         config = self._space.at(point)
         self._open[trial.number] = trial
         return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
 
-    def _neighbour(self) -> tuple[TrialOrigin, TrialConfig] | None:
+    def _seed(self) -> Seed | None:
+        """The next one; one that follows a faster precision may have been asked for in that already."""
+        while self._seeds:
+            seed = self._seeds.popleft()
+            if not seed.follows or self._best is None:
+                return seed
+            (leader, score), own = self._best, self._tops.get(seed.config.precision, 0.0)
+            if score < OVERTAKEN * own:
+                return seed
+            config = self._space.in_precision(seed.config, leader.precision)
+            if config not in self._told:
+                return Seed(seed.origin, config)
+        return None
+
+    def _neighbour(self) -> Seed | None:
         """Every other time, a configuration beside the best so far that was not asked for yet; else the sampler's."""
         self._sampled = not self._sampled
         if self._sampled or self._best is None:
             return None
         near = self._space.neighbours(self._best[0])
-        return next((("search", config) for config in near if config not in self._told), None)
+        return next((Seed("search", config) for config in near if config not in self._told), None)
 
-    def _close_stale(
-        self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]
-    ) -> list[tuple[TrialOrigin, TrialConfig]]:
+    def _close_stale(self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]) -> list[Seed]:
         """Close what never ended; of those, what was measured and never told, to be asked once more."""
         stale = {trial.number for trial in done if trial.state == optuna.trial.TrialState.RUNNING}
         for number in stale:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
-        return [(trial.origin, trial.config) for trial in known if trial.number in stale]
+        return [Seed(trial.origin, trial.config) for trial in known if trial.number in stale]
 
     def tell_measured(self, asked: Asked, score: float) -> None:
         self._worst = score if self._worst is None else min(self._worst, score)
@@ -120,7 +137,10 @@ class OptunaStudy:
 
     def _remember(self, config: TrialConfig, measured: float | None) -> None:
         self._told.add(config)
-        if measured is not None and (self._best is None or measured > self._best[1]):
+        if measured is None:
+            return
+        self._tops[config.precision] = max(measured, self._tops.get(config.precision, measured))
+        if self._best is None or measured > self._best[1]:
             self._best = config, measured
 
     def _params(self, config: TrialConfig) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from loadtune.records import ComputePoint, Measurement, Precision, TrialConfig, TrialOrigin
 from loadtune.study.evidence import batches_stand_unpinned
@@ -13,6 +13,16 @@ HEADROOM = 1.2
 
 KEPT_UP = 0.05
 """A data wait below this says that the workers kept up with the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A configuration to try before the sampler is asked."""
+
+    origin: TrialOrigin
+    config: TrialConfig
+    follows: bool = False
+    """It is tried in another precision that is clearly faster by then."""
 
 
 def seed_configs(
@@ -26,7 +36,8 @@ def seed_configs(
     warm: TrialConfig | None = None,
     other_precisions: Sequence[ComputePoint] = (),
     as_fast: Collection[Precision] = (),
-) -> list[tuple[TrialOrigin, TrialConfig]]:
+    unhindered: Precision | None = None,
+) -> list[Seed]:
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
     `fastest` is the fastest precision's compute point at the smallest batch that nearly saturates it, where the search
@@ -34,34 +45,42 @@ def seed_configs(
     sample costs one worker.
     `kept_batch_size` is the user's own where a winner is wanted at it: the search, which looks for the fastest of all,
     seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best; those
-    in `as_fast` computed as fast where both were timed, and are tried at the larger batch.
+    in `as_fast` computed as fast where both were timed, and are tried at the larger batch. `unhindered` may train
+    faster than the fastest one, whose steps wait for the device, and is tried in its corner; what follows is tried in
+    whichever did.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     batch_size = _at_most(space, fastest.batch_size, precision)
     larger = _at_most(space, max(knee_batch_size or 0, 2 * batch_size), precision)
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
     between = nearest_rung(space.num_workers, round(math.sqrt(max(1, enough) * most)))
-    guesses = [
-        space.config(batch_size, enough, pin, precision),
+    smaller = space.config(
+        nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
+    )
+    corner = space.config(batch_size, enough, pin, precision)
+    corners = [
+        corner,
+        *([space.in_precision(corner, unhindered)] if unhindered else []),
         *(_corner(space, point, sample_s) for point in other_precisions),
+    ]
+    around = [
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(larger, between, pin, precision),
-        *(space.config(_at_most(space, larger, other), between, pin, other) for other in as_fast),
-        space.config(
-            nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
-        ),
     ]
-    seeds: list[tuple[TrialOrigin, TrialConfig]] = [] if yours is None else [("yours", yours)]
+    seeds = [] if yours is None else [Seed("yours", yours)]
     if warm is not None:
         here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
-        seeds.append(("warm start", space.clip(here)))
-    seeds += [("seed", guess) for guess in guesses]
-    first: dict[TrialConfig, TrialOrigin] = {}
-    for origin, config in seeds:
-        if space.excess(config) <= 0:
-            first.setdefault(config, origin)
-    return [(origin, config) for config, origin in first.items()]
+        seeds.append(Seed("warm start", space.clip(here)))
+    seeds += [Seed("seed", config) for config in corners]
+    seeds += [Seed("seed", config, follows=True) for config in around]
+    seeds += [Seed("seed", space.config(_at_most(space, larger, other), between, pin, other)) for other in as_fast]
+    seeds.append(Seed("seed", smaller, follows=True))
+    first: dict[TrialConfig, Seed] = {}
+    for seed in seeds:
+        if space.excess(seed.config) <= 0:
+            first.setdefault(seed.config, seed)
+    return list(first.values())
 
 
 def _at_most(space: SearchSpace, batch_size: int, precision: Precision) -> int:

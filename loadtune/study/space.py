@@ -92,6 +92,10 @@ class SearchSpace:
             return near
         return self.at(self.point(replace(near, loader=replace(near.loader, batch_size=self.ceilings[near.precision]))))
 
+    def in_precision(self, config: TrialConfig, precision: Precision) -> TrialConfig:
+        """The same in another precision, or what fits of it."""
+        return self.clip(replace(config, recipe=self.recipes[precision]))
+
     def neighbours(self, config: TrialConfig) -> Iterator[TrialConfig]:
         """Configurations that fit and differ in one axis: two rungs down or up first, then one; other values last."""
         axes, point = self.axes, self.point(config)

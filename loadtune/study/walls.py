@@ -10,7 +10,11 @@ COMPUTE_BOUND = 0.9
 """At this share of the compute-only rate the device is the wall: what is left is within the noise of fresh loaders."""
 
 WAITING = 0.15
-"""A data wait above this share of the step names the loader; below it the loader keeps up."""
+"""A data wait above this share of the step names the loader; below it the loader keeps up, unless `EXPLAINS` says that
+little more is missing."""
+
+EXPLAINS = 0.5
+"""Of the time that is not computing: a part that takes more of it is what is missing to the compute-only rate."""
 
 TIGHT = 1.1
 """A part that alone does no more than this many times the trained rate may be the wall: fresh loaders differ by 6 to
@@ -98,6 +102,8 @@ class Evidence:
     restart_s: float | None = None
     """Of an epoch, the time at its beginning in which no batch is ready."""
 
+    waits_each_step: bool | None = None
+    """The host waits for the device in every step, so that whatever it launches late the device waits for."""
     on_gpu: bool | None = None
     pinned: bool | None = None
     persistent: bool | None = None
@@ -119,7 +125,12 @@ class Evidence:
     @property
     def waits(self) -> bool:
         """Training is held up by its loader."""
-        return not self.is_saturated and (self.wait_fraction or 0.0) >= WAITING
+        return not self.is_saturated and (self.wait_fraction or 0.0) >= min(WAITING, EXPLAINS * self._missing)
+
+    @property
+    def _missing(self) -> float:
+        """Share of the compute-only rate; all of it where that is not known."""
+        return 1.0 if self.utilization is None else 1 - self.utilization
 
     @property
     def stretch(self) -> float | None:
@@ -164,7 +175,7 @@ class Evidence:
     @property
     def _copies_explain(self) -> bool:
         """Most of the time that is not computing."""
-        return self.utilization is not None and (self.copy_share or 0.0) >= 0.5 * (1 - self.utilization)
+        return self.utilization is not None and (self.copy_share or 0.0) >= EXPLAINS * self._missing
 
     @property
     def copy_share(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import torch
 
 from loadtune.bench import BenchClient
 from loadtune.bench.pinned import page_lock_s
+from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.host import choose_device, read_host
 from loadtune.records import (
     BatchTry,
     ComputePoint,
     LoaderConfig,
     LoaderPoint,
+    OptimizerName,
+    Precision,
     Recipe,
     TrainingRun,
     TransferPoint,
@@ -23,6 +27,7 @@ from loadtune.records import (
     WorkloadSpec,
 )
 from loadtune.records.timing import PAGE_LOCK_SHARE
+from loadtune.workload import build_workload
 
 pytestmark = pytest.mark.gpu
 
@@ -115,6 +120,30 @@ def test_blocks_of_one_size_are_locked_once(bench: BenchClient) -> None:
     locks = [window.page_lock_s for window in (*first, *again)]
     assert None not in locks
     assert sum(window.page_lock_s or 0.0 for window in again) < PAGE_LOCK_SHARE * sum(w.seconds for w in again)
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "fused"),
+    [("fp16", "sgd", False), ("fp16", "adamw", False), ("fp16", "adamw", True), ("bf16", "sgd", False)],
+)
+def test_a_scaler_waits_for_the_device_unless_the_optimizer_is_fused(
+    precision: Precision, optimizer: OptimizerName, fused: bool
+) -> None:
+    """PyTorch itself says where the host waits."""
+    recipe = Recipe(precision=precision, fused_optimizer=fused)
+    workload = build_workload(WorkloadSpec(model="resnet18", optimizer=optimizer))
+    trainer = Trainer(ResidentModel(workload, torch.device("cuda", 0)), recipe, workload)
+    batch = trainer.to_device((torch.zeros(8, 3, 64, 64), torch.zeros(8, dtype=torch.long)))
+    for _ in range(3):
+        trainer.step(batch)
+    expected = pytest.raises(RuntimeError, match="synchroniz") if recipe.waits_each_step else nullcontext()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with expected:
+            trainer.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        trainer.close()
 
 
 class Enough:

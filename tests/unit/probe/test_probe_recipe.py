@@ -27,6 +27,13 @@ def test_leaves_what_does_not_pay() -> None:
     assert chosen.choices[0].gain == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("gain", "fused"), [(1.0, {"fp16"}), (0.98, set()), (1.02, {"fp16", "bf16"})])
+def test_what_spares_the_scaler_a_wait_is_taken_where_it_costs_nothing(gain: float, fused: set[Precision]) -> None:
+    bench = FakeBench(Surface(fused_gain=gain), noise=0.0)
+    recipes = choose(bench, precisions=("fp16", "bf16"), optimizer="adamw").by_precision
+    assert {precision for precision, recipe in recipes.items() if recipe.fused_optimizer} == fused
+
+
 def test_channels_last_is_for_images() -> None:
     bench = FakeBench()
     choice = choose(bench, input_shape=(128,)).choices[0]

@@ -44,20 +44,20 @@ def test_the_users_own_settings_and_the_predicted_corner_come_first() -> None:
     point = FakeBench(noise=0.0).time_compute(recipe, 256, 1.0)
     yours = space.config(64, 0, False, "bf16")
     seeds = seed_configs(space, yours, point, sample_s=1 / 1000)
-    assert seeds[0] == ("yours", yours)
-    corner = seeds[1][1].loader
+    assert (seeds[0].origin, seeds[0].config) == ("yours", yours)
+    corner = seeds[1].config.loader
     assert (corner.batch_size, corner.pin_memory) == (256, True)
     assert corner.num_workers == 5  # 1.2 × 4,160/s at 1,000/s a worker
-    assert seeds[2][1].loader.num_workers == 16
-    larger = seeds[3][1].loader
+    assert seeds[2].config.loader.num_workers == 16
+    larger = seeds[3].config.loader
     assert (larger.batch_size, larger.num_workers) == (512, 8)  # between 5 and 16
-    assert len({config for _, config in seeds}) == len(seeds)
+    assert len({seed.config for seed in seeds}) == len(seeds)
     cut_short = seed_configs(space, yours, point, sample_s=1 / 1000, knee_batch_size=1024)
-    assert cut_short[3][1].loader.batch_size == 1024
+    assert cut_short[3].config.loader.batch_size == 1024
     both = replace(space, recipes={"bf16": recipe, "fp16": replace(recipe, precision="fp16")})
     both = replace(both, ceilings={"bf16": 1024, "fp16": 300})
     as_fast = seed_configs(both, yours, point, sample_s=1 / 1000, as_fast=["fp16"])
-    assert [(c.precision, c.batch_size, c.loader.num_workers) for _, c in as_fast[3:5]] == [
+    assert [(s.config.precision, s.config.batch_size, s.config.loader.num_workers) for s in as_fast[3:5]] == [
         ("bf16", 512, 8),
         ("fp16", 256, 8),
     ]

@@ -107,6 +107,20 @@ def test_what_bounds_it_and_what_there_is_to_gain_at_most(evidence: Evidence, bo
     assert found.accelerator_utilization == pytest.approx(evidence.trained_per_s / evidence.compute_per_s)
 
 
+@pytest.mark.parametrize(("wait", "bound_by"), [(0.12, "workers"), (0.05, "unclear")])
+def test_little_waiting_is_named_where_it_is_most_of_what_is_missing(wait: float, bound_by: str) -> None:
+    """At 86% of the compute-only rate."""
+    near = replace(EIGHT, trained_per_s=5056.0, workers_per_s=5200.0, pinned_per_s=5180.0, wait_fraction=wait)
+    assert near.utilization == pytest.approx(0.86, abs=0.005)
+    assert judge(near).bound_by == bound_by
+
+
+def test_a_wait_in_each_step_is_said_where_launches_come_late() -> None:
+    waiting, not_waiting = (judge(replace(STRETCHED, waits_each_step=waits)) for waits in (True, False))
+    said = " With a GradScaler each step waits for the device, so late launches show."
+    assert waiting.evidence == not_waiting.evidence + said
+
+
 @pytest.mark.parametrize(
     ("changed", "was", "now"),
     [

@@ -1,0 +1,43 @@
+"""A machine on which steps that wait for the device take longer beside a pinning thread: the search goes round it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline_rig import tune_fake
+
+from loadtune.records import Recipe, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.testing import FakeBench, Surface
+
+STRETCH = 1.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StretchedSurface(Surface):
+    """As ResNet-50 with SGD on an H200: alone fp16 is the fastest, with batches pinned bf16 is."""
+
+    def training_rate(self, config: TrialConfig) -> float:
+        rate = Surface.training_rate(self, config)
+        if not (config.recipe.waits_each_step and config.loader.pin_memory and config.loader.num_workers):
+            return rate
+        return min(rate, self.compute_rate(config.recipe, config.batch_size) / STRETCH)
+
+
+def test_a_precision_that_waits_for_nothing_wins_where_the_fastest_is_held_up(tmp_path: Path) -> None:
+    surface = StretchedSurface(fused_gain=1.0, sample_s=1 / 700, pinned_per_s=1e9)
+    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path)
+    assert result.best is not None
+    alone = {point.recipe.precision: point.samples_per_s for point in result.compute_points}
+    assert max(alone, key=alone.__getitem__) == "fp16"
+    assert result.best.config.precision == "bf16"
+    seeded = [trial.config.precision for trial in result.trials if trial.origin == "seed"]
+    assert seeded[:2] == ["fp16", "bf16"]
+    assert set(seeded[2:]) == {"bf16"}
+
+
+def test_where_nothing_waits_no_other_precision_is_tried_first(tmp_path: Path) -> None:
+    surface = StretchedSurface(sample_s=1 / 700, pinned_per_s=1e9)
+    config = TuneConfig(workload=WorkloadSpec(optimizer="adamw"))
+    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path, config)
+    assert result.best is not None
+    assert result.best.config.recipe == Recipe(precision="fp16", memory_format="channels_last", fused_optimizer=True)
+    assert {trial.config.precision for trial in result.trials if trial.origin == "seed"} == {"fp16"}
