@@ -6,7 +6,7 @@
 Runs of two batch sizes whose blocks differ, as trials are run: in turn, so that each locks its own anew, and then each
 again right after itself, which finds them locked. Every run is judged twice over the same windows, as trials are and by
 a rule that does not know of locking. ``spread`` is the standard deviation between runs. A last table has every run: how
-much it locked within its windows, and how long its first batch took, in which more is locked the longer it takes.
+much it locked within its windows, and how long its first batch took; blocks are locked ahead for twice as long.
 """
 
 import argparse

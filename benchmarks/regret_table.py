@@ -113,7 +113,9 @@ def foretold(grid: Grid) -> Foretold:
 
 
 def known_rates(grid: Grid) -> list[tuple[TrialConfig, float]]:
-    return [(row.config, row.rate) for row in grid.rows]
+    """The table's, and those of the duel that are not in it: loadtune's winner."""
+    rates = {row.config: row.rate for row in (*grid.duel.rows, *grid.rows)}
+    return list(rates.items())
 
 
 class GridSurface:
@@ -122,8 +124,8 @@ class GridSurface:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._waits = {row.config: statistics.fmean(run.wait_fraction for run in row.runs) for row in grid.rows}
-        self._fit = Fit(known_rates(grid), foretold(grid))
-        self._rates = {row.config: row.rate for row in grid.rows}
+        known = known_rates(grid)
+        self._fit, self._rates = Fit(known, foretold(grid)), dict(known)
         self._rows = tuple(self._waits)
         self.compute_per_s = {choice.chosen.precision: 0.0 for choice in grid.recipes}
         self.budget_bytes = grid.facts.memory_budget_bytes
