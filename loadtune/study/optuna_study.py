@@ -13,7 +13,7 @@ from typing import Any
 
 import optuna
 
-from loadtune.records import Dimension, Objective, Precision, Trial, TrialConfig
+from loadtune.records import Dimension, Objective, Trial, TrialConfig
 from loadtune.study.loop import Asked
 from loadtune.study.seeds import Seed
 from loadtune.study.space import SearchSpace, is_ordered
@@ -21,9 +21,8 @@ from loadtune.study.space import SearchSpace, is_ordered
 MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
 
-
 OVERTAKEN = 1.05
-"""Times the best score of its own precision at which a seed follows another: fresh loaders differ by less."""
+"""Times the score of its own precision's corner at which a seed follows another's: most fresh loaders differ less."""
 
 OBJECTIVE = "objective"
 """The study's user attribute that says what its values are."""
@@ -50,7 +49,7 @@ class OptunaStudy:
         values = [trial.measurement.score(objective) for trial in known if trial.measurement]
         self._worst: float | None = min(values, default=None)
         self._best: tuple[TrialConfig, float] | None = None
-        self._tops: dict[Precision, float] = {}
+        self._scores: dict[TrialConfig, float] = {}
         self._told: set[TrialConfig] = set()
         self._sampled = False
         for trial in known:
@@ -84,19 +83,26 @@ class OptunaStudy:
         self._open[trial.number] = trial
         return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
 
+    @property
+    def has_predictions_left(self) -> bool:
+        """Whether a seed was not tried yet; what only completes a space that is run whole is none."""
+        return any(seed.origin != "search" and self._followed(seed) not in self._told for seed in self._seeds)
+
     def _seed(self) -> Seed | None:
         """The next one; one that follows a faster precision may have been asked for in that already."""
         while self._seeds:
             seed = self._seeds.popleft()
-            if not seed.follows or self._best is None:
-                return seed
-            (leader, score), own = self._best, self._tops.get(seed.config.precision, 0.0)
-            if score < OVERTAKEN * own:
-                return seed
-            config = self._space.in_precision(seed.config, leader.precision)
-            if config not in self._told:
+            config = self._followed(seed)
+            if config == seed.config or config not in self._told:
                 return Seed(seed.origin, config)
         return None
+
+    def _followed(self, seed: Seed) -> TrialConfig:
+        """Its configuration, in the precision that it follows where that is clearly faster with the same loader."""
+        own, other = (self._scores.get(corner) for corner in seed.follows or (seed.config, seed.config))
+        if seed.follows is None or own is None or other is None or other < OVERTAKEN * own:
+            return seed.config
+        return self._space.in_precision(seed.config, seed.follows[1].precision)
 
     def _neighbour(self) -> Seed | None:
         """Every other time, a configuration beside the best so far that was not asked for yet; else the sampler's."""
@@ -139,7 +145,7 @@ class OptunaStudy:
         self._told.add(config)
         if measured is None:
             return
-        self._tops[config.precision] = max(measured, self._tops.get(config.precision, measured))
+        self._scores[config] = measured
         if self._best is None or measured > self._best[1]:
             self._best = config, measured
 

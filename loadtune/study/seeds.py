@@ -21,8 +21,8 @@ class Seed:
 
     origin: TrialOrigin
     config: TrialConfig
-    follows: bool = False
-    """It is tried in another precision that is clearly faster by then."""
+    follows: tuple[TrialConfig, TrialConfig] | None = None
+    """The corners of its own precision and of another, in which it is tried where that corner was clearly faster."""
 
 
 def seed_configs(
@@ -58,9 +58,11 @@ def seed_configs(
         nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
     )
     corner = space.config(batch_size, enough, pin, precision)
+    other = space.in_precision(corner, unhindered) if unhindered else None
+    follows = None if other is None else (corner, other)
     corners = [
         corner,
-        *([space.in_precision(corner, unhindered)] if unhindered else []),
+        *([] if other is None else [other]),
         *(_corner(space, point, sample_s) for point in other_precisions),
     ]
     around = [
@@ -73,9 +75,9 @@ def seed_configs(
         here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
         seeds.append(Seed("warm start", space.clip(here)))
     seeds += [Seed("seed", config) for config in corners]
-    seeds += [Seed("seed", config, follows=True) for config in around]
-    seeds += [Seed("seed", space.config(_at_most(space, larger, other), between, pin, other)) for other in as_fast]
-    seeds.append(Seed("seed", smaller, follows=True))
+    seeds += [Seed("seed", config, follows) for config in around]
+    seeds += [Seed("seed", space.config(_at_most(space, larger, each), between, pin, each)) for each in as_fast]
+    seeds.append(Seed("seed", smaller, follows))
     first: dict[TrialConfig, Seed] = {}
     for seed in seeds:
         if space.excess(seed.config) <= 0:

@@ -1,6 +1,10 @@
 """Which precision the first trials are run in, where the fastest one may be overtaken."""
 
-from loadtune.records import ComputePoint, Recipe, TrialConfig
+from collections.abc import Mapping
+
+import pytest
+
+from loadtune.records import ComputePoint, Precision, Recipe, TrialConfig
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
@@ -16,22 +20,31 @@ SPACE = SearchSpace(
 )
 
 
-def seeds() -> list[Seed]:
+def seeds(unhindered: Precision | None = "bf16", yours: TrialConfig | None = None) -> list[Seed]:
     fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
     assert isinstance(fastest, ComputePoint)
-    return seed_configs(SPACE, None, fastest, sample_s=1 / 1000, unhindered="bf16")
+    return seed_configs(SPACE, yours, fastest, sample_s=1 / 1000, unhindered=unhindered)
 
 
-def asked(rates: dict[str, float]) -> list[TrialConfig]:
-    """What a study asks for until its seeds are through; it is told these rates of the precisions."""
-    first = seeds()
+def asked(rates: Mapping[TrialConfig, float | None], first: list[Seed]) -> list[TrialConfig]:
+    """What a study asks for until its seeds are through; it is told these rates, None: does not run, else 3,000/s."""
     study = OptunaStudy(SPACE, first, None, seed=0)
     configs = []
     for _ in first:
         trial = study.ask()
-        study.tell_measured(trial, rates[trial.config.precision])
-        configs += [trial.config] if trial.origin == "seed" else []
+        rate = rates.get(trial.config, 3000.0)
+        if rate is None:
+            study.tell_infeasible(trial, 1.0, "out of memory")
+        else:
+            study.tell_measured(trial, rate)
+        configs += [trial.config] if trial.origin != "search" else []
     return configs
+
+
+def with_bf16_at(rate: float) -> list[TrialConfig]:
+    """What is asked for where the second corner trains at this rate and all else at 3,000/s."""
+    first = seeds()
+    return asked({first[1].config: rate}, first)
 
 
 def test_a_precision_that_waits_for_nothing_is_tried_in_the_same_corner() -> None:
@@ -41,14 +54,14 @@ def test_a_precision_that_waits_for_nothing_is_tried_in_the_same_corner() -> Non
     assert other.config.loader.num_workers == corner.config.loader.num_workers
     assert not corner.follows
     assert not other.follows
-    assert all(seed.follows for seed in around)
+    assert all(seed.follows == (corner.config, other.config) for seed in around)
 
 
 def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
-    slower, faster = asked({"fp16": 3000.0, "bf16": 2900.0}), asked({"fp16": 3000.0, "bf16": 4000.0})
+    slower, faster = with_bf16_at(2900.0), with_bf16_at(4000.0)
     assert [config.precision for config in slower] == ["fp16", "bf16", "fp16", "fp16", "fp16"]
     assert [config.precision for config in faster] == ["fp16", "bf16", "bf16", "bf16", "bf16"]
-    assert [config.precision for config in asked({"fp16": 3000.0, "bf16": 3100.0})] == [
+    assert [config.precision for config in with_bf16_at(3100.0)] == [
         "fp16",
         "bf16",
         "fp16",
@@ -59,6 +72,39 @@ def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
         config.loader.num_workers for config in faster[2:4]
     ]
     assert all(config.batch_size <= 192 for config in faster[1:])
+
+
+YOURS = SPACE.config(64, 16, True, "bf16")
+
+
+@pytest.mark.parametrize("unhindered", [None, "bf16"])
+def test_nothing_follows_what_was_faster_with_another_loader(unhindered: Precision | None) -> None:
+    """The user's own 16 workers say nothing of a precision beside a corner with too few."""
+    first = seeds(unhindered, YOURS)
+    rates = {YOURS: 4000.0}
+    assert {config.precision for config in asked(rates, first)[2 if unhindered is None else 3 :]} == {"fp16"}
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_nothing_follows_where_a_corner_did_not_run(failing: int) -> None:
+    first = seeds()
+    rates = {first[1 - failing].config: 4000.0, first[failing].config: None}
+    assert [config.precision for config in asked(rates, first)[2:]] == ["fp16"] * 3
+
+
+def test_what_was_asked_for_in_the_faster_precision_is_no_prediction_left() -> None:
+    """192 is bf16's ceiling, so what is larger falls together; what computes as fast is a seed of its own."""
+    corners = seeds()[:2]
+    larger = [SPACE.config(size, 8, True, "fp16") for size in (256, 512)]
+    first = [*corners, *(Seed("seed", config, (corners[0].config, corners[1].config)) for config in larger)]
+    study = OptunaStudy(SPACE, first, None, seed=0)
+    left = []
+    for rate in (3000.0, 4000.0, 4000.0):
+        left.append(study.has_predictions_left)
+        study.tell_measured(study.ask(), rate)
+    assert left == [True, True, True]
+    assert not study.has_predictions_left
+    assert study.ask().origin == "search"
 
 
 def test_only_a_scaler_beside_an_optimizer_that_is_not_fused_waits() -> None:
