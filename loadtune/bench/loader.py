@@ -47,7 +47,7 @@ def train_on_loader(
         line.enter("first batch")
         started = time.monotonic()
         loader.start()
-        waited_s = pinned.lock_ahead(loader, started)
+        waited_s = pinned.lock_ahead(loader, started, line.pulse)
         batch = loader.next_batch()
         first_batch_s = time.monotonic() - started - waited_s
         line.enter("training")

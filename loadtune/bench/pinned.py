@@ -45,22 +45,26 @@ class PinnedBlocks:
             self._memory.free_pinned()
         self._block_bytes = wanted
 
-    def lock_ahead(self, loader: EndlessLoader, started: float) -> float:
+    def lock_ahead(self, loader: EndlessLoader, started: float, pulse: Callable[[], None]) -> float:
         """Lock the blocks of the loader they are kept for, as many as go until a worker has made a batch and then for
-        as long again. `started` is when its workers were asked for; answers the seconds since that batch was there.
+        as long again. `started` is when its workers were asked for; answers the seconds since that batch was there, in
+        which `pulse` says that nothing hangs.
 
-        Nothing else is done meanwhile. Blocks that are there already cost nothing.
+        Nothing else is done meanwhile, but the pinning thread begins: blocks that it took beside those locked here are
+        there already. Blocks that were kept cost nothing.
         """
         if not self._block_bytes or not loader.config.num_workers:
             return 0.0
         most = min(loader.config.num_pinned, int(_LOCKED_SHARE * self._available_bytes() / self._block_bytes))
         blocks: list[Any] = []
         made: float | None = None
-        while len(blocks) < most:
+        while len(blocks) + _num_ready(loader) < most:
             if made is None and loader.any_made():
                 made = self._clock()
             if made is not None and self._clock() - started >= _AS_LONG_AGAIN * (made - started):
                 break
+            if made is not None:
+                pulse()
             block = self._memory.lock_block(self._block_bytes)
             if block is None:
                 blocks.clear()
@@ -68,6 +72,12 @@ class PinnedBlocks:
                 break
             blocks.append(block)
         return 0.0 if made is None else self._clock() - made
+
+
+def _num_ready(loader: EndlessLoader) -> int:
+    """Batches that the pinning thread has pinned and nobody has taken."""
+    depth = loader.depth()
+    return 0 if depth is None else depth.ready
 
 
 def page_lock_s(device: torch.device) -> float | None:

@@ -1,5 +1,6 @@
 """Page-locked blocks: those that the next run pins again are kept, and a loader's are locked before it trains."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import torch
 from loadtune.bench import pinned
 from loadtune.bench.memory import CudaMemory
 from loadtune.bench.pinned import PinnedBlocks, page_lock_s
+from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.session import Session
 from loadtune.records import LoaderConfig
 
@@ -23,6 +25,8 @@ class CountingMemory:
 
     def __init__(self, most_blocks: int = 1000) -> None:
         self.freed, self.locked, self.most_blocks = 0, list[int](), most_blocks
+        self.pulses: list[int] = []
+        """Blocks that were locked at each sign of life."""
 
     def free_pinned(self) -> None:
         self.freed += 1
@@ -80,15 +84,22 @@ def locked(
 
 
 def lock(
-    memory: CountingMemory, asked: LoaderConfig, made_after: int | None = None, available_bytes: int = 1 << 40
+    memory: CountingMemory,
+    asked: LoaderConfig,
+    made_after: int | None = None,
+    available_bytes: int = 1 << 40,
+    ready: Callable[[int], Depth | None] = lambda locked: None,
 ) -> tuple[list[int], float]:
-    """A block takes a second. What was locked, and how long it went on with a batch there."""
+    """A block takes a second. What was locked, and how long it went on with a batch there; `ready` is what is pinned
+    by the time that so many blocks are locked."""
     ahead = PinnedBlocks(cast("Any", memory), lambda: available_bytes, lambda: 10.0 + len(memory.locked))
     ahead.keep_for(asked, SAMPLE_BYTES)
     loader: Any = SimpleNamespace(
-        config=asked, any_made=lambda: made_after is not None and len(memory.locked) >= made_after
+        config=asked,
+        any_made=lambda: made_after is not None and len(memory.locked) >= made_after,
+        depth=lambda: ready(len(memory.locked)),
     )
-    waited_s = ahead.lock_ahead(loader, started=10.0)
+    waited_s = ahead.lock_ahead(loader, 10.0, lambda: memory.pulses.append(len(memory.locked)))
     return memory.locked, waited_s
 
 
@@ -102,6 +113,23 @@ def test_locking_ends_when_it_has_taken_twice_as_long_as_the_first_batch() -> No
     assert lock(CountingMemory(), eight, made_after=2) == ([BLOCK_BYTES] * 4, 2.0)
     assert lock(CountingMemory(), eight, made_after=17) == ([BLOCK_BYTES] * 18, 1.0), "by then all are locked"
     assert lock(CountingMemory(), eight) == ([BLOCK_BYTES] * 18, 0.0), "the batch came later"
+
+
+def test_what_the_pinning_thread_took_for_itself_is_locked_already() -> None:
+    """18 are needed; behind the first batch, after 10, it pins one for each that is locked here."""
+    memory, eight = CountingMemory(), config(num_workers=8)
+
+    def pinned_by(locked: int) -> Depth:
+        return Depth(unpinned=0, ready=max(0, locked - 10))
+
+    assert lock(memory, eight, made_after=10, ready=pinned_by) == ([BLOCK_BYTES] * 14, 4.0)
+
+
+def test_a_bench_that_locks_on_behind_its_first_batch_is_alive() -> None:
+    """Before it, whoever listens has to know that none came."""
+    memory = CountingMemory()
+    lock(memory, config(num_workers=8), made_after=4)
+    assert memory.pulses == [4, 5, 6, 7]
 
 
 def test_nothing_is_locked_for_a_loader_that_pins_nothing_or_has_no_workers() -> None:
