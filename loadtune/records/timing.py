@@ -200,8 +200,11 @@ class Measurement:
 
     @property
     def wait_fraction(self) -> float:
-        """Share of wall time the training process waited for the loader, as the host saw it."""
-        return sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows)
+        """Share of wall time the training process waits for the loader in the long run: what the host saw, and what
+        was spared it by batches that were made before, which are no throughput either (`delivered_samples`)."""
+        seconds, consumed = sum(w.seconds for w in self.windows), sum(w.num_samples for w in self.windows)
+        seen = sum(w.wait_s for w in self.windows) / seconds
+        return max(seen, 1 - (1 - seen) * delivered_samples(self.windows) / consumed) if consumed else seen
 
     @property
     def copy_fraction(self) -> float | None:
