@@ -202,24 +202,35 @@ class Measurement:
     def wait_fraction(self) -> float:
         """Share of wall time the training process waits for the loader in the long run: what the host saw, and what
         was spared it by batches that were made before, which are no throughput either (`delivered_samples`)."""
-        seconds, consumed = sum(w.seconds for w in self.windows), sum(w.num_samples for w in self.windows)
-        seen = sum(w.wait_s for w in self.windows) / seconds
-        return max(seen, 1 - (1 - seen) * delivered_samples(self.windows) / consumed) if consumed else seen
+        return self._standing_still(sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows))
 
     @property
     def copy_fraction(self) -> float | None:
-        """Share of wall time in copies to the device. Copies are on the way of compute: one stream does both."""
-        return _share([w.copy_s for w in self.windows], self.windows)
+        """Likewise in copies to the device. Copies are on the way of compute: one stream does both."""
+        return self._at_work(_share([w.copy_s for w in self.windows], self.windows))
 
     @property
     def compute_fraction(self) -> float | None:
-        """Share of wall time in training steps. Near 1.0 the step is the wall."""
-        return _share([w.compute_s for w in self.windows], self.windows)
+        """Likewise in training steps. Near 1.0 the step is the wall."""
+        return self._at_work(_share([w.compute_s for w in self.windows], self.windows))
 
     @property
     def idle_fraction(self) -> float | None:
-        """Share of wall time in which the device had nothing to do."""
-        return _share([w.idle_s for w in self.windows], self.windows)
+        """Likewise, of that in which the device has nothing to do."""
+        seen = _share([w.idle_s for w in self.windows], self.windows)
+        return None if seen is None else self._standing_still(seen)
+
+    @property
+    def _lasting(self) -> float:
+        """Of the samples that were trained on, those that would have been in the long run."""
+        consumed = sum(w.num_samples for w in self.windows)
+        return delivered_samples(self.windows) / consumed if consumed else 1.0
+
+    def _at_work(self, seen: float | None) -> float | None:
+        return None if seen is None else min(1.0, seen * self._lasting)
+
+    def _standing_still(self, seen: float) -> float:
+        return max(seen, 1 - (1 - seen) * self._lasting)
 
 
 def _share(parts: Sequence[float | None], windows: Sequence[Window]) -> float | None:

@@ -132,7 +132,7 @@ def test_what_training_looked_like_inside() -> None:
     )
     config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3, pin_memory=True), recipe=Recipe())
     found = gather(Finalist(config=config, runs=(run, run)), facts=FACTS, host=fake_host(), device=GPU, restart_s=0.25)
-    assert (found.copy_fraction, found.compute_fraction, found.idle_fraction) == (0.2, 0.5, 0.3)
+    assert (found.copy_fraction, found.compute_fraction, found.idle_fraction) == pytest.approx((0.2, 0.5, 0.3))
     assert (found.unpinned_batches, found.ready_batches) == (1.5, 0.25)
     assert (found.slowest_worker_ratio, found.late_batch_ratio) == (pytest.approx(3.0), None)
     assert (found.worker_cores, found.pin_thread_cores) == (0.5, 0.75)
