@@ -70,14 +70,31 @@ def seed_configs(
         space.config(batch_size, most, pin, precision),
         space.config(larger, between, pin, precision),
     ]
-    seeds = [] if yours is None else [Seed("yours", yours)]
+    return _that_fit(
+        space,
+        [
+            *_known(space, yours, warm, fastest),
+            *(Seed("seed", config) for config in corners),
+            *(Seed("seed", config, follows) for config in around),
+            *(Seed("seed", space.config(_at_most(space, larger, each), between, pin, each)) for each in as_fast),
+            Seed("seed", smaller, follows),
+        ],
+    )
+
+
+def _known(
+    space: SearchSpace, yours: TrialConfig | None, warm: TrialConfig | None, fastest: ComputePoint
+) -> list[Seed]:
+    """What others settled on: the user, and another machine's run, in a precision that there is here."""
+    known = [] if yours is None else [Seed("yours", yours)]
     if warm is not None:
         here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
-        seeds.append(Seed("warm start", space.clip(here)))
-    seeds += [Seed("seed", config) for config in corners]
-    seeds += [Seed("seed", config, follows) for config in around]
-    seeds += [Seed("seed", space.config(_at_most(space, larger, each), between, pin, each)) for each in as_fast]
-    seeds.append(Seed("seed", smaller, follows))
+        known.append(Seed("warm start", space.clip(here)))
+    return known
+
+
+def _that_fit(space: SearchSpace, seeds: Sequence[Seed]) -> list[Seed]:
+    """Each configuration once, as it came first."""
     first: dict[TrialConfig, Seed] = {}
     for seed in seeds:
         if space.excess(seed.config) <= 0:
