@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -11,3 +12,7 @@ settings.load_profile("loadtune")
 # Beside other tests on the same cores OpenMP's threads wait for one another at barriers, 50 ms a layer at times.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Shells start what runs in the background with Ctrl-C ignored, and whatever a test starts and interrupts inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
