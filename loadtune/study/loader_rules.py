@@ -165,6 +165,8 @@ def _gain(e: Evidence) -> float | None:
 
 
 def _is_uneven(e: Evidence) -> bool:
+    if not e.num_workers:
+        return False  # the training process makes its batches by itself, in turn: what it waits is what that takes
     alone = least(e.workers_per_s, e.pinned_per_s)
     return alone is not None and e.trained_per_s is not None and alone >= FAR * e.trained_per_s
 

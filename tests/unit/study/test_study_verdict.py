@@ -115,6 +115,15 @@ def test_little_waiting_is_named_where_it_is_most_of_what_is_missing(wait: float
     assert judge(near).bound_by == bound_by
 
 
+def test_what_is_made_in_turn_is_not_uneven() -> None:
+    """Two cores: alone 1,674/s without workers, the device 307/s, one after the other 267/s."""
+    turn = replace(NO_WORKERS, compute_per_s=307.0, workers_per_s=1674.0, trained_per_s=267.0, wait_fraction=0.16)
+    found = judge(replace(turn, on_gpu=False, transfer_per_s=None))
+    assert found.bound_by == "workers"
+    assert found.evidence.startswith("Training waits 16% of the time: without workers the loader makes 1,674/s")
+    assert found.gain_at_most == pytest.approx(307 / 267)
+
+
 def test_a_wait_in_each_step_is_said_where_launches_come_late() -> None:
     waiting, not_waiting = (judge(replace(STRETCHED, waits_each_step=waits)) for waits in (True, False))
     said = " With a GradScaler each step waits for the device, so late launches show."
