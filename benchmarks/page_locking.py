@@ -76,12 +76,20 @@ def blind_per_s(windows: Sequence[Window], num_workers: int) -> float:
     return samples_per_s(rule.kept)
 
 
-def measure(bench: BenchClient, sampler: Sampler, config: TrialConfig, *, fresh: bool) -> Run:
+def trained(
+    bench: BenchClient, sampler: Sampler, config: TrialConfig
+) -> tuple[Measurement, StoppingRule, list[Window]]:
+    """One run as a trial is run, the rule that ended it, and all its windows."""
     windows: list[Window] = []
     rule = StoppingRule(num_workers=config.loader.num_workers, max_s=MAX_S)
     found = run_trial(bench, sampler, MonotonicClock(), config, rule, windows.append)
     if not isinstance(found, Measurement):
-        raise SystemExit(f"batch {config.batch_size}: {found.kind}: {found.message}")
+        raise SystemExit(f"{config}: {found.kind}: {found.message}")
+    return found, rule, windows
+
+
+def measure(bench: BenchClient, sampler: Sampler, config: TrialConfig, *, fresh: bool) -> Run:
+    found, rule, windows = trained(bench, sampler, config)
     locks = [window.page_lock_s for window in windows if window.page_lock_s is not None]
     run = Run(
         batch_size=config.batch_size,
@@ -161,13 +169,19 @@ def spread(rates: Sequence[float]) -> str:
     return f"{statistics.stdev(rates) / statistics.fmean(rates):.1%}" if len(rates) > 1 else "–"
 
 
+def host_line(host: HostFacts) -> str:
+    return (
+        f"Host: {host.cpu_name}, {host.num_usable_cores} cores, {host.os}. Python {host.python}, torch {host.torch}, "
+        f"driver {host.driver or '–'}, loadtune {__version__}."
+    )
+
+
 def note(given: argparse.Namespace, host: HostFacts, device: Device, runs: Sequence[Run]) -> str:
     return "\n".join(
         [
             f"# Page-locking and the rate on {device.name}, {datetime.now(UTC):%Y-%m-%d}",
             "",
-            f"Host: {host.cpu_name}, {host.num_usable_cores} cores, {host.os}. Python {host.python}, torch "
-            f"{host.torch}, driver {host.driver or '–'}, loadtune {__version__}.",
+            host_line(host),
             "",
             f"Command: `python benchmarks/page_locking.py --workload {given.workload} --batch-sizes "
             f"{' '.join(map(str, given.batch_sizes))} --workers {given.workers} --rounds {given.rounds}`.",

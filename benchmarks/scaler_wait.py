@@ -13,13 +13,14 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtune import __version__
+from page_locking import host_line, trained
+
 from loadtune.bench import BenchClient
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.host import Sampler, choose_device, read_host
 from loadtune.records import (
     ComputePoint,
     Device,
@@ -29,14 +30,8 @@ from loadtune.records import (
     OptimizerName,
     Recipe,
     TrialConfig,
-    TuneConfig,
     WorkloadSpec,
 )
-from loadtune.stages.run import TRIAL_SHARE
-from loadtune.study.stopping import StoppingRule
-from loadtune.study.trial import run_trial
-
-MAX_S = TRIAL_SHARE * TuneConfig().time_budget_s
 
 RECIPES: dict[OptimizerName, tuple[Recipe, ...]] = {
     "sgd": (Recipe(precision="fp16"), Recipe(precision="bf16")),
@@ -88,10 +83,7 @@ def measured(
         cases = list(cases_of(given, bench, device, optimizer))
         for _ in range(given.rounds):
             for case in cases:
-                rule = StoppingRule(num_workers=given.workers, max_s=MAX_S)
-                found = run_trial(bench, sampler, MonotonicClock(), case.config, rule, lambda window: None)
-                if not isinstance(found, Measurement):
-                    raise SystemExit(f"{name(case)}: {found.kind}: {found.message}")
+                found, _, _ = trained(bench, sampler, case.config)
                 case.runs.append(found)
                 print(f"{name(case)}: {found.samples_per_s:,.0f}/s", flush=True)
     return cases
@@ -103,7 +95,7 @@ def cases_of(given: argparse.Namespace, bench: BenchClient, device: Device, opti
     for plain in RECIPES[optimizer]:
         if plain.precision not in facts.precisions:
             continue
-        recipe = Recipe(precision=plain.precision, memory_format=layout, fused_optimizer=plain.fused_optimizer)
+        recipe = replace(plain, memory_format=layout)
         alone = bench.time_compute(recipe, given.batch_size, 1.0)
         if not isinstance(alone, ComputePoint):
             raise SystemExit(f"{recipe}: {alone.kind}: {alone.message}")
@@ -149,8 +141,7 @@ def note(given: argparse.Namespace, host: HostFacts, device: Device, cases: list
     today = f"{datetime.now(UTC):%Y-%m-%d}"
     return f"""# Steps that wait for the device, beside a thread that pins, on {device.name}, {today}
 
-Host: {host.cpu_name}, {host.num_usable_cores} cores, {host.os}. Python {host.python}, torch {host.torch}, driver \
-{host.driver or "–"}, loadtune {__version__}.
+{host_line(host)}
 
 Command: `python benchmarks/scaler_wait.py --model {given.model}{size} --batch-size {given.batch_size} --workers \
 {given.workers} --rounds {given.rounds}`.

@@ -129,11 +129,7 @@ def run(
             objective=objective_of(objective),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
-        folder = None
-        if resume is None:
-            check(config)
-        else:
-            folder, config = _resumed(resume, config, {name for name in ctx.params if _is_given(ctx, name)})
+        folder, config = (None, check(config)) if resume is None else _resumed(resume, config, _given(ctx))
         _run(config, folder, as_json=json, quiet=quiet, debug=debug)
 
 
@@ -179,9 +175,10 @@ for _command in (report, dashboard, export, compare, schema):
 app.command("check")(check_command)
 
 
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def _given(ctx: typer.Context) -> set[str]:
+    """The options that stand on the command line."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:

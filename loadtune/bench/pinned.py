@@ -61,9 +61,9 @@ class PinnedBlocks:
         while len(blocks) + _num_ready(loader) < most:
             if made is None and loader.any_made():
                 made = self._clock()
-            if made is not None and self._clock() - started >= _AS_LONG_AGAIN * (made - started):
-                break
             if made is not None:
+                if self._clock() - started >= _AS_LONG_AGAIN * (made - started):
+                    break
                 pulse()
             block = self._memory.lock_block(self._block_bytes)
             if block is None:

@@ -46,9 +46,6 @@ class OptunaStudy:
         objective: Objective = "samples-per-s",
     ) -> None:
         self._space = space
-        values = [trial.measurement.score(objective) for trial in known if trial.measurement]
-        self._worst: float | None = min(values, default=None)
-        self._best: tuple[TrialConfig, float] | None = None
         self._scores: dict[TrialConfig, float] = {}
         self._told: set[TrialConfig] = set()
         self._sampled = False
@@ -99,17 +96,19 @@ class OptunaStudy:
 
     def _followed(self, seed: Seed) -> TrialConfig:
         """Its configuration, in the precision that it follows where that is clearly faster with the same loader."""
-        own, other = (self._scores.get(corner) for corner in seed.follows or (seed.config, seed.config))
-        if seed.follows is None or own is None or other is None or other < OVERTAKEN * own:
+        if seed.follows is None:
+            return seed.config
+        own, other = (self._scores.get(corner) for corner in seed.follows)
+        if own is None or other is None or other < OVERTAKEN * own:
             return seed.config
         return self._space.in_precision(seed.config, seed.follows[1].precision)
 
     def _neighbour(self) -> Seed | None:
         """Every other time, a configuration beside the best so far that was not asked for yet; else the sampler's."""
         self._sampled = not self._sampled
-        if self._sampled or self._best is None:
+        if self._sampled or not self._scores:
             return None
-        near = self._space.neighbours(self._best[0])
+        near = self._space.neighbours(max(self._scores, key=self._scores.__getitem__))
         return next((Seed("search", config) for config in near if config not in self._told), None)
 
     def _close_stale(self, done: Sequence[optuna.trial.FrozenTrial], known: Sequence[Trial]) -> list[Seed]:
@@ -120,7 +119,6 @@ class OptunaStudy:
         return [Seed(trial.origin, trial.config) for trial in known if trial.number in stale]
 
     def tell_measured(self, asked: Asked, score: float) -> None:
-        self._worst = score if self._worst is None else min(self._worst, score)
         self._remember(asked.config, score)
         self._finish(asked, score, excess=0.0, attrs={"screened": None})
 
@@ -130,7 +128,9 @@ class OptunaStudy:
 
     def tell_infeasible(self, asked: Asked, excess: float, reason: str) -> None:
         """Does not run. `excess` above 0 says by how much, for the sampler to learn from."""
-        self._finish(asked, self._worst or 0.0, excess=max(excess, 1e-9), attrs={"infeasible": reason})
+        self._finish(
+            asked, min(self._scores.values(), default=0.0), excess=max(excess, 1e-9), attrs={"infeasible": reason}
+        )
 
     def _finish(self, asked: Asked, value: float, *, excess: float, attrs: dict[str, Any]) -> None:
         trial, loader = self._open.pop(asked.number), asked.config.loader
@@ -143,11 +143,8 @@ class OptunaStudy:
 
     def _remember(self, config: TrialConfig, measured: float | None) -> None:
         self._told.add(config)
-        if measured is None:
-            return
-        self._scores[config] = measured
-        if self._best is None or measured > self._best[1]:
-            self._best = config, measured
+        if measured is not None:
+            self._scores[config] = measured
 
     def _params(self, config: TrialConfig) -> dict[str, Any]:
         axes, point = self._space.axes, self._space.point(config)

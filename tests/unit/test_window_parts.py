@@ -1,4 +1,6 @@
-"""A measurement's shares of wall time: of what was measured, and none of what was not."""
+"""Shares of a run's wall time: of what was measured, not of what was not, and of the long run as the rate is."""
+
+from dataclasses import replace
 
 import pytest
 
@@ -36,9 +38,9 @@ def test_what_was_not_measured_is_no_zero() -> None:
     assert measurement(None, (0.5, 1.0, 0.5)).copy_fraction == pytest.approx(0.25)
 
 
-def delivered(*, wait_s: float, ahead: tuple[float, float]) -> float:
-    """Of ten batches in ten seconds."""
-    window = Window(
+def ten_batches(wait_s: float, ahead: tuple[float, float]) -> Window:
+    """In ten seconds, with so many made ahead before and after."""
+    return Window(
         start_s=0.0,
         seconds=10.0,
         num_steps=10,
@@ -47,7 +49,6 @@ def delivered(*, wait_s: float, ahead: tuple[float, float]) -> float:
         queue_start=ahead[0],
         queue_end=ahead[1],
     )
-    return delivered_samples([window])
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def delivered(*, wait_s: float, ahead: tuple[float, float]) -> float:
 def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
     wait_s: float, ahead: tuple[float, float], samples: float
 ) -> None:
-    assert delivered(wait_s=wait_s, ahead=ahead) == pytest.approx(samples)
+    assert delivered_samples([ten_batches(wait_s, ahead)]) == pytest.approx(samples)
 
 
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:
@@ -79,3 +80,28 @@ def test_what_windows_between_them_made_ahead_is_not_theirs() -> None:
     first = Window(start_s=0.0, seconds=4.0, num_steps=4, num_samples=4, wait_s=2.0, queue_start=0.0, queue_end=0.0)
     later = Window(start_s=9.0, seconds=4.0, num_steps=4, num_samples=4, wait_s=2.0, queue_start=4.0, queue_end=2.0)
     assert delivered_samples([first, later]) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "share"), [((4.0, 1.5), 1 - 0.94 * 7.5 / 10), ((2.0, 2.0), 0.06), ((2.0, 3.0), 0.06)]
+)
+def test_batches_that_were_made_before_spare_no_wait(ahead: tuple[float, float], share: float) -> None:
+    """Workers that make three quarters of what the steps take seem to keep up while there is a queue."""
+    found = Measurement(windows=(ten_batches(0.6, ahead),), first_batch_s=1.0, seconds=12.0)
+    assert found.wait_fraction == pytest.approx(share)
+
+
+def test_without_a_queue_the_wait_is_what_was_seen() -> None:
+    window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=0.5)
+    assert Measurement(windows=(window,), first_batch_s=0.1, seconds=3.0).wait_fraction == 0.25
+
+
+@pytest.mark.parametrize(("left", "num_made"), [(4.0, 10.0), (1.5, 7.5)])
+def test_the_devices_own_account_is_of_the_same_run_as_the_rate(left: float, num_made: float) -> None:
+    """So a step that takes it 0.9 s does by rate and share together, whatever was left in the queue."""
+    window = replace(ten_batches(0.6, (4.0, left)), copy_s=0.4, compute_s=9.0, idle_s=0.6)
+    found = Measurement(windows=(window,), first_batch_s=1.0, seconds=12.0)
+    assert found.samples_per_s == pytest.approx(num_made / 10)
+    assert found.compute_fraction == pytest.approx(0.9 * num_made / 10)
+    assert found.copy_fraction == pytest.approx(0.04 * num_made / 10)
+    assert found.idle_fraction == pytest.approx(1 - 0.94 * num_made / 10)
