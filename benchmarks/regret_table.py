@@ -113,9 +113,11 @@ def foretold(grid: Grid) -> Foretold:
 
 
 def known_rates(grid: Grid) -> list[tuple[TrialConfig, float]]:
-    """The table's, and those of the duel that are not in it: loadtune's winner."""
-    rates = {row.config: row.rate for row in (*grid.duel.rows, *grid.rows)}
-    return list(rates.items())
+    """By all runs of a configuration, the duel's among them: by its own runs alone, the table's best was lucky."""
+    runs: dict[TrialConfig, list[float]] = {}
+    for row in (*grid.rows, *grid.duel.rows):
+        runs.setdefault(row.config, []).extend(run.samples_per_s for run in row.runs)
+    return [(config, statistics.fmean(own)) for config, own in runs.items() if own]
 
 
 class GridSurface:

@@ -10,7 +10,7 @@ from loadtune.probe.recipe import choose_recipes
 from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, RecipeChoice, WorkloadFacts
 from loadtune.report.wording import recipe_text
 from loadtune.stages.resuming import check_same_workload
-from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
 from loadtune.study.yours import check_against_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
@@ -121,12 +121,13 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
 def loader_top(run: Run, facts: WorkloadFacts) -> int:
     """Largest batch that one worker makes in the time allowed for it; one that was named is never too large.
 
-    For the batch at which recipes were compared it may take twice as long: smaller ones need not show what a loader can
-    do (H200, JPEG files and ViT-B/16: 128 by 12 workers trained 1,814/s, 192 by 16 in turn with it 2,142/s).
+    For the batch at which recipes were compared it may take longer: smaller ones need not show what a loader can do
+    (H200, JPEG files and ViT-B/16: 128 by 16 workers trained 1,808/s, 192 by 16 in turn with it 2,118/s, a sample
+    taking a worker 7.1 ms).
     """
     in_time = run.batch_limit_s / facts.sample_s
     moderate = max((point.batch_size for choice in run.found.recipes for point in choice.points), default=1)
-    top = max(int(in_time), min(moderate, int(2 * in_time)))
+    top = max(int(in_time), min(moderate, int(MODERATE_STRETCH * in_time)))
     return max(top, facts.min_batch_size, run.found.config.named_batch_size or 1)
 
 

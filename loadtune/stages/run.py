@@ -23,7 +23,11 @@ fit."""
 
 BATCH_SHARE = TRIAL_SHARE / 4
 """Of the time budget, for one batch made by one worker: 0.6 s of the default, so that a trial sees every worker deliver
-two or three times. Twice that for the moderate batch at which recipes are compared: there a run lasts longer."""
+two or three times."""
+
+MODERATE_STRETCH = 8 / 3
+"""Times that, for the moderate batch at which recipes are compared: 1.6 s of the default, the longest round of the
+workers that a window stretches to span. There a run lasts longer."""
 
 COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only

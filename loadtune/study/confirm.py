@@ -11,14 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t
 from loadtune.seams import Clock
-from loadtune.study.rounds import MIN_RUNS, Rounds
+from loadtune.study.rounds import CONTENDER, MIN_RUNS, Rounds
 
 NUM_TOP = 2
 """Best configurations of the study that are measured again: the leader's luck is what the second is there to show."""
-
-CONTENDER = 0.87
-"""A configuration this close to the leader may really be as fast: two runs of one configuration with fresh loaders,
-each some 7% off, differ by 10%, and the leader of a dozen is mostly a lucky one."""
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the

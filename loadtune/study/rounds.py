@@ -6,12 +6,15 @@ Apart from `confirm`, which runs them: this is where the time goes that makes th
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from loadtune.records import TrialConfig
 
 MIN_RUNS = 2
 """Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
+
+CONTENDER = 0.87
+"""A configuration this close to the leader may really be as fast: two runs of one configuration with fresh loaders,
+each some 7% off, differ by 10%, and the leader of a dozen is mostly a lucky one."""
 
 
 @dataclass(slots=True)
@@ -52,25 +55,37 @@ class Rounds:
     def further(self, number: int, left_s: float, late_s: float) -> list[TrialConfig]:
         """A later round, the order turned by one each so that drift is shared: everybody, or whom there is time for.
 
-        Where time is short the best rival goes first, then the user's own, then by rank. Of all that could be run, the
-        two narrow the interval of their ratio most: each second run adds a degree of freedom to the spread that all
-        share, and theirs halve its variance as well. From two runs each on, the best rival is run again alone if need
-        be: of three finalists it takes a fifth off the interval. Second runs of what the answer is made of may end
-        `late_s` late, and are not begun unless both of the first two can be.
+        Where time is short the best rival goes first, then the user's own, then who may be as fast and ran once (it
+        cannot win without a second run), then by rank. Of all that could be run, the first two narrow the interval of
+        their ratio most: each second run adds a degree of freedom to the spread that all share, and theirs halve its
+        variance as well. From two runs each on, the best rival is run again alone if need be: of three finalists it
+        takes a fifth off the interval. Second runs of what the answer is made of may end `late_s` late, and are not
+        begun unless both of the first two can be.
         """
         needed, shift = self.needed, number % len(self.configs)
         once = [config for config in needed if len(self.scores[config]) < MIN_RUNS]
-        ordered = list(dict.fromkeys([*once, *needed, *self._ranked]))
-        done = {config for config in ordered if len(self.scores[config]) > number}
-        ends_s = accumulate(0.0 if config in done else self.took_s[config] for config in ordered)
-        fits = {
-            config: end_s <= left_s + (late_s if config in once else 0.0)
-            for config, end_s in zip(ordered, ends_s, strict=True)
-        }
-        if not all(fits[config] for config in once if config in needed[:2]):
+        fitting = self._fitting(number, once, left_s, late_s)
+        if not all(config in fitting for config in once if config in needed[:2]):
             return []
         turned = [*self.configs[shift:], *self.configs[:shift]]
-        return [config for config in turned if fits.get(config) and config not in done]
+        return [config for config in turned if config in fitting]
+
+    def _fitting(self, number: int, once: list[TrialConfig], left_s: float, late_s: float) -> set[TrialConfig]:
+        """Who did not run in this round yet and can; where a long run does not fit, a shorter one may."""
+        fitting, spent_s = set(), 0.0
+        for config in dict.fromkeys([*once, *self._ran_once, *self.needed, *self._ranked]):
+            ends_s = spent_s + self.took_s[config]
+            if len(self.scores[config]) <= number and ends_s <= left_s + (late_s if config in once else 0.0):
+                fitting.add(config)
+                spent_s = ends_s
+        return fitting
+
+    @property
+    def _ran_once(self) -> list[TrialConfig]:
+        """Rivals that may be as fast as the best and that no second run has shown to be, or not."""
+        ranked = [config for config in self._ranked if config != self.yours]
+        near = CONTENDER * max((statistics.fmean(self.scores[config]) for config in ranked), default=0.0)
+        return [c for c in ranked if len(self.scores[c]) < MIN_RUNS and self.scores[c][0] >= near]
 
     @property
     def _ranked(self) -> list[TrialConfig]:

@@ -47,12 +47,15 @@ def seed_configs(
     seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best; those
     in `as_fast` computed as fast where both were timed, and are tried at the larger batch. `unhindered` may train
     faster than the fastest one, whose steps wait for the device, and is tried in its corner; what follows is tried in
-    whichever did.
+    whichever did. Where all workers together are too slow, the largest batch is tried by all of them: it alone can
+    still spare them something, and what fewer samples take is no guide to it.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     batch_size = _at_most(space, fastest.batch_size, precision)
     larger = _at_most(space, max(knee_batch_size or 0, 2 * batch_size), precision)
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
+    falls_short = _workers_needed(fastest.samples_per_s, sample_s) > most
+    largest = _at_most(space, space.batch_sizes[-1], precision)
     between = nearest_rung(space.num_workers, round(math.sqrt(max(1, enough) * most)))
     smaller = space.config(
         nearest_rung(space.batch_sizes, batch_size // 2), nearest_rung(space.num_workers, most // 2), pin, precision
@@ -69,6 +72,7 @@ def seed_configs(
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(larger, between, pin, precision),
+        *([space.config(largest, most, pin, precision)] if falls_short else []),
     ]
     return _that_fit(
         space,
@@ -117,8 +121,12 @@ def _corner(space: SearchSpace, point: ComputePoint, sample_s: float) -> TrialCo
 
 def enough_workers(space: SearchSpace, samples_per_s: float, sample_s: float) -> int:
     """The fewest workers that by their single speed deliver this rate with some headroom; all, where none do."""
-    needed = math.ceil(HEADROOM * samples_per_s * sample_s)
+    needed = _workers_needed(samples_per_s, sample_s)
     return next((w for w in space.num_workers if w >= needed), space.num_workers[-1])
+
+
+def _workers_needed(samples_per_s: float, sample_s: float) -> int:
+    return math.ceil(HEADROOM * samples_per_s * sample_s)
 
 
 def leaner(space: SearchSpace, config: TrialConfig, measured: Measurement, sample_s: float) -> TrialConfig | None:

@@ -157,6 +157,22 @@ def test_from_two_runs_each_on_the_best_rival_is_run_again_alone() -> None:
     assert [what for what, _ in outcomes] == [LEADER, YOURS, SECOND, YOURS, SECOND, LEADER, SECOND]
 
 
+@pytest.mark.parametrize(("rate", "last"), [(2768.0, LEADER), (2000.0, LEAN)])
+def test_who_may_be_as_fast_has_a_second_run_before_the_best_has_its_third(rate: float, last: TrialConfig) -> None:
+    """A busy H200: what led the search was 3% behind in its one run, and too long by half a second for a second."""
+    clock = FakeClock()
+    seconds = {LEADER: [11.0, 11.0], YOURS: [4.5, 4.0, 4.0], LEAN: [7.5, 7.0, 7.0]}
+    rates = {LEADER: rate, YOURS: 300.0, LEAN: 2853.0}
+
+    def run(what: TrialConfig) -> Measurement:
+        clock.spend(seconds[what].pop(0))
+        return measured(rates[what])
+
+    ran = [what for what, _ in confirm(list(rates), run, clock, clock.now() + 45.5, yours=YOURS)]
+    assert ran[:5] == [LEADER, YOURS, LEAN, YOURS, LEAN]
+    assert ran[5] == last
+
+
 def test_a_rival_that_leads_after_the_second_runs_has_its_own_however_late() -> None:
     """And with it the answer is made: nothing else is late."""
     rates = {LEADER: [1000.0, 700.0], YOURS: [100.0, 100.0], SECOND: [900.0, 910.0]}

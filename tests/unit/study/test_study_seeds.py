@@ -20,10 +20,12 @@ SPACE = SearchSpace(
 )
 
 
-def seeds(unhindered: Precision | None = "bf16", yours: TrialConfig | None = None) -> list[Seed]:
+def seeds(
+    unhindered: Precision | None = "bf16", yours: TrialConfig | None = None, sample_s: float = 1 / 1000
+) -> list[Seed]:
     fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
     assert isinstance(fastest, ComputePoint)
-    return seed_configs(SPACE, yours, fastest, sample_s=1 / 1000, unhindered=unhindered)
+    return seed_configs(SPACE, yours, fastest, sample_s=sample_s, unhindered=unhindered)
 
 
 def asked(rates: Mapping[TrialConfig, float | None], first: list[Seed]) -> list[TrialConfig]:
@@ -55,6 +57,15 @@ def test_a_precision_that_waits_for_nothing_is_tried_in_the_same_corner() -> Non
     assert not corner.follows
     assert not other.follows
     assert all(seed.follows == (corner.config, other.config) for seed in around)
+
+
+@pytest.mark.parametrize(("share", "is_tried"), [(1.25, False), (1.15, True)])
+def test_where_all_workers_are_too_slow_the_largest_batch_is_tried_by_all(share: float, is_tried: bool) -> None:
+    """The rate that 16 workers deliver alone, as a share of what the step computes; a fifth more of it is needed."""
+    fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
+    assert isinstance(fastest, ComputePoint)
+    tried = [seed.config for seed in seeds(unhindered=None, sample_s=16 / (share * fastest.samples_per_s))]
+    assert (SPACE.config(1024, 16, True, "fp16") in tried) == is_tried
 
 
 def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
