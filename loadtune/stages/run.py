@@ -102,8 +102,10 @@ class Run:
 
     @property
     def search_until_s(self) -> float:
-        """No trial begins that would end later, once enough were run: half of what is left of the aim."""
-        return self.clock.now() + STUDY_SHARE * max(0.0, self._aim_left_s)
+        """No trial begins that would end later, once enough were run: half of what is left of the aim, and no more
+        than what the confirmation and the last figures need leave of it."""
+        kept_s = (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
+        return self.clock.now() + max(0.0, min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s))
 
     @property
     def confirm_until_s(self) -> float:
