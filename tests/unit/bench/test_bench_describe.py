@@ -48,6 +48,29 @@ def test_a_sample_costs_what_reading_it_first_takes_and_at_the_least_what_readin
     assert len(samples.samples) == 16
 
 
+class Pausing(Dataset[Any]):
+    """Fast, but for one pause among the first."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_read += 1
+        time.sleep(0.05 if self.num_read == 5 else 0.0)
+        return index, index
+
+
+def test_one_pause_is_not_what_every_sample_takes() -> None:
+    """Spread over the 64 samples that were read once, it would be 0.8 ms of each."""
+    dataset = Pausing()
+    samples, _ = first_samples(dataset)
+    assert samples.sample_s < 0.0004
+    assert dataset.num_read > 640
+
+
 def test_samples_are_from_all_over_however_few_there_is_time_for() -> None:
     """Half of them take ten times as long: the mean of the first ones read is not that of the first half."""
     samples, _ = first_samples(Sleeping(0.1, 0.01, length=10_000))

@@ -68,6 +68,13 @@ def test_where_all_workers_are_too_slow_the_largest_batch_is_tried_by_all(share:
     assert (SPACE.config(1024, 16, True, "fp16") in tried) == is_tried
 
 
+@pytest.mark.parametrize(("sample_s", "workers"), [(1 / 1000, 8), (1 / 10_000, 0), (1e-6, 0)])
+def test_the_conservative_one_has_no_workers_where_samples_are_nearly_free(sample_s: float, workers: int) -> None:
+    """Beside a step of 2,918 samples/s: one process alone would train 745, 2,259 and 2,909/s."""
+    last = seeds(unhindered=None, sample_s=sample_s)[-1].config
+    assert (last.batch_size, last.loader.num_workers) == (128, workers)
+
+
 def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
     slower, faster = with_bf16_at(2900.0), with_bf16_at(4000.0)
     assert [config.precision for config in slower] == ["fp16", "bf16", "fp16", "fp16", "fp16"]
