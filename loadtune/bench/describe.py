@@ -33,12 +33,11 @@ from loadtune.workload import (
 )
 
 _MAX_SAMPLES = 16  # kept, to make batches of
-# What `sample_s` is the mean of: a group of samples, or as many as this time allows, whichever is less; at least two.
-_GROUP = 64
-_MAX_SAMPLING_S = 0.5
-# Of fast ones more groups are read, until this time is over, and the median group counts: 64 samples of 2.5 µs read
-# 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
-_ENOUGH_S, _MAX_GROUPS = 0.25, 64
+# Samples are read in groups of so many, fewer where this time is over: at least two. Of fast ones more groups are read,
+# until `_ENOUGH_S` is over, and of three or more the slowest tenth does not count, one at the least: 64 samples of 2 µs
+# read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
+_GROUP, _MAX_GROUPS = 64, 64
+_MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 # What a sample takes at the least is not asked of slow ones, nor of few: their mean says nothing of others.
 _REREAD_S, _MAX_PASSES, _FEWEST_REREAD = 0.3, 5, 8
 
@@ -158,7 +157,7 @@ def _drawn(workload: Workload) -> list[int]:
 
 
 def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
-    """(Samples to make batches of, seconds of one). Those and as many others are timed."""
+    """(Samples to make batches of, seconds of one). Those and others are timed, as many as there is time for."""
     samples = fetch_samples(workload.dataset, [0])  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
@@ -167,7 +166,8 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
         means.append(mean_s)
         if time.monotonic() - started > _ENOUGH_S:
             break
-    return samples, max(1e-9, statistics.median(means))  # whatever the clock's resolution: it is divided by
+    counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
+    return samples, max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
 
 
 def _read_group(workload: Workload, indices: list[int], line: Line) -> tuple[list[Any], float]:

@@ -54,7 +54,8 @@ class WorkloadFacts:
     sample_bytes: int
     """One sample, input and target, as the loader delivers it."""
     sample_s: float
-    """Seconds to make one sample in one process: mean over some, each read once, single-threaded like a worker."""
+    """Seconds to make one sample in one process: mean over some, each read once, single-threaded like a worker. Of
+    many the slowest tenth is left out, which something else held up."""
     num_classes: int
     num_parameters: int
     precisions: tuple[Precision, ...]

@@ -25,12 +25,12 @@ BATCH_SHARE = TRIAL_SHARE / 4
 """Of the time budget, for one batch made by one worker: 0.6 s of the default, so that a trial sees every worker deliver
 two or three times."""
 
-MODERATE_STRETCH = 8 / 3
-"""Times that, for the moderate batch at which recipes are compared: 1.6 s of the default, the longest round of the
-workers that a window stretches to span. There a run lasts longer."""
+MODERATE_STRETCH = 2.4
+"""Times that, for the moderate batch at which recipes are compared: 1.44 s of the default. A window spans rounds of the
+workers of up to 1.6 s, and workers are slower under training. There a run lasts longer."""
 
 COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
-"""Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, because only
+"""Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, or more: only
 its figures are reported."""
 
 AIM_SHARE = 0.6
@@ -102,8 +102,8 @@ class Run:
 
     @property
     def search_until_s(self) -> float:
-        """No trial begins that would end later, once enough were run: half of what is left of the aim, and no more
-        than what the confirmation and the last figures need leave of it."""
+        """No trial begins that would end later, once enough were run: half of what is left of the aim, or less where
+        the confirmation and the last figures need more than the other half."""
         kept_s = (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
         return self.clock.now() + max(0.0, min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s))
 

@@ -118,9 +118,9 @@ def confirm(
         yield outcomes[-1]
     late_s = 0.0 if answer_by_s is None else max(0.0, answer_by_s - until_s)
     for number in range(MAX_ROUNDS if configs else 0):
-        if number >= MIN_RUNS and told(finalists(outcomes)):
-            return
         turn = rounds.first() if number == 0 else rounds.further(number, until_s - clock.now(), late_s)
+        if number >= MIN_RUNS and told(finalists(outcomes)):
+            turn = [config for config in turn if config in rounds.ran_once]
         for config in turn:
             started = clock.now()
             spare = number == 0 and config not in needed

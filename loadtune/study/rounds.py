@@ -55,12 +55,12 @@ class Rounds:
     def further(self, number: int, left_s: float, late_s: float) -> list[TrialConfig]:
         """A later round, the order turned by one each so that drift is shared: everybody, or whom there is time for.
 
-        Where time is short the best rival goes first, then the user's own, then who may be as fast and ran once (it
-        cannot win without a second run), then by rank. Of all that could be run, the first two narrow the interval of
-        their ratio most: each second run adds a degree of freedom to the spread that all share, and theirs halve its
-        variance as well. From two runs each on, the best rival is run again alone if need be: of three finalists it
-        takes a fifth off the interval. Second runs of what the answer is made of may end `late_s` late, and are not
-        begun unless both of the first two can be.
+        Where time is short second runs go first: of the best rival, the user's own, and who may be as fast and cannot
+        win without one. Then come the first two, then all by rank. The first two narrow the interval of their ratio
+        most: each second run adds a degree of freedom to the spread that all share, and theirs halve its variance as
+        well. From two runs each on, the best rival is run again alone if need be: of three finalists it takes a fifth
+        off the interval. Second runs of what the answer is made of may end `late_s` late, and are not begun unless both
+        of the first two can be.
         """
         needed, shift = self.needed, number % len(self.configs)
         once = [config for config in needed if len(self.scores[config]) < MIN_RUNS]
@@ -73,7 +73,7 @@ class Rounds:
     def _fitting(self, number: int, once: list[TrialConfig], left_s: float, late_s: float) -> set[TrialConfig]:
         """Who did not run in this round yet and can; where a long run does not fit, a shorter one may."""
         fitting, spent_s = set(), 0.0
-        for config in dict.fromkeys([*once, *self._ran_once, *self.needed, *self._ranked]):
+        for config in dict.fromkeys([*once, *self.ran_once, *self.needed, *self._ranked]):
             ends_s = spent_s + self.took_s[config]
             if len(self.scores[config]) <= number and ends_s <= left_s + (late_s if config in once else 0.0):
                 fitting.add(config)
@@ -81,7 +81,7 @@ class Rounds:
         return fitting
 
     @property
-    def _ran_once(self) -> list[TrialConfig]:
+    def ran_once(self) -> list[TrialConfig]:
         """Rivals that may be as fast as the best and that no second run has shown to be, or not."""
         ranked = [config for config in self._ranked if config != self.yours]
         near = CONTENDER * max((statistics.fmean(self.scores[config]) for config in ranked), default=0.0)

@@ -49,26 +49,37 @@ def test_a_sample_costs_what_reading_it_first_takes_and_at_the_least_what_readin
 
 
 class Pausing(Dataset[Any]):
-    """Fast, but for one pause among the first."""
+    """Fast, but for pauses of 20 ms at some of its reads."""
 
-    def __init__(self) -> None:
-        self.num_read = 0
+    def __init__(self, *at: int) -> None:
+        self.at, self.num_read = at, 0
 
     def __len__(self) -> int:
         return 100_000
 
     def __getitem__(self, index: int) -> Any:
         self.num_read += 1
-        time.sleep(0.05 if self.num_read == 5 else 0.0)
+        if self.num_read in self.at:
+            time.sleep(0.02)
         return index, index
 
 
-def test_one_pause_is_not_what_every_sample_takes() -> None:
-    """Spread over the 64 samples that were read once, it would be 0.8 ms of each."""
-    dataset = Pausing()
-    samples, _ = first_samples(dataset)
-    assert samples.sample_s < 0.0004
-    assert dataset.num_read > 640
+def test_a_pause_is_not_what_every_sample_takes() -> None:
+    """Of 64 samples it would be 0.3 ms of each, of 4,096 still 5 µs; a sample takes a third of a µs."""
+    quiet, paused = first_samples(Pausing())[0], first_samples(Pausing(5, 700))[0]
+    assert paused.sample_s < 2 * quiet.sample_s + 2e-6
+
+
+def test_what_now_and_then_a_sample_takes_is_what_samples_take() -> None:
+    """One in thirty: every other group has one and more of them than a tenth counts."""
+    samples, _ = first_samples(Pausing(*range(7, 4096, 30)))
+    assert samples.sample_s > 0.5 * 0.02 / 30
+
+
+def test_slow_samples_are_read_for_half_a_second_and_no_more() -> None:
+    dataset = Sleeping(0.02, length=10_000)
+    first_samples(dataset)
+    assert len(dataset.read) < 64
 
 
 def test_samples_are_from_all_over_however_few_there_is_time_for() -> None:

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from regret_fit import leave_one_out
 from regret_replay import WAYS, CrowdedSurface, Field, loadtune, regrets, simulated
-from regret_table import Grid, GridSurface, Row, foretold, known_rates, noise_of, read_grid, write_grid
+from regret_table import Duel, Grid, GridSurface, Row, foretold, known_rates, noise_of, read_grid, write_grid
 
 from loadtune.records import Measurement, TrialConfig, Window
 
@@ -65,6 +66,15 @@ def test_measured_rows_are_played_as_measured_and_the_rest_is_near(table: Grid, 
     )
     assert errors[len(errors) // 2] < 0.05
     assert leave_one_out(known_rates(table), foretold(table))[0] < 0.2
+
+
+def test_a_rate_is_of_all_runs_of_a_configuration_the_duels_among_them(table: Grid) -> None:
+    first, second = table.rows[:2]
+    other = row(second.config, 7.0)
+    dueled = msgspec.structs.replace(
+        table, rows=(row(first.config, 4.0, 6.0),), duel=Duel((row(first.config, 8.0), other))
+    )
+    assert known_rates(dueled) == [(first.config, pytest.approx(6000.0)), (second.config, pytest.approx(7000.0))]
 
 
 @pytest.mark.parametrize("way", sorted(set(WAYS) - {"GP"}))

@@ -173,6 +173,35 @@ def test_who_may_be_as_fast_has_a_second_run_before_the_best_has_its_third(rate:
     assert ran[5] == last
 
 
+def test_who_ran_once_is_run_again_though_the_answer_is_told() -> None:
+    """A tie within 2% is told as it is; without a second run one of the two could not win it."""
+    clock, ran = FakeClock(), []
+    seconds = {LEADER: [11.0, 11.0], YOURS: [4.5, 4.0], LEAN: [7.5, 7.0]}
+    rates = {LEADER: 2830.0, YOURS: 300.0, LEAN: 2853.0}
+
+    def run(what: TrialConfig) -> Measurement:
+        ran.append(what)
+        clock.spend(seconds[what].pop(0))
+        return measured(rates[what])
+
+    list(confirm(list(rates), run, clock, clock.now() + 45.5, yours=YOURS, told=lambda found: True))
+    assert ran == [LEADER, YOURS, LEAN, YOURS, LEAN, LEADER]
+
+
+def test_a_short_run_follows_where_a_long_one_does_not_fit() -> None:
+    clock = FakeClock()
+    seconds = {LEADER: 4.0, SECOND: 12.0, YOURS: 2.0, SMALL: 3.0}
+    rates = {LEADER: 1000.0, SECOND: 990.0, YOURS: 100.0, SMALL: 980.0}
+
+    def run(what: TrialConfig) -> Measurement:
+        clock.spend(seconds[what])
+        return measured(rates[what])
+
+    ran = [what for what, _ in confirm(list(rates), run, clock, clock.now() + 33.0, yours=YOURS)]
+    assert ran.count(SMALL) == 2
+    assert ran.count(SECOND) == 1
+
+
 def test_a_rival_that_leads_after_the_second_runs_has_its_own_however_late() -> None:
     """And with it the answer is made: nothing else is late."""
     rates = {LEADER: [1000.0, 700.0], YOURS: [100.0, 100.0], SECOND: [900.0, 910.0]}

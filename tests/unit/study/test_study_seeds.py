@@ -1,6 +1,7 @@
 """Which precision the first trials are run in, where the fastest one may be overtaken."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -68,11 +69,29 @@ def test_where_all_workers_are_too_slow_the_largest_batch_is_tried_by_all(share:
     assert (SPACE.config(1024, 16, True, "fp16") in tried) == is_tried
 
 
-@pytest.mark.parametrize(("sample_s", "workers"), [(1 / 1000, 8), (1 / 10_000, 0), (1e-6, 0)])
+@pytest.mark.parametrize(("sample_s", "workers"), [(1 / 1000, 8), (1 / 1800, 8), (1 / 2200, 0), (1e-6, 0)])
 def test_the_conservative_one_has_no_workers_where_samples_are_nearly_free(sample_s: float, workers: int) -> None:
-    """Beside a step of 2,918 samples/s: one process alone would train 745, 2,259 and 2,909/s."""
+    """Beside a step of 2,918 samples/s: one process alone would train 745, 1,113, 1,254 and 2,909/s."""
     last = seeds(unhindered=None, sample_s=sample_s)[-1].config
     assert (last.batch_size, last.loader.num_workers) == (128, workers)
+
+
+@pytest.mark.parametrize("num_workers", [(0, 1, 2), (0,)])
+def test_on_two_cores_or_without_workers_slow_samples_are_as_slow(num_workers: tuple[int, ...]) -> None:
+    """50 ms each: no worker is done without for nothing, and without any there is none to be too slow."""
+    fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
+    assert isinstance(fastest, ComputePoint)
+    space = replace(SPACE, num_workers=num_workers)
+    tried = [seed.config for seed in seed_configs(space, None, fastest, sample_s=0.05)]
+    assert tried[-1].loader.num_workers == num_workers[-1] // 2
+    assert (max(config.batch_size for config in tried) == 1024) == (num_workers != (0,))
+
+
+def test_the_largest_batch_is_one_that_its_precision_trains() -> None:
+    fastest = FakeBench(noise=0.0).time_compute(BF16, 128, 1.0)
+    assert isinstance(fastest, ComputePoint)
+    tried = [seed.config for seed in seed_configs(SPACE, None, fastest, sample_s=0.05)]
+    assert SPACE.config(192, 16, True, "bf16") in tried
 
 
 def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
