@@ -32,6 +32,10 @@ STRETCH = 1.7
 """Times as long as alone that such steps may take: ResNet-50 in fp16 on H200s, batches pinned, 1.1 to 1.7 in 25 of 29
 runs, median 1.5, at the most 2.3; in bf16 and fp32 1.0."""
 
+KEEPS_UP = 0.7
+"""Share of the compute-only rate below which all workers, or the thread that pins, are taken for the wall: ResNet-50 on
+H200s 0.5 to 0.8, an MLP on vectors 0.1 to 0.2, ConvNeXt-Large 0.9."""
+
 WHOLE_AT_MOST = 25
 """Configurations of a space that is run whole: a trial takes some 2% of the time budget, and the search half of it.
 Where the time ends before the space does, a sampler finds more than whatever comes first."""
@@ -91,18 +95,19 @@ def _note(loop: StudyLoop, config: TuneConfig, *, predictions_left: bool) -> str
 def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list[Seed]:
     """What is tried before the sampler is asked: the seeds, and all else where there are trials enough for all."""
     found = run.found
-    recipe = fastest(found).recipe
+    top, by_speed = fastest(found), found.config.objective == "samples-per-s"
     seeds = seed_configs(
         searched,
         _in_space(found.yours, searched),
-        knee(found.compute_points, recipe, NEARLY_SATURATED),
+        knee(found.compute_points, top.recipe, NEARLY_SATURATED),
         facts.sample_s,
         knee_batch_size=_flat_from(run, searched),
         kept_batch_size=found.config.yours.batch_size,
         warm=found.warm,
-        other_precisions=_other_precisions(run, searched) if found.config.objective == "samples-per-joule" else (),
+        other_precisions=() if by_speed else _other_precisions(run, searched),
         as_fast=_as_fast(run, searched),
         unhindered=_unhindered(run, searched),
+        enough_per_s=KEEPS_UP * top.samples_per_s if by_speed else None,
     )
     if not run_whole(run, searched):
         return seeds

@@ -83,16 +83,27 @@ class OptunaStudy:
     @property
     def has_predictions_left(self) -> bool:
         """Whether a seed was not tried yet; what only completes a space that is run whole is none."""
-        return any(seed.origin != "search" and self._followed(seed) not in self._told for seed in self._seeds)
+        return any(
+            seed.origin != "search" and self._is_called_for(seed) and self._followed(seed) not in self._told
+            for seed in self._seeds
+        )
 
     def _seed(self) -> Seed | None:
         """The next one; one that follows a faster precision may have been asked for in that already."""
         while self._seeds:
             seed = self._seeds.popleft()
             config = self._followed(seed)
-            if config == seed.config or config not in self._told:
+            if self._is_called_for(seed) and (config == seed.config or config not in self._told):
                 return Seed(seed.origin, config)
         return None
+
+    def _is_called_for(self, seed: Seed) -> bool:
+        """Whether what it is to do better than was run, and fell short."""
+        if seed.where_short is None:
+            return True
+        config, enough = seed.where_short
+        score = self._scores.get(self._followed(Seed(seed.origin, config, seed.follows)))
+        return score is not None and score < enough
 
     def _followed(self, seed: Seed) -> TrialConfig:
         """Its configuration, in the precision that it follows where that is clearly faster with the same loader."""

@@ -28,6 +28,8 @@ class Seed:
     config: TrialConfig
     follows: tuple[TrialConfig, TrialConfig] | None = None
     """The corners of its own precision and of another, in which it is tried where that corner was clearly faster."""
+    where_short: tuple[TrialConfig, float] | None = None
+    """Tried only where this one, followed likewise, scored less than so much."""
 
 
 def seed_configs(
@@ -42,6 +44,7 @@ def seed_configs(
     other_precisions: Sequence[ComputePoint] = (),
     as_fast: Collection[Precision] = (),
     unhindered: Precision | None = None,
+    enough_per_s: float | None = None,
 ) -> list[Seed]:
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
@@ -52,14 +55,13 @@ def seed_configs(
     seldom comes by it. `other_precisions` are likewise, where the fastest one need not be the best; those
     in `as_fast` computed as fast where both were timed, and are tried at the larger batch. `unhindered` may train
     faster than the fastest one, whose steps wait for the device, and is tried in its corner; what follows is tried in
-    whichever did. Where all workers together are too slow, the largest batch is tried by all of them: it alone can
-    still spare them something, and what smaller ones train at is no guide to it.
+    whichever did. Where all workers train fewer than `enough_per_s` in the corner, the largest batch is tried by all of
+    them: what a batch costs beside its samples is then left to spare. None: it is not.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     batch_size = _at_most(space, fastest.batch_size, precision)
     larger = _at_most(space, max(knee_batch_size or 0, 2 * batch_size), precision)
     enough = enough_workers(space, fastest.samples_per_s, sample_s)
-    falls_short = 0 < most < _workers_needed(fastest.samples_per_s, sample_s)
     largest = _at_most(space, space.batch_sizes[-1], precision)
     between = nearest_rung(space.num_workers, round(math.sqrt(max(1, enough) * most)))
     corner = space.config(batch_size, enough, pin, precision)
@@ -74,14 +76,15 @@ def seed_configs(
         *([space.config(kept_batch_size, most, pin, precision)] if kept_batch_size in space.batch_sizes else []),
         space.config(batch_size, most, pin, precision),
         space.config(larger, between, pin, precision),
-        *([space.config(largest, most, pin, precision)] if falls_short else []),
     ]
+    short = None if enough_per_s is None or not most else (space.config(batch_size, most, pin, precision), enough_per_s)
     return _that_fit(
         space,
         [
             *_known(space, yours, warm, fastest),
             *(Seed("seed", config) for config in corners),
             *(Seed("seed", config, follows) for config in around),
+            *([Seed("seed", space.config(largest, most, pin, precision), follows, short)] if short else []),
             *(Seed("seed", space.config(_at_most(space, larger, each), between, pin, each)) for each in as_fast),
             Seed("seed", _conservative(space, batch_size, fastest, sample_s), follows),
         ],
@@ -134,12 +137,8 @@ def _conservative(space: SearchSpace, batch_size: int, fastest: ComputePoint, sa
 
 def enough_workers(space: SearchSpace, samples_per_s: float, sample_s: float) -> int:
     """The fewest workers that by their single speed deliver this rate with some headroom; all, where none do."""
-    needed = _workers_needed(samples_per_s, sample_s)
+    needed = math.ceil(HEADROOM * samples_per_s * sample_s)
     return next((w for w in space.num_workers if w >= needed), space.num_workers[-1])
-
-
-def _workers_needed(samples_per_s: float, sample_s: float) -> int:
-    return math.ceil(HEADROOM * samples_per_s * sample_s)
 
 
 def leaner(space: SearchSpace, config: TrialConfig, measured: Measurement, sample_s: float) -> TrialConfig | None:

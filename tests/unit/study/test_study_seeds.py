@@ -22,11 +22,14 @@ SPACE = SearchSpace(
 
 
 def seeds(
-    unhindered: Precision | None = "bf16", yours: TrialConfig | None = None, sample_s: float = 1 / 1000
+    unhindered: Precision | None = "bf16",
+    yours: TrialConfig | None = None,
+    sample_s: float = 1 / 1000,
+    enough_per_s: float | None = None,
 ) -> list[Seed]:
     fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
     assert isinstance(fastest, ComputePoint)
-    return seed_configs(SPACE, yours, fastest, sample_s=sample_s, unhindered=unhindered)
+    return seed_configs(SPACE, yours, fastest, sample_s=sample_s, unhindered=unhindered, enough_per_s=enough_per_s)
 
 
 def asked(rates: Mapping[TrialConfig, float | None], first: list[Seed]) -> list[TrialConfig]:
@@ -60,13 +63,29 @@ def test_a_precision_that_waits_for_nothing_is_tried_in_the_same_corner() -> Non
     assert all(seed.follows == (corner.config, other.config) for seed in around)
 
 
-@pytest.mark.parametrize(("share", "is_tried"), [(1.25, False), (1.15, True)])
-def test_where_all_workers_are_too_slow_the_largest_batch_is_tried_by_all(share: float, is_tried: bool) -> None:
-    """The rate that 16 workers deliver alone, as a share of what the step computes; a fifth more of it is needed."""
+LARGEST = SPACE.config(1024, 16, True, "fp16")
+
+
+@pytest.mark.parametrize(("rate", "is_tried"), [(2100.0, False), (1900.0, True), (None, False)])
+def test_where_all_workers_are_too_slow_the_largest_batch_is_tried_by_all(rate: float | None, is_tried: bool) -> None:
+    first = seeds(unhindered=None, enough_per_s=2000.0)
+    corner = SPACE.config(256, 16, True, "fp16")
+    assert (LARGEST in asked({corner: rate}, first)) == is_tried
+
+
+def test_the_largest_batch_follows_a_faster_precision_to_its_own_ceiling() -> None:
+    first = seeds(enough_per_s=4000.0)
+    tried = asked({first[1].config: 3500.0}, first)
+    assert LARGEST not in tried
+    assert SPACE.config(192, 16, True, "bf16") in tried
+
+
+def test_without_workers_none_is_too_slow() -> None:
     fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
     assert isinstance(fastest, ComputePoint)
-    tried = [seed.config for seed in seeds(unhindered=None, sample_s=16 / (share * fastest.samples_per_s))]
-    assert (SPACE.config(1024, 16, True, "fp16") in tried) == is_tried
+    space = replace(SPACE, num_workers=(0,))
+    tried = seed_configs(space, None, fastest, sample_s=0.05, enough_per_s=4000.0)
+    assert max(seed.config.batch_size for seed in tried) == 512, "the larger one that is always tried"
 
 
 @pytest.mark.parametrize(("sample_s", "workers"), [(1 / 1000, 8), (1 / 1800, 8), (1 / 2200, 0), (1e-6, 0)])
@@ -76,22 +95,12 @@ def test_the_conservative_one_has_no_workers_where_samples_are_nearly_free(sampl
     assert (last.batch_size, last.loader.num_workers) == (128, workers)
 
 
-@pytest.mark.parametrize("num_workers", [(0, 1, 2), (0,)])
-def test_on_two_cores_or_without_workers_slow_samples_are_as_slow(num_workers: tuple[int, ...]) -> None:
-    """50 ms each: no worker is done without for nothing, and without any there is none to be too slow."""
+def test_on_two_cores_slow_samples_are_as_slow() -> None:
+    """50 ms each: no worker is done without for nothing."""
     fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
     assert isinstance(fastest, ComputePoint)
-    space = replace(SPACE, num_workers=num_workers)
-    tried = [seed.config for seed in seed_configs(space, None, fastest, sample_s=0.05)]
-    assert tried[-1].loader.num_workers == num_workers[-1] // 2
-    assert (max(config.batch_size for config in tried) == 1024) == (num_workers != (0,))
-
-
-def test_the_largest_batch_is_one_that_its_precision_trains() -> None:
-    fastest = FakeBench(noise=0.0).time_compute(BF16, 128, 1.0)
-    assert isinstance(fastest, ComputePoint)
-    tried = [seed.config for seed in seed_configs(SPACE, None, fastest, sample_s=0.05)]
-    assert SPACE.config(192, 16, True, "bf16") in tried
+    tried = seed_configs(replace(SPACE, num_workers=(0, 1, 2)), None, fastest, sample_s=0.05)
+    assert tried[-1].config.loader.num_workers == 1
 
 
 def test_what_follows_is_tried_in_the_precision_that_was_faster() -> None:
