@@ -82,7 +82,7 @@ class Rounds:
 
     @property
     def ran_once(self) -> list[TrialConfig]:
-        """Rivals that may be as fast as the best and that no second run has shown to be, or not."""
+        """Rivals that may be as fast as the best, and of which one run is all there is."""
         ranked = [config for config in self._ranked if config != self.yours]
         near = CONTENDER * max((statistics.fmean(self.scores[config]) for config in ranked), default=0.0)
         return [c for c in ranked if len(self.scores[c]) < MIN_RUNS and self.scores[c][0] >= near]
