@@ -149,11 +149,13 @@ def _one_thread() -> Iterator[None]:
 def _drawn(workload: Workload) -> list[int]:
     """Indices from all over the dataset, in random order: any first of them are a fair sample too.
 
-    A group at the least, of a small dataset the same ones again: it is the only way to time its only sample.
+    A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No more
+    than a quarter of the dataset beyond that: what keeps its samples would have them all before a worker asks.
     """
     length = workload.dataset_length
-    drawn = random.Random(workload.spec.seed).sample(range(length), min(length, _MAX_GROUPS * _GROUP))
-    return list(itertools.islice(itertools.cycle(drawn), max(_GROUP, len(drawn))))
+    count = max(_GROUP, min(length // 4, _MAX_GROUPS * _GROUP))
+    drawn = random.Random(workload.spec.seed).sample(range(length), min(length, count))
+    return list(itertools.islice(itertools.cycle(drawn), count))
 
 
 def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:

@@ -76,6 +76,13 @@ def test_what_now_and_then_a_sample_takes_is_what_samples_take() -> None:
     assert samples.sample_s > 0.5 * 0.02 / 30
 
 
+@pytest.mark.parametrize(("length", "num_read"), [(100, 64), (1000, 192)])
+def test_no_more_than_a_quarter_of_a_dataset_is_read_beyond_the_first_group(length: int, num_read: int) -> None:
+    dataset = Sleeping(0.0, length=length)
+    first_samples(dataset)
+    assert num_read <= len(dataset.read) <= num_read + 1, "and the first, which is not timed"
+
+
 def test_slow_samples_are_read_for_half_a_second_and_no_more() -> None:
     dataset = Sleeping(0.02, length=10_000)
     first_samples(dataset)
