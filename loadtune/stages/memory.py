@@ -1,6 +1,5 @@
-"""The memory stage: a ceiling per precision with what it was measured against, and whether that still holds later."""
+"""The memory stage: a ceiling per precision, with what it was measured against."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,7 +12,6 @@ from loadtune.records import (
     CeilingLimit,
     ComputePoint,
     Device,
-    GpuFacts,
     HostFacts,
     MemoryCeiling,
     Precision,
@@ -22,13 +20,10 @@ from loadtune.records import (
 )
 from loadtune.report.wording import limit_text, others_text
 from loadtune.seams import Bench
+from loadtune.stages.crowding import free_bytes, gpu_of, tell_crowded
 from loadtune.stages.probing import loader_top, point_of
 from loadtune.stages.run import Run
 from loadtune.units import bytes_text, seconds_text
-
-LOST, LOST_BYTES = 0.01, 1 << 30
-"""Share of the budget, or bytes, that have to be gone before anything is said: a bench that was replaced takes its
-context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 
 
 def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
@@ -54,7 +49,8 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
         for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
             found.note(note)
         _tell_slow(run, facts)
-        found.free_bytes = _free_bytes(run)
+        tell_crowded(run)
+        found.free_bytes = free_bytes(run)
         run.keep_probes()
 
 
@@ -80,7 +76,7 @@ def find_ceiling(
         num_steps=num_steps,
         step_limit=step_limit,
     )
-    gpu = _gpu(host_before, device)
+    gpu = gpu_of(host_before, device)
     return replace(
         ceiling,
         capacity_bytes=facts.memory_capacity_bytes,
@@ -88,33 +84,6 @@ def find_ceiling(
         others=() if gpu is None else others_text(gpu),
         alloc_conf=read_alloc_conf() if device.kind == "cuda" else None,
     )
-
-
-def check_budget(run: Run) -> None:
-    """Read the device's free memory again; what others took since the probe lowers the bound from here on."""
-    found, free_bytes = run.found, _free_bytes(run)
-    if found.free_bytes is None or free_bytes is None:
-        return
-    budget = max((ceiling.budget_bytes or 0 for ceiling in found.ceilings), default=0)
-    spare_bytes = 0 if found.config.max_gpu_memory_bytes is None else max(0, found.free_bytes - budget)
-    lost_bytes = found.free_bytes - free_bytes - spare_bytes
-    if lost_bytes <= max(LOST * budget, LOST_BYTES, found.lost_bytes):
-        return
-    found.lost_bytes = lost_bytes
-    found.note(
-        f"{bytes_text(lost_bytes)} less of the GPU's memory is free than when the ceilings were found: another process "
-        "took it. Larger batches than what is left holds are not searched; run again when the GPU is yours alone."
-    )
-
-
-def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
-    """Samples by which a batch is above what others have left of its precision's ceiling; 0 or less: it fits."""
-    ceiling = next((c for c in run.found.ceilings if c.precision == precision), None)
-    if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
-        return 0
-    own = batch_size == run.found.config.yours.batch_size  # admitted up to what was seen to train, so bound by that
-    known = ceiling.batch_size if own else ceiling.safe_batch_size
-    return batch_size - known + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
 
 
 def _told(ceiling: MemoryCeiling, device: Device) -> str:
@@ -159,12 +128,3 @@ def _step_limit(run: Run, facts: WorkloadFacts, point: ComputePoint) -> StepLimi
         known={point.batch_size: point.quickest_step_s},
         admitted=max(run.found.config.named_batch_size or 1, facts.min_batch_size),
     )
-
-
-def _gpu(host: HostFacts, device: Device) -> GpuFacts | None:
-    return next((gpu for gpu in host.gpus if gpu.uuid == device.uuid), None)
-
-
-def _free_bytes(run: Run) -> int | None:
-    gpu = _gpu(run.host_now(), run.found.device)
-    return None if gpu is None else gpu.free_bytes

@@ -14,7 +14,7 @@ from loadtune.records import (
 )
 from loadtune.report.journal import Searched, Tried
 from loadtune.report.store import STUDY_FILE
-from loadtune.stages.memory import check_budget
+from loadtune.stages.crowding import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
 from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run

@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import Device, HostFacts, Progress, Recipe, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.records import (
+    BatchTry,
+    Device,
+    FitReport,
+    HostFacts,
+    Progress,
+    Recipe,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    YourSettings,
+)
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 HOST = fake_host()
@@ -18,6 +29,9 @@ ONE_PRECISION = Surface(
     compute_per_s={"fp32": 2300.0}, fixed_bytes=8 * GIB, bytes_per_sample={"fp32": 0.7e9}, budget_bytes=96 * GIB
 )
 """Ends at 134 samples of 0.7 GB."""
+TWO_PRECISIONS = replace(
+    ONE_PRECISION, compute_per_s={"fp32": 2300.0, "bf16": 3000.0}, bytes_per_sample={"fp32": 0.7e9, "bf16": 0.7e9}
+)
 
 
 class Watching:
@@ -68,6 +82,39 @@ def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_
 def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_path: Path) -> None:
     result = tune(bench_with(), tmp_path, other=Watching(6 * GIB, "confirm"))
     assert any("6.00 GiB less" in note for note in result.notes)
+
+
+def test_what_another_process_gave_back_since_the_probe_is_said_once(tmp_path: Path) -> None:
+    result = tune(bench_with(), tmp_path, other=Watching(-6 * GIB, "compute"))
+    assert sum("6.00 GiB more of the GPU's memory is free" in note for note in result.notes) == 1
+
+
+def test_memory_that_was_given_back_is_not_told_where_something_else_bounds_the_batch(tmp_path: Path) -> None:
+    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(-6 * GIB, "compute"))
+    assert not any("more of the GPU's memory" in note for note in result.notes)
+
+
+class Crowded(FakeBench):
+    """Another process holds half of the memory while the ceiling of fp32 is sought."""
+
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        whole = self.surface
+        if asked.recipe.precision == "fp32":
+            self.surface = replace(whole, budget_bytes=whole.budget_bytes // 2)
+        try:
+            return super().try_batch(asked)
+        finally:
+            self.surface = whole
+
+
+def test_a_precision_that_others_left_less_memory_than_its_sibling_is_told(tmp_path: Path) -> None:
+    result = tune(Crowded(TWO_PRECISIONS, facts=fake_facts(TWO_PRECISIONS)), tmp_path)
+    (note,) = (note for note in result.notes if "less memory was free" in note)
+    assert note.startswith("While the ceiling of fp32 was found, 48.0 GiB less")
+
+
+def test_precisions_that_had_the_same_memory_are_told_nothing(tmp_path: Path) -> None:
+    assert not any("less memory was free" in note for note in tune(bench_with(TWO_PRECISIONS), tmp_path).notes)
 
 
 @pytest.mark.parametrize("taken", [0, 64 << 20])
