@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import RBFInterpolator
 
-from loadtune.records import PRECISIONS, ComputePoint, TrialConfig
+from loadtune.records import PRECISIONS, ComputePoint, Precision, TrialConfig
 
 SMOOTHING = 0.01
 """Of the fit: runs of one configuration differ, so it is not to go through every point."""
@@ -34,17 +34,17 @@ class Foretold:
         self._sample_s = sample_s
 
     def __call__(self, config: TrialConfig) -> float:
-        compute_per_s = self._compute_per_s(config)
+        compute_per_s = self.compute_per_s(config.precision, config.batch_size)
         if config.loader.num_workers == 0:
             return 1 / (1 / compute_per_s + self._sample_s)
         loader_per_s = config.loader.num_workers / self._sample_s
         return float((compute_per_s**-SHARPNESS + loader_per_s**-SHARPNESS) ** (-1 / SHARPNESS))
 
-    def _compute_per_s(self, config: TrialConfig) -> float:
+    def compute_per_s(self, precision: Precision, batch_size: int) -> float:
         """Between the curve's sizes on a line of logarithms; below it a step takes as long as its smallest."""
-        own = [point for point in self._points if point.recipe.precision == config.precision]
+        own = [point for point in self._points if point.recipe.precision == precision]
         sizes, rates = [math.log(point.batch_size) for point in own], [math.log(point.samples_per_s) for point in own]
-        size = math.log(config.batch_size)
+        size = math.log(batch_size)
         return math.exp(float(np.interp(size, sizes, rates)) + min(0.0, size - sizes[0]))
 
 

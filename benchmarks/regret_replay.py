@@ -1,11 +1,13 @@
 """Ways of searching, replayed over a table instead of a machine: how far each is from the best after so many trials.
 
-Every way sees the same space, the same noise and the same rule for its answer: the configuration with the best figure
-seen so far, whose true rate then counts. A trial is one that was really run; above a memory ceiling it is lost.
+Every way sees the same space and the same noise. Its answer is the configuration with the best figure seen so far, and
+after a confirmation its winner; the true rate of that counts. A trial is one that was really run, also by a
+confirmation; above a memory ceiling it is lost.
 """
 
 import random
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,9 @@ from loadtune.testing import FakeBench, FakeClock, FakeSensor, Surface
 Seen = tuple[TrialConfig, float]
 """What was run and the figure it gave; 0 where it failed."""
 
+PROBING = ("start", "recipe", "memory", "compute")
+"""Stages before the search."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -34,8 +39,8 @@ class Field:
     surface: Surface | GridSurface
     noise: Noise
 
-    def begin(self, seed: int, num_trials: int) -> tuple[Run, SearchSpace]:
-        """A run whose probes are done, and the space they span."""
+    def begin(self, seed: int, num_trials: int, *, as_long: bool = False) -> tuple[Run, SearchSpace]:
+        """A run whose probes are done, and the space they span; `as_long`: probes and runs take their time."""
         grid, clock = self.grid, FakeClock()
         bench = FakeBench(
             self.surface,  # type: ignore[arg-type]
@@ -49,8 +54,24 @@ class Field:
         found = Findings(config, grid.host, grid.device, clock, "replay")
         found.facts, found.recipes, found.ceilings = grid.facts, grid.recipes, list(grid.ceilings)
         found.compute_points = grid.compute_points
+        if as_long:
+            clock.spend(self._probing_s)
+            bench.prepare_s = self._prepare_s
         run = Run(bench, FakeSensor(clock), clock, found, Path(), lambda: grid.host)
         return run, stages.space(run, grid.facts, {choice.chosen.precision: choice.chosen for choice in grid.recipes})
+
+    @property
+    def _probing_s(self) -> float:
+        """Of loadtune's own run beside the table; 0 where there was none."""
+        stage_seconds = self.grid.duel.loadtune.stage_seconds if self.grid.duel.loadtune else {}
+        return sum(stage_seconds.get(name, 0.0) for name in PROBING)
+
+    @property
+    def _prepare_s(self) -> float:
+        """What a run took beside its windows, mean; the fakes' where none was measured."""
+        runs = [run for row in self.grid.rows for run in row.runs]
+        beside = [run.seconds - sum(window.seconds for window in run.windows) for run in runs]
+        return statistics.fmean(beside) if beside else FakeBench().prepare_s
 
     def best_rate(self) -> float:
         _, space = self.begin(0, 1)
@@ -60,6 +81,22 @@ class Field:
 def loadtune(field: Field, seed: int, num_trials: int, *, bounds: bool = True) -> Iterator[Seen]:
     """The search as `loadtune run` has it: seeds, TPE, bounds, and its own end."""
     run, space = field.begin(seed, num_trials)
+    return _search(field, run, space, seed, bounds=bounds)
+
+
+def confirmed(field: Field, seed: int, num_trials: int) -> Iterator[TrialConfig | None]:
+    """What `loadtune run` answers: search and confirmation, in the time that both have on the machine."""
+    run, space = field.begin(seed, num_trials, as_long=True)
+    answer = None
+    for answer in answers(_search(field, run, space, seed)):
+        yield answer
+    stages.confirmation(run, field.grid.facts, space)
+    num_runs = sum(len(finalist.runs) for finalist in run.found.finalists)
+    yield from [answer] * (num_runs - 1)
+    yield run.found.best.config if run.found.best else answer
+
+
+def _search(field: Field, run: Run, space: SearchSpace, seed: int, *, bounds: bool = True) -> Iterator[Seen]:
     first = first_configs(run, field.grid.facts, space)
     loop = study_loop(run, field.grid.facts, space, OptunaStudy(space, first, None, seed), num_seeds=len(first))
     if not bounds:
@@ -71,7 +108,7 @@ def loadtune(field: Field, seed: int, num_trials: int, *, bounds: bool = True) -
             yield trial.config, trial.measurement.samples_per_s if trial.measurement else 0.0
 
 
-def unseeded(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> "Way":
+def unseeded(sampler: Callable[[int], optuna.samplers.BaseSampler]) -> "Search":
     """One of Optuna's samplers over the same space, told what does not fit as infeasible."""
 
     def search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
@@ -96,7 +133,7 @@ def random_search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
         yield config, _measure(run, space, config)
 
 
-def rule(num_workers: int | None) -> "Way":
+def rule(num_workers: int | None) -> "Search":
     """A rule of thumb: so many workers (None: as many as cores), pinned, the largest batch, the fastest precision."""
 
     def search(field: Field, seed: int, num_trials: int) -> Iterator[Seen]:
@@ -110,27 +147,40 @@ def rule(num_workers: int | None) -> "Way":
     return search
 
 
-Way = Callable[[Field, int, int], Iterator[Seen]]
+def answers(seen: Iterable[Seen]) -> Iterator[TrialConfig | None]:
+    """After each run the configuration with the best figure so far. None: nothing ran yet."""
+    best: Seen | None = None
+    for config, rate in seen:
+        if rate > (best[1] if best else 0.0):
+            best = (config, rate)
+        yield best[0] if best else None
+
+
+Search = Callable[[Field, int, int], Iterator[Seen]]
+Way = Callable[[Field, int, int], Iterator[TrialConfig | None]]
+"""The answer after each run."""
+
+
+def _best_so_far(search: Search) -> Way:
+    return lambda field, seed, num_trials: answers(search(field, seed, num_trials))
+
 
 WAYS: dict[str, Way] = {
-    "loadtune": loadtune,
-    "loadtune, no bounds": lambda field, seed, num: loadtune(field, seed, num, bounds=False),
-    "TPE": unseeded(lambda seed: optuna.samplers.TPESampler(seed=seed)),
-    "GP": unseeded(lambda seed: optuna.samplers.GPSampler(seed=seed)),
-    "random": random_search,
-    "rule: workers = cores": rule(None),
-    "rule: 4 workers a GPU": rule(4),
+    "loadtune": _best_so_far(loadtune),
+    "loadtune, confirmed": confirmed,
+    "loadtune, no bounds": _best_so_far(lambda field, seed, num: loadtune(field, seed, num, bounds=False)),
+    "TPE": _best_so_far(unseeded(lambda seed: optuna.samplers.TPESampler(seed=seed))),
+    "GP": _best_so_far(unseeded(lambda seed: optuna.samplers.GPSampler(seed=seed))),
+    "random": _best_so_far(random_search),
+    "rule: workers = cores": _best_so_far(rule(None)),
+    "rule: 4 workers a GPU": _best_so_far(rule(4)),
 }
 
 
 def regrets(field: Field, way: Way, seed: int, num_trials: int, best: float) -> list[float]:
     """Share of the best rate that the answer falls short of, after 1, 2, … `num_trials` trials."""
-    found: list[float] = []
-    answer: Seen | None = None
-    for config, rate in way(field, seed, num_trials):
-        if answer is None or rate > answer[1]:
-            answer = (config, rate)
-        found.append(1 - field.surface.training_rate(answer[0]) / best if answer[1] > 0 else 1.0)
+    rates = [answer and field.surface.training_rate(answer) for answer in way(field, seed, num_trials)]
+    found = [1 - (rate or 0.0) / best for rate in rates[:num_trials]]
     return found + found[-1:] * (num_trials - len(found))
 
 

@@ -112,12 +112,19 @@ def foretold(grid: Grid) -> Foretold:
     return Foretold(grid.compute_points, grid.facts.sample_s)
 
 
-def known_rates(grid: Grid) -> list[tuple[TrialConfig, float]]:
-    """By all runs of a configuration, the duel's among them: by its own runs alone, the table's best was lucky."""
-    runs: dict[TrialConfig, list[float]] = {}
+def all_rows(grid: Grid) -> tuple[Row, ...]:
+    """Every run of each configuration, the duel's among them: by its own runs alone, the table's best was lucky.
+
+    So for the noise: by the table's own rows, of all speeds, it is twice that of the fast ones that a search compares.
+    """
+    runs: dict[TrialConfig, list[Measurement]] = {}
     for row in (*grid.rows, *grid.duel.rows):
-        runs.setdefault(row.config, []).extend(run.samples_per_s for run in row.runs)
-    return [(config, statistics.fmean(own)) for config, own in runs.items() if own]
+        runs.setdefault(row.config, []).extend(row.runs)
+    return tuple(Row(config, tuple(own)) for config, own in runs.items() if own)
+
+
+def known_rates(grid: Grid) -> list[tuple[TrialConfig, float]]:
+    return [(row.config, row.rate) for row in all_rows(grid)]
 
 
 class GridSurface:
@@ -150,7 +157,8 @@ class GridSurface:
         return True
 
     def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
-        return compute_bound(self._grid.compute_points, recipe, batch_size) or math.inf
+        known = compute_bound(self._grid.compute_points, recipe, batch_size)
+        return known or foretold(self._grid).compute_per_s(recipe.precision, batch_size)
 
     def peak_bytes(self, precision: Precision, batch_size: int) -> int:
         return 0

@@ -161,6 +161,8 @@ class FakeBench:
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
     seed: int = 0
     facts: WorkloadFacts | None = None
+    prepare_s: float = 1.0
+    """What a training run takes before its first window."""
     requests: list[tuple[str, int]] = field(default_factory=list)
     trained: TrialConfig | None = None
     """The last configuration that was."""
@@ -220,7 +222,7 @@ class FakeBench:
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         self.requests.append(("training", config.batch_size))
-        self.clock.spend(1.0)
+        self.clock.spend(self.prepare_s)
         failure = self.fail(config)
         if failure is not None:
             return failure

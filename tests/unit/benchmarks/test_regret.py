@@ -1,6 +1,7 @@
 """The replay over a table: what it reads and fits, and that the search it plays is reproducible."""
 
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from regret_fit import leave_one_out
-from regret_replay import WAYS, CrowdedSurface, Field, loadtune, regrets, simulated
-from regret_table import Duel, Grid, GridSurface, Row, foretold, known_rates, noise_of, read_grid, write_grid
+from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
+from regret_table import Duel, Grid, GridSurface, Row, all_rows, foretold, known_rates, noise_of, read_grid, write_grid
 
 from loadtune.records import Measurement, TrialConfig, Window
+from loadtune.testing import FakeBench
 
 ROOT = Path(__file__).parents[3]
 GRIDS = sorted((ROOT / "benchmarks" / "grids").glob("*.json"))
@@ -75,6 +77,8 @@ def test_a_rate_is_of_all_runs_of_a_configuration_the_duels_among_them(table: Gr
         table, rows=(row(first.config, 4.0, 6.0),), duel=Duel((row(first.config, 8.0), other))
     )
     assert known_rates(dueled) == [(first.config, pytest.approx(6000.0)), (second.config, pytest.approx(7000.0))]
+    three = statistics.stdev(math.log(rate) for rate in (4.0, 6.0, 8.0))
+    assert noise_of(all_rows(dueled)).between_runs == pytest.approx(three)
 
 
 @pytest.mark.parametrize("way", sorted(set(WAYS) - {"GP"}))
@@ -90,9 +94,33 @@ def test_the_bounds_mislead_nobody(field: Field) -> None:
     """With them the search ends no farther from the best than without, over ten seeds."""
     best, with_bounds, without = field.best_rate(), [], []
     for seed in range(10):
-        with_bounds.append(regrets(field, loadtune, seed, 16, best)[-1])
+        with_bounds.append(regrets(field, WAYS["loadtune"], seed, 16, best)[-1])
         without.append(regrets(field, WAYS["loadtune, no bounds"], seed, 16, best)[-1])
     assert sum(with_bounds) <= sum(without) + 0.02 * 10
+
+
+def test_a_confirmation_costs_runs_and_takes_luck_out_of_the_answer(field: Field) -> None:
+    best, seeds = field.best_rate(), range(10)
+    searched = [len(list(WAYS["loadtune"](field, seed, 10))) for seed in seeds]
+    confirmed = [len(list(WAYS["loadtune, confirmed"](field, seed, 10))) for seed in seeds]
+    assert all(2 <= more - fewer <= 15 for fewer, more in zip(searched, confirmed, strict=True))
+    lucky = sum(regrets(field, WAYS["loadtune"], seed, 30, best)[-1] for seed in seeds)
+    assert sum(regrets(field, WAYS["loadtune, confirmed"], seed, 30, best)[-1] for seed in seeds) < lucky
+
+
+def test_probes_and_runs_take_the_time_they_took_on_the_machine(table: Grid) -> None:
+    ran = msgspec.structs.replace(table, rows=(row(table.rows[0].config, 1.0),))
+    result = read_grid(GRIDS[0]).duel.loadtune
+    dueled = msgspec.structs.replace(ran, duel=Duel((), result))
+    quick, slow = (
+        Field(grid, GridSurface(ran), noise_of(ran.rows)).begin(0, 1, as_long=True)[0] for grid in (ran, dueled)
+    )
+    assert result is not None
+    before = [result.stage_seconds[name] for name in ("start", "recipe", "memory", "compute")]
+    assert quick.found.left_s - slow.found.left_s == pytest.approx(sum(before))
+    bench = quick.bench
+    assert isinstance(bench, FakeBench)
+    assert bench.prepare_s == 0.0  # the rows' three windows are all of their three seconds
 
 
 _TRIALS = """
@@ -123,4 +151,4 @@ def test_the_kept_tables_can_be_played(path: Path) -> None:
     grid = read_grid(path)
     played = Field(grid, GridSurface(grid), noise_of(grid.rows))
     assert len(grid.rows) >= 24
-    assert 0 <= regrets(played, loadtune, 0, 6, played.best_rate())[-1] < 1
+    assert 0 <= regrets(played, WAYS["loadtune, confirmed"], 0, 20, played.best_rate())[-1] < 1
