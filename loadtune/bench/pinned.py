@@ -19,6 +19,10 @@ from loadtune.records import LoaderConfig
 _LOCKED_SHARE = 0.5
 """Of the RAM that is available: what may be locked before any batch asks for it."""
 
+_KEPT_SHARE = 0.15
+"""Of the RAM that would be available without them: what blocks of other sizes may keep from a run. The queues of 16
+workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
+
 _AS_LONG_AGAIN = 2.0
 """Times as long as the first batch takes: what locking may take at the most. What is not locked by then is locked while
 the model trains, and those windows are left out: 128 images by 16 workers took 1.4 s more of it on an H200, and lost
@@ -36,14 +40,24 @@ class PinnedBlocks:
     ) -> None:
         self._memory, self._available_bytes, self._clock = memory, available_bytes, clock
         self._block_bytes = 0
+        self._kept: dict[int, int] = {}
+        """Size of a block, and of all that were locked of it, at the most."""
 
     def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
-        """Keep the blocks that the last run pinned, where this one's batches go into them; else give them back: they
-        would stay locked through all later runs."""
+        """Keep the blocks of earlier runs for later ones of their size. Where those of other sizes are too many, all go
+        back: they would stay locked through this run.
+        """
         wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
-        if wanted != self._block_bytes:
-            self._memory.free_pinned()
+        others = sum(num_bytes for size, num_bytes in self._kept.items() if size != wanted)
+        if others > _KEPT_SHARE * (self._available_bytes() + sum(self._kept.values())):
+            self._give_back()
+        if wanted:
+            self._kept[wanted] = max(self._kept.get(wanted, 0), loader.num_pinned * wanted)
         self._block_bytes = wanted
+
+    def _give_back(self) -> None:
+        self._memory.free_pinned()
+        self._kept.clear()
 
     def lock_ahead(self, loader: EndlessLoader, started: float, pulse: Callable[[], None]) -> float:
         """Lock the blocks of the loader they are kept for, as many as go until a worker has made a batch and then for
@@ -68,7 +82,7 @@ class PinnedBlocks:
             block = self._memory.lock_block(self._block_bytes)
             if block is None:
                 blocks.clear()
-                self._memory.free_pinned()  # the loader's own need may still be met
+                self._give_back()  # the loader's own need may still be met
                 break
             blocks.append(block)
         return 0.0 if made is None else self._clock() - made

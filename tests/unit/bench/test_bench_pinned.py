@@ -47,23 +47,45 @@ def config(batch_size: int = 256, *, pin_memory: bool = True, num_workers: int =
     return LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
 
 
-def test_blocks_are_kept_for_batches_that_go_into_them() -> None:
-    memory = CountingMemory()
-    kept = blocks(memory)
-    largest = (1 << (256 * SAMPLE_BYTES - 1).bit_length()) // SAMPLE_BYTES
-    freed = []
-    for batch_size in (256, 256, largest, largest + 1):
+def freed_before(available_bytes: int, *asked: LoaderConfig) -> list[int]:
+    """How often blocks had been given back when each of these runs began."""
+    memory, freed = CountingMemory(), []
+    kept = blocks(memory, available_bytes)
+    for each in asked:
+        kept.keep_for(each, SAMPLE_BYTES)
+        freed.append(memory.freed)
+    return freed
+
+
+def test_blocks_are_kept_beside_those_of_other_sizes_and_through_runs_that_pin_nothing() -> None:
+    asked = [config(256), config(512), config(pin_memory=False), config(512), config(256)]
+    assert freed_before(1 << 40, *asked) == [0] * 5
+
+
+QUEUE = 6 * BLOCK_BYTES
+"""Of two workers and 256 samples; of 512 twice that."""
+
+
+def test_blocks_of_other_sizes_are_given_back_where_they_are_too_much_of_the_memory() -> None:
+    """What is kept is not available: 15% are of both together."""
+    whole = QUEUE / 0.15
+    unpinned = config(pin_memory=False)
+    assert freed_before(int(whole - QUEUE) + 10, config(256), config(512)) == [0, 0]
+    assert freed_before(int(whole - QUEUE) - 10, config(256), config(512)) == [0, 1]
+    assert freed_before(int(whole - QUEUE) - 10, config(256), unpinned, unpinned) == [0, 1, 1]
+    assert freed_before(0, config(256), config(256)) == [0, 0], "its own are what it would lock again"
+
+
+def test_what_was_given_back_counts_no_more() -> None:
+    """512, 256 and 1024 samples: the first goes before the second run, so the third finds only the second's."""
+    memory, whole = CountingMemory(), 2 * QUEUE / 0.15
+    stand_in: Any = memory
+    left = iter([whole, whole - 2 * QUEUE - 10, whole - QUEUE])
+    kept, freed = PinnedBlocks(stand_in, lambda: int(next(left))), []
+    for batch_size in (512, 256, 1024):
         kept.keep_for(config(batch_size), SAMPLE_BYTES)
         freed.append(memory.freed)
-    assert freed == [1, 1, 1, 2]
-
-
-def test_blocks_are_given_back_before_a_run_that_pins_nothing() -> None:
-    memory = CountingMemory()
-    kept = blocks(memory)
-    for pin_memory in (True, False, False):
-        kept.keep_for(config(pin_memory=pin_memory), SAMPLE_BYTES)
-    assert memory.freed == 2, "once before each: the third run finds nothing to give back"
+    assert freed == [0, 1, 1]
 
 
 def test_a_session_says_what_a_sample_takes() -> None:
@@ -144,7 +166,7 @@ def test_no_more_than_half_of_the_memory_is_locked_ahead() -> None:
 def test_what_was_locked_is_given_back_where_the_system_refuses_more() -> None:
     memory = CountingMemory(most_blocks=3)
     assert len(locked(memory, config())) == 3
-    assert memory.freed == 2, "before the run, and then"
+    assert memory.freed == 1
 
 
 def test_the_news_that_a_worker_died_is_not_taken_for_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
