@@ -13,17 +13,41 @@ context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 GAINED = "another process gave it back. Larger batches than these ceilings train now; run again to have them found."
 
 
+def most_free(run: Run) -> int | None:
+    """Free memory of the GPU, as much as any ceiling had: what others took since then counts as taken."""
+    free = free_bytes(run)
+    budgets = [
+        report.budget_bytes for ceiling in run.found.ceilings for report in ceiling.probes if report.budget_bytes
+    ]
+    if free is None or not budgets or free > budgets[-1]:  # what the bench holds is in its budget and is not free
+        return free
+    return free + max(budgets) - budgets[-1]
+
+
+def tell_crowded(run: Run) -> None:
+    """Which ceilings were found while others held more of the GPU's memory than at other times: they may be too low."""
+    if run.found.device.kind != "cuda":
+        return
+    most = _most_budget(run)
+    for ceiling in run.found.ceilings:
+        missing = most - min((r.budget_bytes for r in ceiling.probes if r.budget_bytes is not None), default=most)
+        if ceiling.limit == "memory" and missing > _worth_a_word(most):
+            run.found.note(
+                f"While the ceiling of {ceiling.precision} was found, up to {bytes_text(missing)} less of the GPU's "
+                "memory was free than at other times: another process had taken it. Larger batches may train without "
+                "it; run again when the GPU is yours alone."
+            )
+
+
 def check_budget(run: Run) -> None:
     """Read the device's free memory again; what others took since the probe lowers the bound from here on."""
     found, free = run.found, free_bytes(run)
     if found.free_bytes is None or free is None:
         return
-    budget = max((ceiling.budget_bytes or 0 for ceiling in found.ceilings), default=0)
-    limited = found.config.max_gpu_memory_bytes is not None
-    spare_bytes = max(0, found.free_bytes - budget) if limited else 0
+    budget, limit = _most_budget(run), found.config.max_gpu_memory_bytes
+    spare_bytes = 0 if limit is None else max(0, found.free_bytes - budget)
     lost_bytes = found.free_bytes - free - spare_bytes
-    if not limited and -lost_bytes > 2 * _worth_a_word(budget):  # a bench that died gives its context back
-        _tell_gained(run, -lost_bytes)
+    _tell_gained(run, min(free - found.free_bytes, math.inf if limit is None else limit - budget), budget)
     if lost_bytes <= max(_worth_a_word(budget), found.lost_bytes):
         return
     found.lost_bytes = lost_bytes
@@ -33,33 +57,14 @@ def check_budget(run: Run) -> None:
     )
 
 
-def _worth_a_word(budget: int) -> float:
-    return max(LOST * budget, LOST_BYTES)
-
-
-def _tell_gained(run: Run, gained_bytes: int) -> None:
-    """Once: what is free is read again and again."""
+def _tell_gained(run: Run, gained_bytes: float, budget: int) -> None:
+    """Once: what is free is read again and again. A bench that died gives its context back, which is not said."""
     told = any(note.endswith(GAINED) for note in run.found.notes)
-    if not told and any(ceiling.limit == "memory" for ceiling in run.found.ceilings):
+    bound = any(ceiling.limit == "memory" for ceiling in run.found.ceilings)
+    if bound and not told and gained_bytes > 2 * _worth_a_word(budget):
         run.found.note(
             f"{bytes_text(gained_bytes)} more of the GPU's memory is free than when the ceilings were found: {GAINED}"
         )
-
-
-def tell_crowded(run: Run) -> None:
-    """Which precisions others left less of the GPU's memory than their siblings: their ceilings are as much too low."""
-    if run.found.device.kind != "cuda":
-        return
-    budgets = {each.precision: each.budget_bytes for each in run.found.ceilings if each.budget_bytes}
-    most = max(budgets.values(), default=0)
-    for ceiling in run.found.ceilings:
-        missing = most - budgets.get(ceiling.precision, most)
-        if ceiling.limit == "memory" and missing > _worth_a_word(most):
-            run.found.note(
-                f"While the ceiling of {ceiling.precision} was found, {bytes_text(missing)} less memory was free than "
-                "for another precision's: another process had taken it. Larger batches train without it; run again "
-                "when no other holds memory."
-            )
 
 
 def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
@@ -67,9 +72,22 @@ def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
     ceiling = next((c for c in run.found.ceilings if c.precision == precision), None)
     if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
         return 0
+    had = _most_budget(run) - (ceiling.budget_bytes or 0)  # what this one had less of to begin with
+    taken = max(0, run.found.lost_bytes - had)
     own = batch_size == run.found.config.yours.batch_size  # admitted up to what was seen to train, so bound by that
     known = ceiling.batch_size if own else ceiling.safe_batch_size
-    return batch_size - known + math.ceil(run.found.lost_bytes / ceiling.bytes_per_sample)
+    return batch_size - known + math.ceil(taken / ceiling.bytes_per_sample)
+
+
+def _most_budget(run: Run) -> int:
+    """That any size was tried under."""
+    own = [ceiling.budget_bytes for ceiling in run.found.ceilings]
+    tried = [report.budget_bytes for ceiling in run.found.ceilings for report in ceiling.probes]
+    return max((budget for budget in (*own, *tried) if budget is not None), default=0)
+
+
+def _worth_a_word(budget: int) -> float:
+    return max(LOST * budget, LOST_BYTES)
 
 
 def gpu_of(host: HostFacts, device: Device) -> GpuFacts | None:

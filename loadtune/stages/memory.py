@@ -20,7 +20,7 @@ from loadtune.records import (
 )
 from loadtune.report.wording import limit_text, others_text
 from loadtune.seams import Bench
-from loadtune.stages.crowding import free_bytes, gpu_of, tell_crowded
+from loadtune.stages.crowding import gpu_of, most_free, tell_crowded
 from loadtune.stages.probing import loader_top, point_of
 from loadtune.stages.run import Run
 from loadtune.units import bytes_text, seconds_text
@@ -50,7 +50,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             found.note(note)
         _tell_slow(run, facts)
         tell_crowded(run)
-        found.free_bytes = free_bytes(run)
+        found.free_bytes = most_free(run)
         run.keep_probes()
 
 

@@ -1,7 +1,7 @@
 """The memory stage within the whole story: what bounds the batch, and what changes between the probe and the study."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,27 +94,109 @@ def test_memory_that_was_given_back_is_not_told_where_something_else_bounds_the_
     assert not any("more of the GPU's memory" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("limit", "gained", "told"),
+    [(None, 1.5, None), (None, 6, "6.00 GiB"), (97, 6, None), (100, 6, "4.00 GiB"), (100, 3, "3.00 GiB")],
+)
+def test_what_is_gained_is_what_a_context_and_a_limit_leave_of_it(
+    tmp_path: Path, limit: int | None, gained: float, told: str | None
+) -> None:
+    """The ceilings' budget was 96 GiB."""
+    config = TuneConfig(max_gpu_memory_bytes=None if limit is None else limit * GIB)
+    result = tune(bench_with(), tmp_path, config, Watching(-int(gained * GIB), "compute"))
+    notes = [note.split(" more of")[0] for note in result.notes if "more of the GPU's memory" in note]
+    assert notes == ([] if told is None else [told])
+
+
+def test_memory_that_is_given_back_in_parts_is_said_once(tmp_path: Path) -> None:
+    other = Watching(-6 * GIB, "compute")
+    (gpu,) = HOST.gpus
+
+    def host_now() -> HostFacts:
+        more = 3 * GIB if other.stage == "confirm" else 0
+        return replace(HOST, gpus=(replace(gpu, free_bytes=other.host_now().gpus[0].free_bytes + more),))
+
+    result = tune_fake(bench_with(), tmp_path, None, other.listen, device=GPU, host_now=host_now)
+    assert [note.split(" more of")[0] for note in result.notes if "more of the GPU's memory" in note] == ["6.00 GiB"]
+
+
+@dataclass(slots=True)
 class Crowded(FakeBench):
-    """Another process holds half of the memory while the ceiling of fp32 is sought."""
+    """Another process holds memory while certain sizes are tried, each precision's counted from 0."""
+
+    taken_bytes: int = 48 * GIB
+    at: Callable[[str, int], bool] = lambda precision, number: precision == "fp32"
+    num_tried: dict[str, int] = field(default_factory=dict)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
-        whole = self.surface
-        if asked.recipe.precision == "fp32":
-            self.surface = replace(whole, budget_bytes=whole.budget_bytes // 2)
+        whole, precision = self.surface, asked.recipe.precision
+        number = self.num_tried[precision] = self.num_tried.get(precision, -1) + 1
+        if self.at(precision, number):
+            self.surface = replace(whole, budget_bytes=whole.budget_bytes - self.taken_bytes)
         try:
-            return super().try_batch(asked)
+            return FakeBench.try_batch(self, asked)
         finally:
             self.surface = whole
 
 
+def crowded(surface: Surface = TWO_PRECISIONS, **rig: Any) -> Crowded:
+    return Crowded(surface, facts=fake_facts(surface), **rig)
+
+
+def told_crowded(result: TuningResult) -> list[str]:
+    return [note for note in result.notes if note.startswith("While the ceiling of")]
+
+
 def test_a_precision_that_others_left_less_memory_than_its_sibling_is_told(tmp_path: Path) -> None:
-    result = tune(Crowded(TWO_PRECISIONS, facts=fake_facts(TWO_PRECISIONS)), tmp_path)
-    (note,) = (note for note in result.notes if "less memory was free" in note)
-    assert note.startswith("While the ceiling of fp32 was found, 48.0 GiB less")
+    (note,) = told_crowded(tune(crowded(), tmp_path))
+    assert note.startswith("While the ceiling of fp32 was found, up to 48.0 GiB less")
 
 
-def test_precisions_that_had_the_same_memory_are_told_nothing(tmp_path: Path) -> None:
-    assert not any("less memory was free" in note for note in tune(bench_with(TWO_PRECISIONS), tmp_path).notes)
+@pytest.mark.parametrize("tries", [(1,), (1, 2), (2,), (2, 3), (1, 2, 3)])
+def test_a_process_that_came_and_went_within_one_ceiling_is_told(tmp_path: Path, tries: tuple[int, ...]) -> None:
+    result = tune(crowded(ONE_PRECISION, at=lambda precision, number: number in tries), tmp_path)
+    assert len(told_crowded(result)) == 1
+
+
+def test_what_a_process_held_that_is_gone_again_is_not_missed_later(tmp_path: Path) -> None:
+    result = tune(crowded(at=lambda precision, number: precision == "bf16"), tmp_path, other=Watching(0, "compute"))
+    assert len(told_crowded(result)) == 1
+    assert not any("less of the GPU's memory is free" in note for note in result.notes)
+
+
+def test_precisions_that_had_nearly_the_same_memory_are_told_nothing(tmp_path: Path) -> None:
+    assert not told_crowded(tune(crowded(taken_bytes=64 << 20), tmp_path))
+
+
+def test_a_ceiling_that_something_else_bounds_is_not_told_to_be_too_low(tmp_path: Path) -> None:
+    assert not told_crowded(tune(crowded(), tmp_path, TuneConfig(max_batch_size=16)))
+
+
+def test_a_cpus_memory_comes_and_goes_without_a_word(tmp_path: Path) -> None:
+    assert not told_crowded(tune_fake(crowded(), tmp_path, device=Device(kind="cpu", uuid=None, name="Fake CPU")))
+
+
+def test_what_was_taken_between_two_ceilings_bounds_the_first_as_well(tmp_path: Path) -> None:
+    """fp32 has 96 GiB and ends at 134, bf16 has 56 and ends at 73; the process stays."""
+    bench = crowded(taken_bytes=40 * GIB, at=lambda precision, number: precision == "bf16")
+    (gpu,) = HOST.gpus
+
+    def host_now() -> HostFacts:
+        free = 95 * GIB - (40 * GIB if "bf16" in bench.num_tried else 0)
+        return replace(HOST, gpus=(replace(gpu, free_bytes=free),))
+
+    result = tune_fake(bench, tmp_path, device=GPU, host_now=host_now)
+    fp32, bf16 = result.ceilings
+    assert (fp32.precision, bf16.precision) == ("fp32", "bf16")
+    assert fp32.safe_batch_size > bf16.batch_size + 20
+    trained_in = {trial.config.precision: 0 for trial in result.trials}
+    for trial in result.trials:
+        if trial.screened is None:
+            trained_in[trial.config.precision] = max(trained_in[trial.config.precision], trial.config.batch_size)
+    assert max(trained_in.values()) <= bf16.batch_size
+    assert trained_in["bf16"] > bf16.safe_batch_size / 2, "its own ceiling is of what it had"
+    assert any("40.0 GiB less of the GPU's memory is free than when" in note for note in result.notes)
+    assert [note.split()[4] for note in told_crowded(result)] == ["bf16"]
 
 
 @pytest.mark.parametrize("taken", [0, 64 << 20])
