@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from regret_table import Duel, Grid, Row, noise_of, read_grid, write_grid
+from regret_table import Duel, Grid, Row, all_rows, noise_of, read_grid, write_grid
 from regret_workloads import spec_of
 
 from loadtune import stages
@@ -215,7 +215,7 @@ def _verdict(grid: Grid) -> str:
     regret, spread = 1 - winner.rate / best.rate, between_run_spread([row.runs for row in grid.duel.rows])
     width = spread.half_width(2 / _rounds(grid.duel), len(rivals)) if spread else math.nan
     cost = grid.duel.loadtune.seconds if grid.duel.loadtune else math.nan
-    noise = noise_of(grid.rows)
+    noise = noise_of(all_rows(grid))
     return (
         f"{grid.name} on {grid.device.name}: winner {winner.rate:,.1f}/s, best beside it {best.rate:,.1f}/s, regret "
         f"{regret:.1%} ± {width:.1%}; loadtune took {cost:.0f} s, {len(grid.rows)} rows {grid.grid_seconds:.0f} s; "

@@ -9,6 +9,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import optuna
@@ -19,7 +20,9 @@ from loadtune.findings import Findings
 from loadtune.records import ComputePoint, Measurement, RecipeChoice, TrialConfig, TuneConfig
 from loadtune.stages import Run
 from loadtune.stages.memory import find_ceiling
+from loadtune.stages.run import TRIAL_SHARE
 from loadtune.stages.searching import first_configs, study_loop
+from loadtune.stages.timing import timed
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.space import SearchSpace, is_ordered
 from loadtune.testing import FakeBench, FakeClock, FakeSensor, Surface
@@ -31,7 +34,7 @@ PROBING = ("start", "recipe", "memory", "compute")
 """Stages before the search."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Field:
     """A table ready for play."""
 
@@ -66,12 +69,20 @@ class Field:
         stage_seconds = self.grid.duel.loadtune.stage_seconds if self.grid.duel.loadtune else {}
         return sum(stage_seconds.get(name, 0.0) for name in PROBING)
 
-    @property
+    @cached_property
     def _prepare_s(self) -> float:
-        """What a run took beside its windows, mean; the fakes' where none was measured."""
-        runs = [run for row in self.grid.rows for run in row.runs]
-        beside = [run.seconds - sum(window.seconds for window in run.windows) for run in runs]
-        return statistics.fmean(beside) if beside else FakeBench().prepare_s
+        """What a run took beside what a replayed one takes in windows, mean over the table; the fakes' without one."""
+        measured = [(row.config, run.seconds) for row in self.grid.rows for run in row.runs]
+        if not measured:
+            return FakeBench().prepare_s
+        run, _ = self.begin(0, 1)
+        assert isinstance(run.bench, FakeBench)
+        run.bench.prepare_s, replayed = 0.0, []
+        for config, _ in measured:
+            began = run.clock.now()
+            timed(run, config, TRIAL_SHARE, None)
+            replayed.append(run.clock.now() - began)
+        return max(0.0, statistics.fmean(seconds for _, seconds in measured) - statistics.fmean(replayed))
 
     def best_rate(self) -> float:
         _, space = self.begin(0, 1)
@@ -85,8 +96,8 @@ def loadtune(field: Field, seed: int, num_trials: int, *, bounds: bool = True) -
 
 
 def confirmed(field: Field, seed: int, num_trials: int) -> Iterator[TrialConfig | None]:
-    """What `loadtune run` answers: search and confirmation, in the time that both have on the machine."""
-    run, space = field.begin(seed, num_trials, as_long=True)
+    """What `loadtune run` answers: search and confirmation, in the time and of the trials that both have by default."""
+    run, space = field.begin(seed, min(num_trials, TuneConfig().num_trials), as_long=True)
     answer = None
     for answer in answers(_search(field, run, space, seed)):
         yield answer
@@ -178,10 +189,12 @@ WAYS: dict[str, Way] = {
 
 
 def regrets(field: Field, way: Way, seed: int, num_trials: int, best: float) -> list[float]:
-    """Share of the best rate that the answer falls short of, after 1, 2, … `num_trials` trials."""
+    """Share of the best rate that the answer falls short of, after 1, 2, … trials.
+
+    Fewer than `num_trials` where the way ends by itself, more where a confirmation follows.
+    """
     rates = [answer and field.surface.training_rate(answer) for answer in way(field, seed, num_trials)]
-    found = [1 - (rate or 0.0) / best for rate in rates[:num_trials]]
-    return found + found[-1:] * (num_trials - len(found))
+    return [1 - (rate or 0.0) / best for rate in rates]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,8 +248,5 @@ def _suggest(trial: optuna.Trial, name: str, axis: object) -> object:
 def _measure(run: Run, space: SearchSpace, config: TrialConfig) -> float:
     if space.excess(config) > 0:
         return 0.0
-    from loadtune.stages.run import TRIAL_SHARE
-    from loadtune.stages.timing import timed
-
     outcome = timed(run, config, TRIAL_SHARE, None)
     return outcome.samples_per_s if isinstance(outcome, Measurement) else 0.0

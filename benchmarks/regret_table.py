@@ -115,7 +115,7 @@ def foretold(grid: Grid) -> Foretold:
 def all_rows(grid: Grid) -> tuple[Row, ...]:
     """Every run of each configuration, the duel's among them: by its own runs alone, the table's best was lucky.
 
-    So for the noise: by the table's own rows, of all speeds, it is twice that of the fast ones that a search compares.
+    So for the noise: a row's two runs lie minutes apart, and a machine drifts meanwhile; a duel's rounds do not.
     """
     runs: dict[TrialConfig, list[Measurement]] = {}
     for row in (*grid.rows, *grid.duel.rows):

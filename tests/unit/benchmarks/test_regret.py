@@ -4,16 +4,32 @@ import math
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from regret_fit import leave_one_out
 from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
-from regret_table import Duel, Grid, GridSurface, Row, all_rows, foretold, known_rates, noise_of, read_grid, write_grid
+from regret_table import (
+    Duel,
+    Grid,
+    GridSurface,
+    Noise,
+    Row,
+    all_rows,
+    foretold,
+    known_rates,
+    noise_of,
+    read_grid,
+    write_grid,
+)
 
-from loadtune.records import Measurement, TrialConfig, Window
-from loadtune.testing import FakeBench
+from loadtune.records import Measurement, TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.seams import Watch
+from loadtune.stages.run import TRIAL_SHARE
+from loadtune.stages.timing import timed
+from loadtune.testing import FakeBench, Surface
 
 ROOT = Path(__file__).parents[3]
 GRIDS = sorted((ROOT / "benchmarks" / "grids").glob("*.json"))
@@ -86,7 +102,7 @@ def test_every_way_is_reproducible_and_gets_no_worse_with_what_it_saw(field: Fie
     best = field.best_rate()
     once, again = (regrets(field, WAYS[way], 3, 8, best) for _ in range(2))
     assert once == again
-    assert len(once) == 8
+    assert len(once) <= 8 or way == "loadtune, confirmed"
     assert all(0 <= regret <= 1 for regret in once)
 
 
@@ -99,13 +115,31 @@ def test_the_bounds_mislead_nobody(field: Field) -> None:
     assert sum(with_bounds) <= sum(without) + 0.02 * 10
 
 
-def test_a_confirmation_costs_runs_and_takes_luck_out_of_the_answer(field: Field) -> None:
-    best, seeds = field.best_rate(), range(10)
-    searched = [len(list(WAYS["loadtune"](field, seed, 10))) for seed in seeds]
-    confirmed = [len(list(WAYS["loadtune, confirmed"](field, seed, 10))) for seed in seeds]
-    assert all(2 <= more - fewer <= 15 for fewer, more in zip(searched, confirmed, strict=True))
-    lucky = sum(regrets(field, WAYS["loadtune"], seed, 30, best)[-1] for seed in seeds)
-    assert sum(regrets(field, WAYS["loadtune, confirmed"], seed, 30, best)[-1] for seed in seeds) < lucky
+class LuckyBench(FakeBench):
+    """The first run of each batch of 64 or fewer reads four times what it trains."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        surface = self.surface
+        if config.batch_size <= 64 and ("training", config.batch_size) not in self.requests:
+            self.surface = replace(surface, sample_s=surface.sample_s / 4)
+        try:
+            return super().time_training(config, window_s, watch)
+        finally:
+            self.surface = surface
+
+
+def test_a_confirmation_takes_a_lucky_figure_out_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers keep up with nothing: the batch makes no difference but that."""
+    monkeypatch.setattr("regret_replay.FakeBench", LuckyBench)
+    starved = simulated(Surface(sample_s=1 / 30))
+    lucky = Field(starved.grid, starved.surface, Noise(between_runs=0.0, windows=0.0))
+    searched = list(WAYS["loadtune"](lucky, 0, 10))
+    confirmed = list(WAYS["loadtune, confirmed"](lucky, 0, 10))
+    assert searched[-1] is not None
+    assert searched[-1].batch_size <= 64
+    assert confirmed[: len(searched)] == searched
+    assert 4 <= len(confirmed) - len(searched) <= 12
+    assert confirmed[-1] != searched[-1]
 
 
 def test_probes_and_runs_take_the_time_they_took_on_the_machine(table: Grid) -> None:
@@ -118,9 +152,18 @@ def test_probes_and_runs_take_the_time_they_took_on_the_machine(table: Grid) -> 
     assert result is not None
     before = [result.stage_seconds[name] for name in ("start", "recipe", "memory", "compute")]
     assert quick.found.left_s - slow.found.left_s == pytest.approx(sum(before))
-    bench = quick.bench
-    assert isinstance(bench, FakeBench)
-    assert bench.prepare_s == 0.0  # the rows' three windows are all of their three seconds
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_the_tables_own_rows_last_as_long_as_they_did(path: Path) -> None:
+    grid = read_grid(path)
+    run, _ = Field(grid, GridSurface(grid), noise_of(all_rows(grid))).begin(0, 1, as_long=True)
+    began = run.clock.now()
+    for each in grid.rows:
+        for _ in each.runs:
+            timed(run, each.config, TRIAL_SHARE, None)
+    measured = sum(one.seconds for each in grid.rows for one in each.runs)
+    assert run.clock.now() - began == pytest.approx(measured, rel=0.05)
 
 
 _TRIALS = """
@@ -149,6 +192,6 @@ def test_a_fresh_process_tries_the_same() -> None:
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
 def test_the_kept_tables_can_be_played(path: Path) -> None:
     grid = read_grid(path)
-    played = Field(grid, GridSurface(grid), noise_of(grid.rows))
+    played = Field(grid, GridSurface(grid), noise_of(all_rows(grid)))
     assert len(grid.rows) >= 24
     assert 0 <= regrets(played, WAYS["loadtune, confirmed"], 0, 20, played.best_rate())[-1] < 1
