@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 import optuna
+from regret_field import CrowdedSurface, Field, simulated
 from regret_fit import leave_one_out
-from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
+from regret_replay import WAYS, regrets
 from regret_table import GridSurface, all_rows, foretold, known_rates, noise_of, read_grid
 
 from loadtune.records import TuneConfig

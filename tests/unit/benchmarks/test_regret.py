@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from regret_field import CrowdedSurface, Field, simulated
 from regret_fit import leave_one_out
-from regret_replay import WAYS, CrowdedSurface, Field, regrets, simulated
+from regret_replay import WAYS, regrets
 from regret_table import (
     Duel,
     Grid,
@@ -130,7 +131,7 @@ class LuckyBench(FakeBench):
 
 def test_a_confirmation_takes_a_lucky_figure_out_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four workers keep up with nothing: the batch makes no difference but that."""
-    monkeypatch.setattr("regret_replay.FakeBench", LuckyBench)
+    monkeypatch.setattr("regret_field.FakeBench", LuckyBench)
     starved = simulated(Surface(sample_s=1 / 30))
     lucky = Field(starved.grid, starved.surface, Noise(between_runs=0.0, windows=0.0))
     searched = list(WAYS["loadtune"](lucky, 0, 10))
@@ -167,7 +168,8 @@ def test_the_tables_own_rows_last_as_long_as_they_did(path: Path) -> None:
 
 
 _TRIALS = """
-from regret_replay import CrowdedSurface, loadtune, simulated
+from regret_field import CrowdedSurface, simulated
+from regret_replay import loadtune
 print([(repr(config), rate) for config, rate in loadtune(simulated(CrowdedSurface()), 5, 14)])
 """
 
