@@ -22,6 +22,9 @@ largest process; and it is what page cache, loader workers and everybody else's 
 # Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
 
+_LATER_BYTES = 1 << 30
+"""What an idle bench may still take outside the allocator, for kernels and libraries' workspaces."""
+
 
 class DeviceMemory(Protocol):
     """What the bench asks about memory. ``peak_bytes`` counts from `reset_peaks`."""
@@ -62,6 +65,14 @@ class DeviceMemory(Protocol):
         """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
         ...
 
+    def pinned_bytes(self) -> int | None:
+        """Page-locked host memory that PyTorch holds, in use or kept. None: not told."""
+        ...
+
+    def is_the_hosts(self) -> bool:
+        """Whether the device has no memory of its own."""
+        ...
+
     def lock_block(self, num_bytes: int) -> Any:
         """Page-locked host memory, which PyTorch keeps for batches when it is dropped. None: none is to be had."""
         ...
@@ -79,6 +90,7 @@ class CudaMemory:
         self._free_before = free_before
         self._most_bytes = most_bytes
         self._idle_bytes = 0
+        self._idle_outside_bytes: int | None = None
 
     def capacity_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]
@@ -87,7 +99,12 @@ class CudaMemory:
         available = self._available_bytes()
         if self._most_bytes is None:
             return available
-        return min(available, max(0, self._most_bytes - (self.outside_bytes() or 0)))
+        return min(available, max(0, self._most_bytes - self._own_outside_bytes()))
+
+    def _own_outside_bytes(self) -> int:
+        """What counts against a limit outside the allocator: more than a little beyond the idle bench's is others'."""
+        outside = self.outside_bytes() or 0
+        return outside if self._idle_outside_bytes is None else min(outside, self._idle_outside_bytes + _LATER_BYTES)
 
     def _available_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
@@ -137,12 +154,23 @@ class CudaMemory:
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
+        if self._idle_outside_bytes is None:
+            self._idle_outside_bytes = self.outside_bytes()
         self._allow_most()
 
     def free_pinned(self) -> None:
         empty = getattr(torch._C, "_host_emptyCache", None)
         if empty is not None:
             empty()
+
+    def pinned_bytes(self) -> int | None:
+        try:
+            return int(torch.cuda.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"])
+        except (AttributeError, KeyError):
+            return None
+
+    def is_the_hosts(self) -> bool:
+        return bool(getattr(torch.cuda.get_device_properties(self._device), "is_integrated", False))
 
     def lock_block(self, num_bytes: int) -> Any:
         try:
@@ -200,6 +228,12 @@ class CpuMemory:
 
     def free_pinned(self) -> None:
         pass
+
+    def pinned_bytes(self) -> int | None:
+        return None
+
+    def is_the_hosts(self) -> bool:
+        return True
 
     def lock_block(self, num_bytes: int) -> Any:
         return None

@@ -20,7 +20,7 @@ _LOCKED_SHARE = 0.5
 """Of the RAM that is available: what may be locked before any batch asks for it."""
 
 _KEPT_SHARE = 0.15
-"""Of the RAM that would be available without them: what blocks of other sizes may keep from a run. The queues of 16
+"""Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
 workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
 
 _AS_LONG_AGAIN = 2.0
@@ -40,24 +40,39 @@ class PinnedBlocks:
     ) -> None:
         self._memory, self._available_bytes, self._clock = memory, available_bytes, clock
         self._block_bytes = 0
-        self._kept: dict[int, int] = {}
-        """Size of a block, and of all that were locked of it, at the most."""
+        self._booked: dict[int, int] = {}
+        """Size of a block, and of all that were asked for of it, at the most."""
 
     def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
-        """Keep the blocks of earlier runs for later ones of their size. Where those of other sizes are too many, all go
-        back: they would stay locked through this run.
+        """Keep the blocks of earlier runs for later ones of their size.
+
+        All go back where those that this run has no use for are too many, or leave too little for what it has to lock:
+        they would stay locked through it.
         """
         wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
-        others = sum(num_bytes for size, num_bytes in self._kept.items() if size != wanted)
-        if others > _KEPT_SHARE * (self._available_bytes() + sum(self._kept.values())):
+        needed = loader.num_pinned * wanted
+        held, available = self._held_bytes(), self._available_bytes()
+        useful = min(needed, self._booked.get(wanted, 0))
+        share = 0.0 if self._memory.is_the_hosts() else _KEPT_SHARE
+        if held - useful > share * (available + held) or (
+            held > useful and needed - useful > _LOCKED_SHARE * available
+        ):
             self._give_back()
-        if wanted:
-            self._kept[wanted] = max(self._kept.get(wanted, 0), loader.num_pinned * wanted)
         self._block_bytes = wanted
+        self._book(needed)
+
+    def _held_bytes(self) -> int:
+        """Of all blocks, by the allocator's books, or else as many as were asked for."""
+        held = self._memory.pinned_bytes()
+        return sum(self._booked.values()) if held is None else held
+
+    def _book(self, num_bytes: int) -> None:
+        if self._block_bytes:
+            self._booked[self._block_bytes] = max(self._booked.get(self._block_bytes, 0), num_bytes)
 
     def _give_back(self) -> None:
         self._memory.free_pinned()
-        self._kept.clear()
+        self._booked.clear()
 
     def lock_ahead(self, loader: EndlessLoader, started: float, pulse: Callable[[], None]) -> float:
         """Lock the blocks of the loader they are kept for, as many as go until a worker has made a batch and then for
@@ -82,7 +97,8 @@ class PinnedBlocks:
             block = self._memory.lock_block(self._block_bytes)
             if block is None:
                 blocks.clear()
-                self._give_back()  # the loader's own need may still be met
+                self._give_back()  # the loader's own need may still be met, and is booked for that
+                self._book(loader.config.num_pinned * self._block_bytes)
                 break
             blocks.append(block)
         return 0.0 if made is None else self._clock() - made

@@ -98,7 +98,8 @@ class Telemetry:
     """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
     bench_rss_bytes: int | None = None
     """Peak resident memory of the bench and its workers; pages they share are counted once per process. What else it
-    started (`other_rss_bytes`) is in it only where workers cannot be told from that: not on Linux."""
+    started (`other_rss_bytes`) is in it only where workers cannot be told from that: not on Linux. Page-locked blocks
+    that earlier runs left are in it, as in `main_rss_bytes`."""
     main_cpu_cores: float | None = None
     """The training process itself, all its threads. Near 1 with an idle GPU: Python is the wall."""
     main_rss_bytes: int | None = None

@@ -6,7 +6,16 @@ from typing import TypeVar
 
 from loadtune.errors import LoadtuneError
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
-from loadtune.records import Finalist, LoaderConfig, LoaderPoint, TransferPoint, TrialFailure, Verdict, WorkloadFacts
+from loadtune.records import (
+    Finalist,
+    HostFacts,
+    LoaderConfig,
+    LoaderPoint,
+    TransferPoint,
+    TrialFailure,
+    Verdict,
+    WorkloadFacts,
+)
 from loadtune.report.journal import Winners
 from loadtune.stages.run import Run
 from loadtune.study.gather import gather
@@ -145,13 +154,18 @@ def _restart_s(run: Run, loader: LoaderConfig) -> float | None:
 
 
 def _most_workers_in_memory(run: Run, facts: WorkloadFacts, loader: LoaderConfig) -> int:
-    """Up to the usable cores, those whose batches of this size the host has room for."""
-    host = run.host_now()
-    fits = (
-        host_memory_refusal(replace(loader, num_workers=number), facts.sample_bytes, host) is None
-        for number in range(1, host.num_usable_cores + 1)
-    )
-    return sum(fits)
+    """Up to the usable cores, those whose batches of this size the host has room for: at the start, when nothing was
+    locked for any, or now, as virtual machines grow."""
+    hosts = (run.found.host, run.host_now())
+    return max(sum(_fits(host, replace(loader, num_workers=n), facts) for n in _numbers(host)) for host in hosts)
+
+
+def _numbers(host: HostFacts) -> range:
+    return range(1, host.num_usable_cores + 1)
+
+
+def _fits(host: HostFacts, loader: LoaderConfig, facts: WorkloadFacts) -> bool:
+    return host_memory_refusal(loader, facts.sample_bytes, host) is None
 
 
 def _num_memory_failures(run: Run, facts: WorkloadFacts, loader: LoaderConfig) -> int:

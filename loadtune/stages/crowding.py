@@ -2,7 +2,8 @@
 
 import math
 
-from loadtune.records import Device, GpuFacts, HostFacts, Precision
+from loadtune.probe.tries import ROOM
+from loadtune.records import Device, GpuFacts, HostFacts, MemoryCeiling, Precision
 from loadtune.stages.run import Run
 from loadtune.units import bytes_text
 
@@ -10,6 +11,8 @@ LOST, LOST_BYTES = 0.01, 1 << 30
 """Share of the budget, or bytes, that have to be gone before anything is said: a bench that was replaced takes its
 context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 
+NOT_SEARCHED = "Larger batches than what is left holds are not searched"
+MAY_FAIL = "What needs more than is left may run out of memory in the confirmation"
 GAINED = "another process gave it back. Larger batches than these ceilings train now; run again to have them found."
 
 
@@ -51,17 +54,19 @@ def check_budget(run: Run) -> None:
     if lost_bytes <= max(_worth_a_word(budget), found.lost_bytes):
         return
     found.lost_bytes = lost_bytes
+    consequence = MAY_FAIL if found.stage_name == "confirm" else NOT_SEARCHED
     found.note(
         f"{bytes_text(lost_bytes)} less of the GPU's memory is free than when the ceilings were found: another process "
-        "took it. Larger batches than what is left holds are not searched; run again when the GPU is yours alone."
+        f"took it. {consequence}; run again when the GPU is yours alone."
     )
 
 
 def _tell_gained(run: Run, gained_bytes: float, budget: int) -> None:
-    """Once: what is free is read again and again. A bench that died gives its context back, which is not said."""
+    """Once: what is free is read again and again. What a bench that died gives back, context and model, is not told."""
+    model_bytes = 4 * run.found.facts.num_parameters if run.found.facts else 0
     told = any(note.endswith(GAINED) for note in run.found.notes)
     bound = any(ceiling.limit == "memory" for ceiling in run.found.ceilings)
-    if bound and not told and gained_bytes > 2 * _worth_a_word(budget):
+    if bound and not told and gained_bytes > 2 * _worth_a_word(budget) + model_bytes:
         run.found.note(
             f"{bytes_text(gained_bytes)} more of the GPU's memory is free than when the ceilings were found: {GAINED}"
         )
@@ -73,10 +78,19 @@ def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
     if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
         return 0
     had = _most_budget(run) - (ceiling.budget_bytes or 0)  # what this one had less of to begin with
-    taken = max(0, run.found.lost_bytes - had)
     own = batch_size == run.found.config.yours.batch_size  # admitted up to what was seen to train, so bound by that
     known = ceiling.batch_size if own else ceiling.safe_batch_size
+    taken = max(0, run.found.lost_bytes - had - _unused(ceiling, known))
     return batch_size - known + math.ceil(taken / ceiling.bytes_per_sample)
+
+
+def _unused(ceiling: MemoryCeiling, known: int) -> int:
+    """Bytes of its budget that a ceiling left over, because something other than memory set it."""
+    if ceiling.limit == "memory" or ceiling.budget_bytes is None:
+        return 0
+    peaks = [r.reserved_peak_bytes or r.peak_bytes for r in ceiling.probes if r.fits and r.batch_size == known]
+    peak = max((peak for peak in peaks if peak is not None), default=ceiling.budget_bytes)
+    return max(0, int(ROOM * ceiling.budget_bytes) - peak)
 
 
 def _most_budget(run: Run) -> int:

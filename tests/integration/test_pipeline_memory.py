@@ -12,6 +12,7 @@ from loadtune.records import (
     BatchTry,
     Device,
     FitReport,
+    Fixed,
     HostFacts,
     Progress,
     Recipe,
@@ -81,7 +82,15 @@ def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_
 
 def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_path: Path) -> None:
     result = tune(bench_with(), tmp_path, other=Watching(6 * GIB, "confirm"))
-    assert any("6.00 GiB less" in note for note in result.notes)
+    (note,) = (note for note in result.notes if "6.00 GiB less" in note)
+    assert "may run out of memory in the confirmation" in note
+
+
+@pytest.mark.parametrize(("taken", "largest"), [(12, [16]), (75, [8, 12]), (90, [0])])
+def test_what_is_taken_is_of_what_a_ceiling_left_unused_first(tmp_path: Path, taken: int, largest: list[int]) -> None:
+    """--max-batch-size keeps 16 samples to 18.4 GiB of 91.2: 72.8 GiB may go, and then 0.65 a sample."""
+    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(taken * GIB, "compute"))
+    assert max(trained(result), default=0) in largest
 
 
 def test_what_another_process_gave_back_since_the_probe_is_said_once(tmp_path: Path) -> None:
@@ -254,6 +263,26 @@ def test_ram_for_less_than_the_smallest_batch_still_tries_that(tmp_path: Path) -
     host = replace(HOST, ram_available_bytes=1000)
     result = tune(bench_with(min_batch_size=2), tmp_path, host=host)
     assert [(c.batch_size, c.limit) for c in result.ceilings] == [(2, "host_memory")]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "bound_by"), [(120, 3, "workers"), (3, 120, "workers"), (3, 3, "host_memory")]
+)
+def test_ram_that_the_run_itself_has_locked_by_now_is_no_reason_for_too_few_workers(
+    tmp_path: Path, before: int, now: int, bound_by: str
+) -> None:
+    """3 GiB hold eight workers' batches of 64, and no ninth's."""
+    fixed = (
+        Fixed(name="batch_size", value=64),
+        Fixed(name="num_workers", value=8),
+        Fixed(name="pin_memory", value=True),
+    )
+    then = replace(HOST, ram_available_bytes=now * GIB)
+    host = replace(HOST, ram_available_bytes=before * GIB)
+    bench = FakeBench(Surface(sample_s=1 / 100))
+    result = tune_fake(bench, tmp_path, TuneConfig(fix=fixed), device=GPU, host=host, host_now=lambda: then)
+    assert result.verdict is not None
+    assert result.verdict.bound_by == bound_by
 
 
 def leaves_one_over(result: TuningResult) -> list[str]:

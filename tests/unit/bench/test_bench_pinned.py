@@ -23,13 +23,21 @@ CUDA = torch.device("cuda", 0)
 class CountingMemory:
     """Stands for a `DeviceMemory`: how often blocks were given back, and the sizes of those locked."""
 
-    def __init__(self, most_blocks: int = 1000) -> None:
+    def __init__(self, most_blocks: int = 1000, held: int | None = None, *, integrated: bool = False) -> None:
+        self.held, self.integrated = held, integrated
         self.freed, self.locked, self.most_blocks = 0, list[int](), most_blocks
         self.pulses: list[int] = []
         """Blocks that were locked at each sign of life."""
 
     def free_pinned(self) -> None:
         self.freed += 1
+        self.held = None if self.held is None else 0
+
+    def pinned_bytes(self) -> int | None:
+        return self.held
+
+    def is_the_hosts(self) -> bool:
+        return self.integrated
 
     def lock_block(self, num_bytes: int) -> Any:
         if len(self.locked) == self.most_blocks:
@@ -86,6 +94,50 @@ def test_what_was_given_back_counts_no_more() -> None:
         kept.keep_for(config(batch_size), SAMPLE_BYTES)
         freed.append(memory.freed)
     assert freed == [0, 1, 1]
+
+
+@pytest.mark.parametrize(("held", "freed"), [(3 * QUEUE, 1), (QUEUE, 0)])
+def test_the_allocators_own_books_say_what_is_held(held: int, freed: int) -> None:
+    """Targets are pinned as well, and the thread takes blocks that nobody asked for: 15% of 12 queues are 1.8."""
+    memory = CountingMemory(held=0)
+    kept = blocks(memory, 12 * QUEUE - held)
+    kept.keep_for(config(256), SAMPLE_BYTES)
+    memory.held = held
+    kept.keep_for(config(512), SAMPLE_BYTES)
+    assert memory.freed == freed
+
+
+def test_blocks_of_a_run_with_more_workers_are_of_no_use_to_one_with_fewer() -> None:
+    """34 blocks of 16 workers, of which one worker fills four."""
+    sixteen, one = config(num_workers=16), config(num_workers=1)
+    assert freed_before(100 * BLOCK_BYTES, sixteen, one, one) == [0, 1, 1]
+    assert freed_before(200 * BLOCK_BYTES, sixteen, one, sixteen) == [0, 0, 0]
+
+
+def test_blocks_go_back_where_a_run_has_more_to_lock_than_they_leave() -> None:
+    """Six small ones are little, but half of what is available is not enough for 34 of four times their size."""
+    large = config(1024, num_workers=16)
+    assert freed_before(2 * 34 * 4 * BLOCK_BYTES + 10, config(256), large) == [0, 0]
+    assert freed_before(2 * 34 * 4 * BLOCK_BYTES - 10, config(256), large) == [0, 1]
+
+
+def test_nothing_is_kept_where_the_devices_memory_is_the_hosts() -> None:
+    memory, freed = CountingMemory(integrated=True), []
+    kept = blocks(memory)
+    for each in (config(256), config(256), config(pin_memory=False), config(pin_memory=False)):
+        kept.keep_for(each, SAMPLE_BYTES)
+        freed.append(memory.freed)
+    assert freed == [0, 0, 1, 1]
+
+
+def test_what_is_locked_after_a_refusal_is_booked_for_the_next_run() -> None:
+    memory = CountingMemory(most_blocks=3)
+    ahead, asked = PinnedBlocks(cast("Any", memory), lambda: 20 * BLOCK_BYTES), config()
+    ahead.keep_for(asked, SAMPLE_BYTES)
+    loader: Any = SimpleNamespace(config=asked, any_made=lambda: False, depth=lambda: None)
+    ahead.lock_ahead(loader, 10.0, lambda: None)
+    ahead.keep_for(config(pin_memory=False), SAMPLE_BYTES)
+    assert memory.freed == 2, "once where no more was to be had, once before the run that pins nothing"
 
 
 def test_a_session_says_what_a_sample_takes() -> None:
