@@ -164,10 +164,7 @@ class CudaMemory:
             empty()
 
     def pinned_bytes(self) -> int | None:
-        try:
-            return int(torch.cuda.host_memory_stats_as_nested_dict()["allocated_bytes"]["current"])
-        except (AttributeError, KeyError):
-            return None
+        return host_books("allocated_bytes", "current")
 
     def is_the_hosts(self) -> bool:
         return bool(getattr(torch.cuda.get_device_properties(self._device), "is_integrated", False))
@@ -236,6 +233,14 @@ class CpuMemory:
         return True
 
     def lock_block(self, num_bytes: int) -> Any:
+        return None
+
+
+def host_books(figure: str, kind: str) -> int | None:
+    """Of PyTorch's allocator of page-locked memory. None: it keeps no such book."""
+    try:
+        return int(torch.cuda.host_memory_stats_as_nested_dict()[figure][kind])
+    except (AttributeError, KeyError):
         return None
 
 

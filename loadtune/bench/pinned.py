@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from loadtune.bench.endless_loader import EndlessLoader
-from loadtune.bench.memory import DeviceMemory
+from loadtune.bench.memory import DeviceMemory, host_books
 from loadtune.host.memory import read_ram
 from loadtune.records import LoaderConfig
 
@@ -113,9 +113,5 @@ def _num_ready(loader: EndlessLoader) -> int:
 def page_lock_s(device: torch.device) -> float | None:
     """Seconds this process has spent on page-locking memory for pinned batches, calls that have ended. None: not on
     CUDA, or not told."""
-    if device.type != "cuda":
-        return None
-    try:
-        return float(torch.cuda.host_memory_stats_as_nested_dict()["host_alloc_time"]["total"]) / 1e6
-    except (AttributeError, KeyError):
-        return None
+    micros = host_books("host_alloc_time", "total") if device.type == "cuda" else None
+    return None if micros is None else micros / 1e6

@@ -154,18 +154,17 @@ def _restart_s(run: Run, loader: LoaderConfig) -> float | None:
 
 
 def _most_workers_in_memory(run: Run, facts: WorkloadFacts, loader: LoaderConfig) -> int:
-    """Up to the usable cores, those whose batches of this size the host has room for: at the start, when nothing was
-    locked for any, or now, as virtual machines grow."""
-    hosts = (run.found.host, run.host_now())
-    return max(sum(_fits(host, replace(loader, num_workers=n), facts) for n in _numbers(host)) for host in hosts)
+    """At the start, when nothing was locked for any, or now, as virtual machines grow."""
+    return max(_most_workers(host, facts, loader) for host in (run.found.host, run.host_now()))
 
 
-def _numbers(host: HostFacts) -> range:
-    return range(1, host.num_usable_cores + 1)
-
-
-def _fits(host: HostFacts, loader: LoaderConfig, facts: WorkloadFacts) -> bool:
-    return host_memory_refusal(loader, facts.sample_bytes, host) is None
+def _most_workers(host: HostFacts, facts: WorkloadFacts, loader: LoaderConfig) -> int:
+    """Up to the usable cores, those whose batches of this size the host has room for."""
+    fits = (
+        host_memory_refusal(replace(loader, num_workers=number), facts.sample_bytes, host) is None
+        for number in range(1, host.num_usable_cores + 1)
+    )
+    return sum(fits)
 
 
 def _num_memory_failures(run: Run, facts: WorkloadFacts, loader: LoaderConfig) -> int:

@@ -18,10 +18,7 @@ GAINED = "another process gave it back. Larger batches than these ceilings train
 
 def most_free(run: Run) -> int | None:
     """Free memory of the GPU, as much as any ceiling had: what others took since then counts as taken."""
-    free = free_bytes(run)
-    budgets = [
-        report.budget_bytes for ceiling in run.found.ceilings for report in ceiling.probes if report.budget_bytes
-    ]
+    free, budgets = free_bytes(run), _budgets(*run.found.ceilings)
     if free is None or not budgets or free > budgets[-1]:  # what the bench holds is in its budget and is not free
         return free
     return free + max(budgets) - budgets[-1]
@@ -33,7 +30,7 @@ def tell_crowded(run: Run) -> None:
         return
     most = _most_budget(run)
     for ceiling in run.found.ceilings:
-        missing = most - min((r.budget_bytes for r in ceiling.probes if r.budget_bytes is not None), default=most)
+        missing = most - min(_budgets(ceiling), default=most)
         if ceiling.limit == "memory" and missing > _worth_a_word(most):
             run.found.note(
                 f"While the ceiling of {ceiling.precision} was found, up to {bytes_text(missing)} less of the GPU's "
@@ -94,10 +91,13 @@ def _unused(ceiling: MemoryCeiling, known: int) -> int:
 
 
 def _most_budget(run: Run) -> int:
-    """That any size was tried under."""
-    own = [ceiling.budget_bytes for ceiling in run.found.ceilings]
-    tried = [report.budget_bytes for ceiling in run.found.ceilings for report in ceiling.probes]
-    return max((budget for budget in (*own, *tried) if budget is not None), default=0)
+    return max(_budgets(*run.found.ceilings), default=0)
+
+
+def _budgets(*ceilings: MemoryCeiling) -> list[int]:
+    """Under which sizes were tried, in that order."""
+    tried = (report.budget_bytes for ceiling in ceilings for report in ceiling.probes)
+    return [budget for budget in tried if budget is not None]
 
 
 def _worth_a_word(budget: int) -> float:

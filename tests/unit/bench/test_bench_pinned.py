@@ -70,6 +70,12 @@ def test_blocks_are_kept_beside_those_of_other_sizes_and_through_runs_that_pin_n
     assert freed_before(1 << 40, *asked) == [0] * 5
 
 
+def test_blocks_are_kept_for_batches_that_go_into_them() -> None:
+    """Whatever they take of the memory; one sample more goes into blocks of another size."""
+    largest = BLOCK_BYTES // SAMPLE_BYTES
+    assert freed_before(0, config(256), config(largest), config(largest + 1)) == [0, 0, 1]
+
+
 QUEUE = 6 * BLOCK_BYTES
 """Of two workers and 256 samples; of 512 twice that."""
 
