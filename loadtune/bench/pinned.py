@@ -23,6 +23,9 @@ _KEPT_SHARE = 0.15
 """Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
 workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
 
+_KEPT_SHARE_OF_ONE = 0.01
+"""The same where RAM and the device's memory are one, and every step would miss it: room for the run's own labels."""
+
 _AS_LONG_AGAIN = 2.0
 """Times as long as the first batch takes: what locking may take at the most. What is not locked by then is locked while
 the model trains, and those windows are left out: 128 images by 16 workers took 1.4 s more of it on an H200, and lost
@@ -53,7 +56,7 @@ class PinnedBlocks:
         needed = loader.num_pinned * wanted
         held, available = self._held_bytes(), self._available_bytes()
         useful = min(needed, self._booked.get(wanted, 0))
-        share = 0.0 if self._memory.is_the_hosts() else _KEPT_SHARE
+        share = _KEPT_SHARE_OF_ONE if self._memory.is_the_hosts() else _KEPT_SHARE
         if held - useful > share * (available + held) or (
             held > useful and needed - useful > _LOCKED_SHARE * available
         ):

@@ -127,11 +127,14 @@ def test_blocks_go_back_where_a_run_has_more_to_lock_than_they_leave() -> None:
     assert freed_before(2 * 34 * 4 * BLOCK_BYTES - 10, config(256), large) == [0, 1]
 
 
-def test_nothing_is_kept_where_the_devices_memory_is_the_hosts() -> None:
+@pytest.mark.parametrize("held", [None, QUEUE + QUEUE // 20])
+def test_no_other_sizes_are_kept_where_the_devices_memory_is_the_hosts(held: int | None) -> None:
+    """Of its own size all are, and the small blocks of its labels beside them: the first run's, found by the second."""
     memory, freed = CountingMemory(integrated=True), []
-    kept = blocks(memory)
+    kept = blocks(memory, 12 * QUEUE)
     for each in (config(256), config(256), config(pin_memory=False), config(pin_memory=False)):
         kept.keep_for(each, SAMPLE_BYTES)
+        memory.held = None if held is None else held if each.pin_memory else 0
         freed.append(memory.freed)
     assert freed == [0, 0, 1, 1]
 
