@@ -21,6 +21,9 @@ READ_SHARE = 0.01
 """Of a decoded sample's bytes, read from disk for each: encoded images are a tenth of it, a page cache that holds all
 leaves nothing."""
 
+STRAY_PER_S = 64 << 10
+"""Bytes/s read that no sample need be in: code that is paged in, a log. Sixteen pages: a disk that slow is broken."""
+
 NEARLY_FULL = 0.8
 """Of the workers there is room for: the next rung of the ladder, a fifth more, would not have fitted."""
 
@@ -179,7 +182,7 @@ def _is_not_told_apart(e: Evidence) -> bool:
 def _reads_from_disk(e: Evidence) -> bool:
     if not e.trained_per_s or e.disk_read_bytes_per_s is None or e.sample_bytes is None:
         return False
-    return e.disk_read_bytes_per_s / e.trained_per_s >= READ_SHARE * e.sample_bytes
+    return e.disk_read_bytes_per_s >= max(STRAY_PER_S, READ_SHARE * e.sample_bytes * e.trained_per_s)
 
 
 def _workers(e: Evidence) -> str:

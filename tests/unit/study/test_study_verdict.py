@@ -184,6 +184,7 @@ def test_steps_that_slow_down_are_said_with_and_without_a_cause() -> None:
     "nearly",
     [
         pytest.param({"worker_cores": 0.12, "disk_read_bytes_per_s": 2e6}, id="page-cache"),
+        pytest.param({"worker_cores": 0.12, "disk_read_bytes_per_s": 6e4, "sample_bytes": 776}, id="stray-reads"),
         pytest.param({"worker_cores": 0.95, "disk_read_bytes_per_s": 160e6}, id="busy-and-reading"),
         pytest.param({"disk_read_bytes_per_s": 160e6}, id="workers-cpu-not-read"),
         pytest.param({"slowest_worker_ratio": 1.3, "slowest_wait_fraction": 0.9}, id="alike-but-in-a-burst"),
