@@ -1,16 +1,15 @@
 """Train on real batches from a fresh DataLoader and stream windows until the controller has seen enough."""
 
 import math
-import statistics
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
 from loadtune.bench.pinned import PinnedBlocks, page_lock_s
-from loadtune.bench.prefetch_queue import Depth
+from loadtune.bench.stocks import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
 from loadtune.records import TrainingRun, TrialFailure, Window
@@ -24,15 +23,6 @@ class _Counts:
     steps: int = 0
     samples: int = 0
     wait_s: float = 0.0
-    depths: list[Depth] = field(default_factory=list)
-
-    @property
-    def mean_unpinned(self) -> float | None:
-        return _mean([depth.unpinned for depth in self.depths if depth.unpinned is not None])
-
-    @property
-    def mean_ready(self) -> float | None:
-        return _mean([depth.ready for depth in self.depths])
 
 
 def train_on_loader(
@@ -80,10 +70,8 @@ def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ..
 
 
 class _Edge(NamedTuple):
-    """What is read where one window ends and the next begins."""
+    """What is read of the trainer where one window ends and the next begins."""
 
-    at_s: float
-    ahead: float | None
     halvings: float
     page_lock_s: float | None
 
@@ -93,6 +81,7 @@ class TimedLoop:
 
     def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
+        self._queue = QueueWatch(loader)
         self.begin()
 
     def begin(self) -> None:
@@ -100,24 +89,22 @@ class TimedLoop:
         self._trainer.synchronize()
         self._marks = marks_for(self._trainer.device)
         self._edge = self._look()
+        self._queue.begin()
 
     def _look(self) -> _Edge:
-        trainer = self._trainer
-        return _Edge(time.monotonic(), self._loader.num_ahead(), trainer.num_halvings(), page_lock_s(trainer.device))
+        return _Edge(self._trainer.num_halvings(), page_lock_s(self._trainer.device))
 
     def window(self, rule: WindowRule) -> Window | None:
         """Train until the rule ends the window. None: the controller has seen enough."""
         counts = _Counts()
-        while not rule.ends(time.monotonic() - self._edge.at_s, counts.steps):
+        while not rule.ends(time.monotonic() - self._queue.at_s, counts.steps):
             if self._line.stop_asked():
                 return None
             self._train_step(counts)
         return self._finish(counts)
 
     def _train_step(self, counts: _Counts) -> None:
-        depth = self._loader.depth()
-        if depth is not None:
-            counts.depths.append(depth)
+        self._queue.step()
         asked = time.monotonic()
         batch = self._loader.next_batch()
         waited = time.monotonic() - asked
@@ -131,24 +118,23 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
+        start_s = self._queue.at_s
+        seconds, stocks = self._queue.cut(counts.steps)
         begun, ended = self._edge, self._look()
         self._edge = ended
         parts = self._marks.cut()
         return Window(
-            start_s=begun.at_s,
-            seconds=ended.at_s - begun.at_s,
+            start_s=start_s,
+            seconds=seconds,
             num_steps=counts.steps,
             num_samples=counts.samples,
             wait_s=counts.wait_s,
-            queue_start=begun.ahead,
-            queue_end=ended.ahead,
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,
             idle_s=parts.idle_s,
             num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps),
-            unpinned=counts.mean_unpinned,
-            ready=counts.mean_ready,
             page_lock_s=_between(begun.page_lock_s, ended.page_lock_s),
+            **stocks._asdict(),
         )
 
 
@@ -163,10 +149,6 @@ def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
 
 def _between(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
-
-
-def _mean(counts: list[int]) -> float | None:
-    return statistics.fmean(counts) if counts else None
 
 
 def _skipped(before: float, after: float, num_steps: int) -> int:

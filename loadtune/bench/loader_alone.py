@@ -4,6 +4,7 @@ import time
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
+from loadtune.bench.stocks import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderPoint, Window
 
@@ -38,27 +39,23 @@ def _skip_first_round(loader: EndlessLoader, until_s: float, line: Line) -> None
 
 def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line) -> tuple[Window, ...]:
     windows: list[Window] = []
-    begun = start = time.monotonic()
-    ahead = loader.num_ahead()
+    queue = QueueWatch(loader)
+    begun = queue.at_s
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
     enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
-    while len(windows) < _MIN_WINDOWS or start - begun < enough:
-        steps = samples = 0
-        while not rule.ends(time.monotonic() - start, steps):
-            samples += len(loader.next_batch()[0])
-            steps += 1
-            line.pulse()
-        end, ahead_then = time.monotonic(), loader.num_ahead()
-        windows.append(
-            Window(
-                start_s=start,
-                seconds=end - start,
-                num_steps=steps,
-                num_samples=samples,
-                wait_s=end - start,
-                queue_start=ahead,
-                queue_end=ahead_then,
-            )
-        )
-        start, ahead = end, ahead_then
+    while len(windows) < _MIN_WINDOWS or queue.at_s - begun < enough:
+        windows.append(_window(loader, rule, queue, line))
     return tuple(windows)
+
+
+def _window(loader: EndlessLoader, rule: WindowRule, queue: QueueWatch, line: Line) -> Window:
+    start_s, steps, samples = queue.at_s, 0, 0
+    while not rule.ends(time.monotonic() - start_s, steps):
+        queue.step()
+        samples += len(loader.next_batch()[0])
+        steps += 1
+        line.pulse()
+    seconds, stocks = queue.cut(steps)
+    return Window(
+        start_s=start_s, seconds=seconds, num_steps=steps, num_samples=samples, wait_s=seconds, **stocks._asdict()
+    )

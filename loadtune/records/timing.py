@@ -75,6 +75,11 @@ class Window:
     steps. None: nothing is pinned by a thread."""
     ready: float | None = None
     """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
+    num_pinned: int | None = None
+    """Batches that the pinning thread pinned in this window, the one it is at neither way. None: as for `unpinned`."""
+    least_unpinned: int | None = None
+    """The fewest that stood before the pinning thread when a step asked for its batch, likewise. Above 0 it never had
+    to wait for a worker: `num_pinned` is all it can do."""
     page_lock_s: float | None = None
     """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
     it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
@@ -93,9 +98,10 @@ class Window:
 def delivered_samples(windows: Sequence[Window]) -> float:
     """What these windows would have trained on had each begun and ended with as much made ahead: the long run.
 
-    The lesser of two figures. What the workers made: batches that came out of a queue that ran down are no throughput.
-    And what the steps alone would have taken: where they hardly waited they are the slower side, and a queue that
-    filled up meanwhile is no credit.
+    The least of three figures. What the workers made: batches that came out of a queue that ran down are no throughput.
+    What the pinning thread pinned, where it never waited for a worker: batches that pile up before it are none either,
+    nor are those that it had pinned before. And what the steps alone would have taken: where they hardly waited they
+    are the slower side, and a queue that filled up meanwhile is no credit.
     """
     consumed = float(sum(w.num_samples for w in windows))
     steps = sum(w.num_steps for w in windows)
@@ -105,7 +111,13 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     made = consumed * (1 + math.fsum(grown) / steps)
     seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
     taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
-    return max(0.0, min(made, taken))
+    return max(0.0, min(made, taken, _pinned_samples(windows, consumed / steps)))
+
+
+def _pinned_samples(windows: Sequence[Window], samples_a_step: float) -> float:
+    """What the pinning thread handed on. Infinite where it rested, or was not watched: then it says nothing."""
+    pinned = [w.num_pinned for w in windows if w.num_pinned is not None and (w.least_unpinned or 0) > 0]
+    return samples_a_step * sum(pinned) if len(pinned) == len(windows) else math.inf
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:

@@ -70,6 +70,35 @@ def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
     assert delivered_samples([ten_batches(wait_s, ahead)]) == pytest.approx(samples)
 
 
+@pytest.mark.parametrize(
+    ("least_unpinned", "num_pinned", "samples"),
+    [
+        (3, 7, 7.0),  # the other three were pinned before
+        (3, 12, 10.0),  # the steps never waited: they are the slower side
+        (0, 7, 10.0),  # it waited for workers: the queue's own count is the better one
+        (None, None, 10.0),
+    ],
+)
+def test_a_pinning_thread_that_never_rests_is_the_rate(
+    least_unpinned: int | None, num_pinned: int | None, samples: float
+) -> None:
+    window = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=least_unpinned, num_pinned=num_pinned)
+    assert delivered_samples([window]) == pytest.approx(samples)
+
+
+def test_batches_that_pile_up_before_the_pinning_thread_are_no_rate() -> None:
+    """Steps that waited most of the time, beside workers that made five more than were pinned."""
+    window = replace(ten_batches(9.0, (3.0, 8.0)), least_unpinned=2, num_pinned=9)
+    assert delivered_samples([window]) == pytest.approx(9.0)
+    assert delivered_samples([replace(window, least_unpinned=0)]) == pytest.approx(15.0)
+
+
+def test_a_pinning_thread_that_rested_in_one_window_is_not_judged_by_the_others() -> None:
+    busy = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=3, num_pinned=7)
+    assert delivered_samples([busy, busy]) == pytest.approx(14.0)
+    assert delivered_samples([busy, replace(busy, least_unpinned=0)]) == pytest.approx(20.0)
+
+
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:
     window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=1.0)
     assert delivered_samples([window]) == 16

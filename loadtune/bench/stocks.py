@@ -1,0 +1,84 @@
+"""What stands where in a loader's queue, over one window after another."""
+
+import statistics
+import time
+from typing import NamedTuple, Protocol
+
+from loadtune.bench.prefetch_queue import Depth
+
+
+class Queued(Protocol):
+    """A loader that tells of its queue: `EndlessLoader`."""
+
+    def depth(self) -> Depth | None: ...
+
+    def num_ahead(self) -> float | None: ...
+
+
+class Stocks(NamedTuple):
+    """The fields of a `Window` that tell of the queue."""
+
+    queue_start: float | None
+    queue_end: float | None
+    unpinned: float | None
+    ready: float | None
+    num_pinned: int | None
+    least_unpinned: int | None
+
+
+class _Edge(NamedTuple):
+    """What is read where one window ends and the next begins."""
+
+    at_s: float
+    ahead: float | None
+    depth: Depth | None
+
+
+class QueueWatch:
+    """Looks at a loader's queue as its windows begin, before each of their steps, and as they end."""
+
+    def __init__(self, loader: Queued) -> None:
+        self._loader = loader
+        self.begin()
+
+    def begin(self) -> None:
+        """The next window begins here."""
+        self._begin(self._look())
+
+    @property
+    def at_s(self) -> float:
+        """When the window began."""
+        return self._edge.at_s
+
+    def step(self) -> None:
+        """A batch is about to be asked for; a few microseconds."""
+        depth = self._loader.depth()
+        if depth is not None:
+            self._depths.append(depth)
+
+    def cut(self, num_steps: int) -> tuple[float, Stocks]:
+        """The window ends here, after so many steps, and the next begins: seconds, and what stood where."""
+        begun, ended = self._edge, self._look()
+        unpinned = [depth.unpinned for depth in self._depths if depth.unpinned is not None]
+        ready = [depth.ready for depth in self._depths]
+        stocks = Stocks(
+            queue_start=begun.ahead,
+            queue_end=ended.ahead,
+            unpinned=statistics.fmean(unpinned) if unpinned else None,
+            ready=statistics.fmean(ready) if ready else None,
+            num_pinned=_num_pinned(begun.depth, ended.depth, num_steps) if unpinned else None,
+            least_unpinned=min(unpinned, default=None),
+        )
+        self._begin(ended)
+        return ended.at_s - begun.at_s, stocks
+
+    def _begin(self, edge: _Edge) -> None:
+        self._edge = edge
+        self._depths: list[Depth] = []
+
+    def _look(self) -> _Edge:
+        return _Edge(time.monotonic(), self._loader.num_ahead(), self._loader.depth())
+
+
+def _num_pinned(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
+    return None if begun is None or ended is None else num_steps + ended.ready - begun.ready

@@ -1,0 +1,157 @@
+"""A pinning thread that cannot keep up: a short run tells what a long one trains, not what was pinned before."""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from loadtune.bench.loader import TimedLoop
+from loadtune.bench.loader_alone import time_loader_alone
+from loadtune.bench.prefetch_queue import Depth
+from loadtune.bench.stocks import QueueWatch
+from loadtune.bench.windows import WindowRule
+from loadtune.records import LoaderConfig, samples_per_s
+
+MAKE_S, PIN_S, STEP_S = 0.002, 0.02, 0.01
+LINE: Any = SimpleNamespace(enter=lambda phase: None, stop_asked=lambda: False, pulse=lambda: None)
+
+
+class PinningLoader:
+    """Stands for an `EndlessLoader`: one thread makes batches, one pins them; so many may wait."""
+
+    num_workers = 1
+    config = LoaderConfig(batch_size=1, num_workers=1, pin_memory=True, prefetch_factor=24)
+
+    def __init__(self, most: int) -> None:
+        self._made: queue.Queue[int] = queue.Queue()
+        self._pinned: queue.Queue[int] = queue.Queue()
+        self._places = threading.Semaphore(most)
+        self._ended = threading.Event()
+        self._num_made = self._num_handed_out = 0
+        self._threads = [threading.Thread(target=work) for work in (self._make, self._pin)]
+        for thread in self._threads:
+            thread.start()
+
+    def _make(self) -> None:
+        while not self._ended.is_set():
+            if self._places.acquire(timeout=0.1):
+                time.sleep(MAKE_S)
+                self._num_made += 1
+                self._made.put(0)
+
+    def _pin(self) -> None:
+        while not self._ended.is_set():
+            try:
+                batch = self._made.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            time.sleep(PIN_S)
+            self._pinned.put(batch)
+
+    def next_batch(self) -> list[torch.Tensor]:
+        self._pinned.get(timeout=10)
+        self._num_handed_out += 1
+        self._places.release()
+        return [torch.zeros(1)]
+
+    def depth(self) -> Depth:
+        return Depth(unpinned=self._made.qsize(), ready=self._pinned.qsize())
+
+    def num_ahead(self) -> float:
+        return self._num_made - self._num_handed_out
+
+    def waited(self, seconds: float) -> None: ...
+
+    def close(self) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+
+class StepsOnly:
+    """Stands for a `Trainer`."""
+
+    device = torch.device("cpu")
+
+    def to_device(self, batch: Any) -> Any:
+        return batch
+
+    def step(self, batch: Any) -> None:
+        time.sleep(STEP_S)
+
+    def synchronize(self) -> None: ...
+
+    def num_halvings(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def make_loader() -> Iterator[Callable[[int], Any]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda most: stack.enter_context(contextlib.closing(PinningLoader(most)))
+
+
+def test_batches_that_were_pinned_before_are_no_throughput(make_loader: Callable[[int], Any]) -> None:
+    """The queue stays full, so that the workers seem to keep up, and the steps hardly wait."""
+    loader = make_loader(24)
+    while loader.depth().ready < 24:
+        time.sleep(PIN_S)
+    trainer: Any = StepsOnly()
+    loop, rule = TimedLoop(trainer, loader, LINE), WindowRule(0.1, 1)
+    first = loop.window(rule)
+    told = [window for window in (loop.window(rule), loop.window(rule)) if window is not None]
+    while loader.depth().ready:
+        trainer.step(loader.next_batch())
+    later = [window for window in (TimedLoop(trainer, loader, LINE).window(rule) for _ in range(3)) if window]
+    trained = sum(w.num_samples for w in later) / sum(w.seconds for w in later)
+    assert first is not None
+    assert first.least_unpinned == 0, "the thread had pinned all there was"
+    assert all((window.least_unpinned or 0) > 0 for window in told)
+    assert sum(w.num_samples for w in told) / sum(w.seconds for w in told) > 1.5 * trained
+    assert samples_per_s(told) == pytest.approx(trained, rel=0.2)
+
+
+def test_batches_that_pile_up_before_the_pinning_thread_are_no_throughput(make_loader: Callable[[int], Any]) -> None:
+    point = time_loader_alone(make_loader(1000), 0.4, LINE)
+    consumed = sum(w.num_samples for w in point.windows) / sum(w.seconds for w in point.windows)
+    assert (point.windows[0].queue_end or 0.0) > (point.windows[0].queue_start or 0.0) + 2
+    assert samples_per_s(point.windows) == pytest.approx(consumed, rel=0.15)
+
+
+class Told:
+    """A loader whose queue is told: one depth at each look."""
+
+    def __init__(self, *depths: Depth | None) -> None:
+        self._depths = iter(depths)
+
+    def depth(self) -> Depth | None:
+        return next(self._depths)
+
+    def num_ahead(self) -> float | None:
+        return None
+
+
+def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None:
+    watch = QueueWatch(Told(Depth(3, 5), Depth(4, 5), Depth(2, 6), Depth(2, 9), Depth(1, 9), Depth(0, 9)))
+    for _ in range(2):
+        watch.step()
+    _, stocks = watch.cut(2)
+    assert (stocks.num_pinned, stocks.least_unpinned) == (6, 2)
+    assert (stocks.unpinned, stocks.ready) == (3.0, 5.5)
+    watch.step()
+    _, stocks = watch.cut(1)
+    assert (stocks.num_pinned, stocks.least_unpinned) == (1, 1), "the look at one's end is the next one's first"
+
+
+@pytest.mark.parametrize("depth", [None, Depth(None, 3)])
+def test_without_a_pinning_thread_nothing_is_told_of_it(depth: Depth | None) -> None:
+    watch = QueueWatch(Told(depth, depth, depth))
+    watch.step()
+    _, stocks = watch.cut(1)
+    assert (stocks.unpinned, stocks.num_pinned, stocks.least_unpinned) == (None, None, None)
