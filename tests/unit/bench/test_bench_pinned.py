@@ -208,6 +208,25 @@ def test_what_the_pinning_thread_took_for_itself_is_locked_already() -> None:
     assert lock(memory, eight, made_after=10, ready=pinned_by) == ([BLOCK_BYTES] * 14, 4.0)
 
 
+@pytest.mark.parametrize(("waiting", "num_locked"), [(0, 4), (3, 4), (7, 7), (18, 18)])
+def test_batches_that_are_made_have_their_blocks_before_the_model_trains(waiting: int, num_locked: int) -> None:
+    """The pinning thread would lock them at once, beside the first steps. Time for two more was up at four."""
+    eight = config(num_workers=8)
+    made = lock(CountingMemory(), eight, made_after=2, ready=lambda locked: Depth(unpinned=waiting, ready=0))[0]
+    assert len(made) == num_locked
+
+
+def test_blocks_that_the_pinning_thread_took_need_not_be_there_twice() -> None:
+    """It takes one for each that is locked here, so that of 18 batches 9 are left to be pinned with these."""
+    half = lock(
+        CountingMemory(),
+        config(num_workers=8),
+        made_after=2,
+        ready=lambda locked: Depth(unpinned=18 - locked, ready=locked),
+    )[0]
+    assert len(half) == 9
+
+
 def test_a_bench_that_locks_on_behind_its_first_batch_is_alive() -> None:
     """Before it, whoever listens has to know that none came."""
     memory = CountingMemory()

@@ -1,0 +1,213 @@
+"""What a trial of a few seconds tells, beside what a plain training loop reads over tens of seconds right after it.
+
+    python benchmarks/claims.py [--batch-size 256] [--workers 16] [--precisions fp16 bf16] [--unpinned] [--rounds 4]
+                                [--timed-s 20] [--within-s S] [--note FILE] [--quick]
+
+ResNet-50 on FakeData, as `peers.py` has it. A trial is timed as a run times it, in a bench of its own that is gone
+before the loop begins; the loop (`peers_loop.py`) is a fresh process and shares no line with the bench. Which of the
+two comes first changes from round to round. ``told ÷ loop`` is the geometric mean over the rounds with its 95%
+interval: above 1 the trial promises more than training keeps. Beside it the same trials as a clock judges them that
+does not know of the pinning thread, and by nothing but what was trained on.
+
+--quick rehearses on a CPU with a tiny model, where it says nothing: FakeData seeds PyTorch for each sample, which has
+CUDA and XPU format the stack where they do not run, and the bench's is two calls deeper.
+"""
+
+import argparse
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from memory_grid import FAKE, SMOKE_FAKE
+from memory_pool import end_all
+from memory_probe import make_slots
+from page_locking import host_line, start_anew, trained
+from peers_records import Timing
+from peers_tools import Setup, answer_of, time_answer
+from regret_workloads import spec_of
+from scipy.stats import t
+
+from loadtune.bench import BenchClient
+from loadtune.host import MonotonicClock, Sampler, read_host
+from loadtune.records import (
+    Device,
+    HostFacts,
+    LoaderConfig,
+    Measurement,
+    Precision,
+    Recipe,
+    TrialConfig,
+    WorkloadSpec,
+    samples_per_s,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One trial and one timing of the loop."""
+
+    config: TrialConfig
+    trial: Measurement
+    loop: Timing
+
+    @property
+    def told(self) -> float:
+        return self.trial.samples_per_s
+
+    @property
+    def unaware(self) -> float:
+        """Not knowing of the pinning thread."""
+        return samples_per_s([replace(window, num_pinned=None) for window in self.trial.windows])
+
+    @property
+    def consumed(self) -> float:
+        windows = self.trial.windows
+        return sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
+
+    @property
+    def read(self) -> float:
+        return self.loop.samples_per_s or math.nan
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--precisions", nargs="+", choices=("fp32", "fp16", "bf16"), default=["fp16", "bf16"])
+    parser.add_argument("--unpinned", action="store_true")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--timed-s", type=float, default=20.0, help="of one timing of the loop at the least")
+    parser.add_argument("--within-s", type=float, default=math.inf, help="begin no pair after that")
+    parser.add_argument("--note", type=Path)
+    parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
+    return parser.parse_args()
+
+
+def configs_of(given: argparse.Namespace) -> list[TrialConfig]:
+    loader = LoaderConfig(batch_size=given.batch_size, num_workers=given.workers, pin_memory=not given.unpinned)
+    return [TrialConfig(loader=loader, recipe=recipe_of(precision)) for precision in given.precisions]
+
+
+def recipe_of(precision: Precision) -> Recipe:
+    return Recipe(precision=precision, memory_format="channels_last")
+
+
+def spec_for(given: argparse.Namespace) -> WorkloadSpec:
+    spec = spec_of("fake-resnet50", small=False, folder=None)
+    if given.quick:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as the loop's rehearsal has it
+        spec = replace(spec, model=f"memory_cells:{SMOKE_FAKE.model}", image_size=32, num_classes=5)
+    return spec
+
+
+def trial_of(spec: WorkloadSpec, host: HostFacts, device: Device, config: TrialConfig) -> Measurement:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
+        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sampler,
+    ):
+        start_anew(bench, config)
+        return trained(bench, sampler, config)[0]
+
+
+def measure(given: argparse.Namespace, trial: Callable[[TrialConfig], Measurement], setup: Setup) -> list[Pair]:
+    clock, pairs = MonotonicClock(), list[Pair]()
+    until = clock.now() + given.within_s
+    for number in range(given.rounds):
+        for config in configs_of(given)[:: -1 if number % 2 else 1]:
+            if clock.now() > until:
+                return pairs
+            if number % 2:
+                loop, told = time_answer(setup, answer_of(config)), trial(config)
+            else:
+                told, loop = trial(config), time_answer(setup, answer_of(config))
+            if loop.samples_per_s is None:
+                raise SystemExit(f"the loop ended with {loop.error}")
+            pairs.append(Pair(config, told, loop))
+            print(f"{config.precision}: told {pairs[-1].told:,.0f}, the loop reads {pairs[-1].read:,.0f}", flush=True)
+    return pairs
+
+
+def ratio_text(ratios: Sequence[float]) -> str:
+    logs = [math.log(ratio) for ratio in ratios]
+    mean = statistics.fmean(logs)
+    if len(logs) < 2:
+        return f"{math.exp(mean):.2f}"
+    half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
+
+
+def table(pairs: Sequence[Pair]) -> str:
+    head = "| configuration | pairs | told | loop | told ÷ loop | not knowing of pinning ÷ loop | trained on ÷ loop |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for config in dict.fromkeys(pair.config for pair in pairs):
+        own = [pair for pair in pairs if pair.config == config]
+        ratios = [[way / pair.read for pair, way in zip(own, ways, strict=True)] for ways in _ways(own)]
+        told, read = (statistics.fmean(rates) for rates in ([p.told for p in own], [p.read for p in own]))
+        cells = [name_of(config), str(len(own)), f"{told:,.0f}", f"{read:,.0f}", *map(ratio_text, ratios)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _ways(pairs: Sequence[Pair]) -> list[list[float]]:
+    return [[p.told for p in pairs], [p.unaware for p in pairs], [p.consumed for p in pairs]]
+
+
+def each(pairs: Sequence[Pair]) -> str:
+    head = "| configuration | told | not knowing of pinning | trained on | least unpinned | loop | its halves |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for pair in pairs:
+        least = [window.least_unpinned for window in pair.trial.windows]
+        cells = [name_of(pair.config), *(f"{rate:,.0f}" for rate in (pair.told, pair.unaware, pair.consumed))]
+        cells += [", ".join("–" if n is None else str(n) for n in least), f"{pair.read:,.0f}"]
+        cells += ["–" if pair.loop.drift is None else f"{pair.loop.drift:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def name_of(config: TrialConfig) -> str:
+    loader = config.loader
+    pinned = "pinned" if loader.pin_memory else "not pinned"
+    return f"{config.batch_size} by {loader.num_workers}, {pinned}, {config.precision}"
+
+
+def note(given: argparse.Namespace, host: HostFacts, device: Device, pairs: Sequence[Pair]) -> str:
+    title = f"# What trials tell beside a plain loop on {device.name}, {datetime.now(UTC):%Y-%m-%d}"
+    command = f"--batch-size {given.batch_size} --workers {given.workers} --precisions {' '.join(given.precisions)}"
+    command += f"{' --unpinned' if given.unpinned else ''} --rounds {given.rounds} --timed-s {given.timed_s:g}"
+    command = f"Command: `python benchmarks/claims.py {command}{' --quick' if given.quick else ''}`."
+    return "\n\n".join([title, host_line(host), command, table(pairs), each(pairs)]) + "\n"
+
+
+def main() -> None:
+    given = arguments()
+    host = read_host()
+    with tempfile.TemporaryDirectory() as logs:
+        (slot,) = make_slots(("cpu",) if given.quick else None, host, Path(logs))
+        setup = Setup(
+            slot=slot,
+            cell=SMOKE_FAKE if given.quick else FAKE,
+            quick=given.quick,
+            num_cores=host.num_usable_cores,
+            limit_s=300.0,
+            pypi=None,
+            timed_s=given.timed_s,
+            max_s=max(60.0, given.timed_s),
+        )
+        spec = spec_for(given)
+        try:
+            pairs = measure(given, lambda config: trial_of(spec, host, slot.device, config), setup)
+        finally:
+            end_all()
+    print(table(pairs), each(pairs), sep="\n\n")
+    if given.note:
+        given.note.write_text(note(given, host, slot.device, pairs))
+
+
+if __name__ == "__main__":
+    main()
