@@ -141,11 +141,11 @@ def pinning(e: Evidence) -> Hindrance | None:
     gain = e.gain_without("pinning")
     if e.pinning_stretches and not e.waits:
         figures = (
-            f"Most likely: beside the pinning thread, which uses {cores_text(e.pin_thread_cores)} core, a step takes "
-            f"the device {e.stretch:.1f} times as long as alone, where it reaches {rate_text(e.compute_per_s)}."
+            f"Most likely: beside the pinning thread ({cores_text(e.pin_thread_cores)} core) steps take "
+            f"{e.stretch:.1f} times as long as alone."
         )
         if e.waits_each_step:
-            figures += " With a GradScaler each step waits for the device, so late launches show."
+            figures += " GradScaler waits for each step, so late launches show."
         return named("pinning", figures, gain)
     if e.pin_thread_per_s is None:
         core = "" if e.pin_thread_cores is None else f" uses {cores_text(e.pin_thread_cores)} core and"

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from loadtune.records import GpuFacts, GpuProcess, Verdict
+from loadtune.records import GpuFacts, GpuProcess, Hindrance, Verdict
 from loadtune.report.view import banner
 from loadtune.report.wording import held_text, others_text, verdict_lines
 from loadtune.testing import GIB, fake_host
@@ -58,11 +58,20 @@ def test_the_banner_says_who_holds_a_gpu() -> None:
     assert not any(name == "" for name, _ in banner(fake_host()).rows)
 
 
+def test_what_else_holds_it_back_is_said_where_it_fits() -> None:
+    copies = Hindrance(bound_by="transfer", evidence="", gain_at_most=1.33)
+    brief, long = (Verdict(bound_by="pinning", evidence="x" * n, advice="", also=(copies,)) for n in (100, 110))
+    assert verdict_lines(brief)[1] == f"{brief.evidence} Also: the copies to the device (1.33×)."
+    assert verdict_lines(long)[1] == long.evidence
+
+
 @pytest.mark.parametrize(
     ("bound_by", "gain", "said"),
     [
         ("compute", 33.4, "Bound by the device's own compute: the rest keeps up to 33×. AU 98%."),
+        ("compute", 33400.0, "Bound by the device's own compute: the rest keeps up to 1,000×. AU 98%."),
         ("transfer", 1.23, "Bound by the copies to the device: at most 1.23× to gain. AU 98%."),
+        ("unclear", 4e9, "Bound by nothing that these figures show: more than 1,000× to gain. AU 98%."),
     ],
 )
 def test_what_there_is_to_gain_is_what_a_user_can_have(bound_by, gain, said):

@@ -126,7 +126,7 @@ def test_what_is_made_in_turn_is_not_uneven() -> None:
 
 def test_a_wait_in_each_step_is_said_where_launches_come_late() -> None:
     waiting, not_waiting = (judge(replace(STRETCHED, waits_each_step=waits)) for waits in (True, False))
-    said = " With a GradScaler each step waits for the device, so late launches show."
+    said = " GradScaler waits for each step, so late launches show."
     assert waiting.evidence == not_waiting.evidence + said
 
 
