@@ -1,13 +1,14 @@
-"""What a trial of a few seconds tells, beside what a plain training loop reads over tens of seconds right after it.
+"""What a trial of a few seconds tells, beside what a plain training loop reads over tens of seconds.
 
     python benchmarks/claims.py [--batch-size 256] [--workers 16] [--precisions fp16 bf16] [--unpinned] [--rounds 4]
                                 [--timed-s 20] [--within-s S] [--note FILE] [--quick]
 
-ResNet-50 on FakeData, as `peers.py` has it. A trial is timed as a run times it, in a bench of its own that is gone
-before the loop begins; the loop (`peers_loop.py`) is a fresh process and shares no line with the bench. Which of the
-two comes first changes from round to round. ``told ÷ loop`` is the geometric mean over the rounds with its 95%
-interval: above 1 the trial promises more than training keeps. Beside it the same trials as a clock judges them that
-does not know of the pinning thread, and by nothing but what was trained on.
+ResNet-50 on FakeData, as `peers.py` has it. A trial is timed as a run times it, in a bench of its own; the loop
+(`peers_loop.py`) is a fresh process and shares no line with it. One is gone before the other begins, and which of the
+two comes first changes from round to round. Rates are means over the rounds. ``told ÷ loop`` is their geometric mean
+with its 95% interval: above 1 the trial promises more than training keeps. Beside it the same trials as a clock judges
+them that does not know of the pinning thread, and by nothing but what was trained on. ``least unpinned`` has for each
+window the fewest batches that stood before that thread, ``its halves`` the loop's first half ÷ its second.
 
 --quick rehearses on a CPU with a tiny model, where it says nothing: FakeData seeds PyTorch for each sample, which has
 CUDA and XPU format the stack where they do not run, and the bench's is two calls deeper.
@@ -127,7 +128,8 @@ def measure(given: argparse.Namespace, trial: Callable[[TrialConfig], Measuremen
             else:
                 told, loop = trial(config), time_answer(setup, answer_of(config))
             if loop.samples_per_s is None:
-                raise SystemExit(f"the loop ended with {loop.error}")
+                print(f"the loop ended with {loop.error}", flush=True)
+                continue
             pairs.append(Pair(config, told, loop))
             print(f"{config.precision}: told {pairs[-1].told:,.0f}, the loop reads {pairs[-1].read:,.0f}", flush=True)
     return pairs
@@ -180,6 +182,7 @@ def note(given: argparse.Namespace, host: HostFacts, device: Device, pairs: Sequ
     title = f"# What trials tell beside a plain loop on {device.name}, {datetime.now(UTC):%Y-%m-%d}"
     command = f"--batch-size {given.batch_size} --workers {given.workers} --precisions {' '.join(given.precisions)}"
     command += f"{' --unpinned' if given.unpinned else ''} --rounds {given.rounds} --timed-s {given.timed_s:g}"
+    command += f" --within-s {given.within_s:g}" if math.isfinite(given.within_s) else ""
     command = f"Command: `python benchmarks/claims.py {command}{' --quick' if given.quick else ''}`."
     return "\n\n".join([title, host_line(host), command, table(pairs), each(pairs)]) + "\n"
 

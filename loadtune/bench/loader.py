@@ -81,7 +81,6 @@ class TimedLoop:
 
     def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
-        self._queue = QueueWatch(loader)
         self.begin()
 
     def begin(self) -> None:
@@ -89,7 +88,7 @@ class TimedLoop:
         self._trainer.synchronize()
         self._marks = marks_for(self._trainer.device)
         self._edge = self._look()
-        self._queue.begin()
+        self._queue = QueueWatch(self._loader)
 
     def _look(self) -> _Edge:
         return _Edge(self._trainer.num_halvings(), page_lock_s(self._trainer.device))

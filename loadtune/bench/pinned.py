@@ -27,10 +27,13 @@ _KEPT_SHARE_OF_ONE = 0.01
 """The same where RAM and the device's memory are one, and every step would miss it: room for the run's own labels."""
 
 _AS_LONG_AGAIN = 2.0
-"""Times as long as the first batch takes: what locking may take at the most, unless batches wait for a block. What is
-not locked by then is locked while the model trains, and those windows are left out: 128 images by 16 workers took 1.4 s
-more of it on an H200, and lost twice as much to them. Where 256 MiB took 0.2 s, a run of 256 images by 16 workers spent
-all of its windows on it."""
+"""Times as long as the first batch takes: how long blocks are locked for batches to come. What is not locked by then is
+locked while the model trains, and those windows are left out: 128 images by 16 workers took 1.4 s more of it on an
+H200, and lost twice as much to them."""
+
+_MOST_WAITING_S = 10.0
+"""Since the workers were asked for: how long blocks are locked for batches that are there and wait for one. Left to the
+windows where 256 MiB took 0.2 s, 256 images by 16 workers locked through 16 windows of 17."""
 
 
 class PinnedBlocks:
@@ -79,10 +82,10 @@ class PinnedBlocks:
         self._booked.clear()
 
     def lock_ahead(self, loader: EndlessLoader, started: float, pulse: Callable[[], None]) -> float:
-        """Lock the blocks of the loader they are kept for, as many as go until a worker has made a batch, then for as
-        long again, and one for each batch that is made by then: the thread would lock it at once. `started` is when its
-        workers were asked for; answers the seconds since the first batch was there, in which `pulse` says that nothing
-        hangs.
+        """Lock the blocks of the loader they are kept for: as many as go until a worker has made a batch, then for as
+        long again, and from there on while more batches wait for a block than there are, since the thread would lock
+        theirs at once. `started` is when the workers were asked for; answers the seconds since the first batch was
+        there, in which `pulse` says that nothing hangs.
 
         Nothing else is done meanwhile, but the pinning thread begins: blocks that it took beside those locked here are
         there already. Blocks that were kept cost nothing.
@@ -96,8 +99,7 @@ class PinnedBlocks:
             if made is None and loader.any_made():
                 made = self._clock()
             if made is not None:
-                is_time_up = self._clock() - started >= _AS_LONG_AGAIN * (made - started)
-                if is_time_up and _num_unpinned(loader) <= len(blocks):
+                if self._is_enough(loader, len(blocks), started, made):
                     break
                 pulse()
             block = self._memory.lock_block(self._block_bytes)
@@ -108,6 +110,12 @@ class PinnedBlocks:
                 break
             blocks.append(block)
         return 0.0 if made is None else self._clock() - made
+
+    def _is_enough(self, loader: EndlessLoader, num_blocks: int, started: float, made: float) -> bool:
+        """`made`: when the first batch was there."""
+        spent = self._clock() - started
+        none_waits = _num_unpinned(loader) <= num_blocks
+        return spent >= _AS_LONG_AGAIN * (made - started) and (none_waits or spent >= _MOST_WAITING_S)
 
 
 def _num_ready(loader: EndlessLoader) -> int:

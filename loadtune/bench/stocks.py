@@ -35,14 +35,13 @@ class _Edge(NamedTuple):
 
 
 class QueueWatch:
-    """Looks at a loader's queue as its windows begin, before each of their steps, and as they end."""
+    """Looks at a loader's queue as its windows begin, before each of their steps, and as they end.
+
+    The first window begins as this is made.
+    """
 
     def __init__(self, loader: Queued) -> None:
         self._loader = loader
-        self.begin()
-
-    def begin(self) -> None:
-        """The next window begins here."""
         self._begin(self._look())
 
     @property

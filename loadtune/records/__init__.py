@@ -67,13 +67,10 @@ from loadtune.records.timing import (
     RecipeChoice,
     TrainingRun,
     TrialFailure,
-    Window,
     WorkerShare,
-    delivered_samples,
-    half_width_fraction,
-    samples_per_s,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
+from loadtune.records.window import Window, delivered_samples, half_width_fraction, pinning_never_rests, samples_per_s
 from loadtune.records.workload import (
     LiveObjects,
     OptimizerName,
@@ -169,5 +166,6 @@ __all__ = [
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
+    "pinning_never_rests",
     "samples_per_s",
 ]

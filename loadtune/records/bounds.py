@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from loadtune.records.configs import LoaderConfig
-from loadtune.records.timing import Window, samples_per_s
+from loadtune.records.window import Window, samples_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,14 @@
-"""What was timed: windows of steps, what the machine did meanwhile, and how a trial can end otherwise.
-
-Raw windows are kept; statistics are derived from them. A window ends at a device synchronisation, so its wall seconds
-are the seconds its steps took. Windows abut: nothing between two of them goes unmeasured.
-"""
+"""What was timed, what the machine did meanwhile, and how a trial can end otherwise."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtune.records import intervals
 from loadtune.records.configs import Recipe
 from loadtune.records.score import Objective
 from loadtune.records.telemetry import Telemetry
+from loadtune.records.window import Window, delivered_samples, half_width_fraction, samples_per_s
 
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
 
@@ -40,99 +36,6 @@ class TrialFailure:
     def is_of_memory(self) -> bool:
         """Whether the device's memory, the RAM or /dev/shm ran out."""
         return self.kind in MEMORY_KINDS
-
-
-PAGE_LOCK_SHARE = 0.01
-"""Of a window's seconds. A block for a label a sample is locked as well, and nobody waits for that little."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Some consecutive training steps, synchronised with the device at both ends."""
-
-    start_s: float
-    """On the monotonic clock that all processes of the machine share."""
-    seconds: float
-    num_steps: int
-    num_samples: int
-    wait_s: float = 0.0
-    """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
-    queue_start: float | None = None
-    """Batches made ahead when the window began, those in the making by how far they should have come, because workers
-    in step finish all at once. None: nothing is made ahead (0 workers, resident batch)."""
-    queue_end: float | None = None
-    copy_s: float | None = None
-    """Copies to the device: on CUDA device time around them, on a CPU host time. None: not measured, here and below."""
-    compute_s: float | None = None
-    """Forward to optimizer step, likewise: on CUDA gaps between kernels count, a step too small to fill the GPU too."""
-    idle_s: float | None = None
-    """The device had nothing to do: from the end of a step to the next copy. With copy and compute it adds up to about
-    ``seconds``. Near 0: the host is always ahead; on a CPU it is ``wait_s`` and the loop's own work."""
-    num_skipped_steps: int = 0
-    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
-    unpinned: float | None = None
-    """Batches that workers had made and the pinning thread had not taken when a step asked for its batch, mean over the
-    steps. None: nothing is pinned by a thread."""
-    ready: float | None = None
-    """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
-    num_pinned: int | None = None
-    """Batches that the pinning thread pinned in this window, the one it is at neither way. None: as for `unpinned`."""
-    least_unpinned: int | None = None
-    """The fewest that stood before the pinning thread when a step asked for its batch, likewise. Above 0 it never had
-    to wait for a worker: `num_pinned` is all it can do."""
-    page_lock_s: float | None = None
-    """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
-    it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
-    meanwhile. None: not on CUDA, or not told."""
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.seconds
-
-    @property
-    def is_settling(self) -> bool:
-        """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
-        return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
-
-
-def delivered_samples(windows: Sequence[Window]) -> float:
-    """What these windows would have trained on had each begun and ended with as much made ahead: the long run.
-
-    The least of three figures. What the workers made: batches that came out of a queue that ran down are no throughput.
-    What the pinning thread pinned, where it never waited for a worker: batches that pile up before it are none either,
-    nor are those that it had pinned before. And what the steps alone would have taken: where they hardly waited they
-    are the slower side, and a queue that filled up meanwhile is no credit.
-    """
-    consumed = float(sum(w.num_samples for w in windows))
-    steps = sum(w.num_steps for w in windows)
-    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
-    if len(grown) < len(windows) or steps == 0:
-        return consumed
-    made = consumed * (1 + math.fsum(grown) / steps)
-    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
-    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
-    return max(0.0, min(made, taken, _pinned_samples(windows, consumed / steps)))
-
-
-def _pinned_samples(windows: Sequence[Window], samples_a_step: float) -> float:
-    """What the pinning thread handed on. Infinite where it rested, or was not watched: then it says nothing."""
-    pinned = [w.num_pinned for w in windows if w.num_pinned is not None and (w.least_unpinned or 0) > 0]
-    return samples_a_step * sum(pinned) if len(pinned) == len(windows) else math.inf
-
-
-def samples_per_s(windows: Sequence[Window]) -> float:
-    """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
-    if not windows:
-        raise ValueError("no windows: nothing was measured")
-    return delivered_samples(windows) / sum(w.seconds for w in windows)
-
-
-def half_width_fraction(windows: Sequence[Window]) -> float | None:
-    """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
-
-    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures.
-    """
-    return intervals.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

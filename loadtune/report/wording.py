@@ -80,36 +80,43 @@ def interval_text(score: Score) -> str:
 
 def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
     """What bounds it, how much there is to gain, the figures, what to do: five lines of a terminal at most."""
-    headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}"
-    if verdict.gain_at_most is not None and verdict.bound_by == "compute":  # which nobody can take away
-        headline += f": the rest keeps up to {_gain_text(min(verdict.gain_at_most, _MOST_GAIN))}"
-    elif verdict.gain_at_most is not None:
-        past = verdict.gain_at_most > _MOST_GAIN
-        headline += f": {'' if past else 'at most '}{_gain_text(verdict.gain_at_most)} to gain"
+    headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}{_headroom_text(verdict)}"
     if verdict.accelerator_utilization is not None:
         headline += f". AU {percent_text(verdict.accelerator_utilization)}"
-    figures = verdict.evidence
-    if verdict.also:
-        both = f"{figures} Also: {_hindrance_text(verdict.also[0])}."
-        figures = both if len(both) <= _MOST_FIGURES else figures
-    return tuple(line for line in (f"{headline}.", figures, verdict.advice) if line)
+    return tuple(line for line in (f"{headline}.", _figures_text(verdict), verdict.advice) if line)
+
+
+_MOST_GAIN = 1000.0
+"""Beyond, a share of the time was next to nothing, and its inverse is no figure."""
+
+
+def _headroom_text(verdict: Verdict) -> str:
+    gain = verdict.gain_at_most
+    if gain is None:
+        return ""
+    if gain > _MOST_GAIN:
+        return "" if verdict.bound_by == "compute" else f": over {_MOST_GAIN:,.0f}× to gain"
+    if verdict.bound_by == "compute":  # which nobody can take away
+        return f": the rest keeps up to {_gain_text(gain)}"
+    return f": at most {_gain_text(gain)} to gain"
+
+
+_MOST_FIGURES = 145
+"""Characters that go into two lines of 78 wherever those are broken, at words of ten characters."""
+
+
+def _figures_text(verdict: Verdict) -> str:
+    """And what else holds it back, where there is room: `Verdict.also` has it in any case."""
+    also = f" Also: {_hindrance_text(verdict.also[0])}." if verdict.also else ""
+    return verdict.evidence + (also if len(verdict.evidence + also) <= _MOST_FIGURES else "")
 
 
 def _hindrance_text(other: Hindrance) -> str:
     return f"{BOUND_TEXT[other.bound_by]} ({_gain_text(other.gain_at_most)})"
 
 
-_MOST_FIGURES = 145
-"""Characters that two lines of a terminal hold wherever they are broken: what goes beyond them is in result.json."""
-
-_MOST_GAIN = 1000.0
-"""Beyond, a share of the time was next to nothing, and its inverse is no figure."""
-
-
 def _gain_text(gain: float | None) -> str:
     """A bound's: of tenfold and more nobody asks for hundredths."""
-    if gain is not None and gain > _MOST_GAIN:
-        return f"more than {_MOST_GAIN:,.0f}×"
     return ratio_text(gain) if gain is None or gain < 10 else f"{gain:,.0f}×"
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from loadtune.records import Window, samples_per_s
-from loadtune.records.intervals import half_width_fraction, halves_agree, relative_sd
+from loadtune.records import Window, half_width_fraction, samples_per_s
+from loadtune.records.intervals import halves_agree, relative_sd
 from loadtune.study.stopping_rules import (
     Delivered,
     Hopeless,
@@ -125,7 +125,7 @@ def _standing(windows: Sequence[Window]) -> Standing:
         num_steps=sum(w.num_steps for w in windows),
         seconds=sum(seconds),
         samples_per_s=samples_per_s(windows),
-        half_width_fraction=half_width_fraction(samples, seconds),
+        half_width_fraction=half_width_fraction(windows),
         relative_sd=relative_sd(samples, seconds),
         halves_agree=halves_agree(samples, seconds),
     )

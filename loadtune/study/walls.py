@@ -69,6 +69,8 @@ class Evidence:
     """Batches that were made and not yet pinned when one was asked for, on average."""
     ready_batches: float | None = None
     """Likewise those that could be handed out."""
+    pinning_never_rests: bool | None = None
+    """Batches stood before the pinning thread whenever one was asked for."""
 
     num_workers: float | None = None
     num_usable_cores: float | None = None
@@ -160,7 +162,8 @@ class Evidence:
         tight = self._is_tight(self.pin_thread_per_s)
         if not self.waits:
             return (tight or self.pinning_stretches) and not self.is_saturated and not self._copies_explain
-        behind = (self.unpinned_batches or 0.0) >= STANDING and (self.ready_batches or 0.0) < NONE_READY
+        never_idle = self.pinning_never_rests or (self.ready_batches or 0.0) < NONE_READY
+        behind = (self.unpinned_batches or 0.0) >= STANDING and never_idle
         return tight or behind or self._is_pin_thread_full
 
     @property

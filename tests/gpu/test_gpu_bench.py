@@ -27,7 +27,7 @@ from loadtune.records import (
     Window,
     WorkloadSpec,
 )
-from loadtune.records.timing import PAGE_LOCK_SHARE
+from loadtune.records.window import PAGE_LOCK_SHARE
 from loadtune.workload import build_workload
 
 pytestmark = pytest.mark.gpu

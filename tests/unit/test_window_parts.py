@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import Measurement, Window, delivered_samples
+from loadtune.records import Measurement, Window, delivered_samples, half_width_fraction, pinning_never_rests
 
 
 def measurement(*parts: tuple[float, float, float] | None) -> Measurement:
@@ -93,10 +93,33 @@ def test_batches_that_pile_up_before_the_pinning_thread_are_no_rate() -> None:
     assert delivered_samples([replace(window, least_unpinned=0)]) == pytest.approx(15.0)
 
 
-def test_a_pinning_thread_that_rested_in_one_window_is_not_judged_by_the_others() -> None:
-    busy = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=3, num_pinned=7)
-    assert delivered_samples([busy, busy]) == pytest.approx(14.0)
-    assert delivered_samples([busy, replace(busy, least_unpinned=0)]) == pytest.approx(20.0)
+BUSY = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=1, num_pinned=7)
+RESTED = replace(BUSY, least_unpinned=0, num_pinned=10)
+
+
+def test_a_pinning_thread_is_judged_by_the_windows_in_which_it_did_not_rest() -> None:
+    """A run that begins with all batches pinned finds none before the thread until workers have made the next."""
+    assert delivered_samples([BUSY, BUSY]) == pytest.approx(14.0)
+    assert delivered_samples([RESTED, BUSY, BUSY]) == pytest.approx(21.0)
+    assert pinning_never_rests([RESTED, BUSY])
+
+
+def test_a_pinning_thread_that_rested_most_of_the_time_is_not_judged() -> None:
+    assert delivered_samples([RESTED, RESTED, BUSY]) == pytest.approx(30.0)
+    assert not pinning_never_rests([RESTED, RESTED, BUSY])
+    assert not pinning_never_rests([replace(BUSY, num_pinned=None, least_unpinned=None)])
+
+
+def test_what_was_pinned_counts_in_samples() -> None:
+    eights = replace(BUSY, num_samples=80)
+    assert delivered_samples([eights]) == pytest.approx(56.0)
+
+
+def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> None:
+    """The steps are as steady as can be, the thread pins seven batches a window."""
+    assert half_width_fraction([BUSY] * 8) == pytest.approx(1 / 56)
+    assert half_width_fraction([RESTED] * 8) == pytest.approx(0.0, abs=1e-12)
+    assert half_width_fraction([replace(BUSY, num_pinned=12)] * 8) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:

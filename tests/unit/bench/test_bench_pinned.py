@@ -208,9 +208,10 @@ def test_what_the_pinning_thread_took_for_itself_is_locked_already() -> None:
     assert lock(memory, eight, made_after=10, ready=pinned_by) == ([BLOCK_BYTES] * 14, 4.0)
 
 
-@pytest.mark.parametrize(("waiting", "num_locked"), [(0, 4), (3, 4), (7, 7), (18, 18)])
-def test_batches_that_are_made_have_their_blocks_before_the_model_trains(waiting: int, num_locked: int) -> None:
-    """The pinning thread would lock them at once, beside the first steps. Time for two more was up at four."""
+@pytest.mark.parametrize(("waiting", "num_locked"), [(None, 4), (0, 4), (3, 4), (7, 7), (9, 9), (18, 10)])
+def test_batches_that_are_made_have_their_blocks_before_the_model_trains(waiting: int | None, num_locked: int) -> None:
+    """The pinning thread would lock them at once, beside the first steps. Time for two more was up at four, for any at
+    ten."""
     eight = config(num_workers=8)
     made = lock(CountingMemory(), eight, made_after=2, ready=lambda locked: Depth(unpinned=waiting, ready=0))[0]
     assert len(made) == num_locked

@@ -69,9 +69,10 @@ def test_what_else_holds_it_back_is_said_where_it_fits() -> None:
     ("bound_by", "gain", "said"),
     [
         ("compute", 33.4, "Bound by the device's own compute: the rest keeps up to 33×. AU 98%."),
-        ("compute", 33400.0, "Bound by the device's own compute: the rest keeps up to 1,000×. AU 98%."),
+        ("compute", 33400.0, "Bound by the device's own compute. AU 98%."),
         ("transfer", 1.23, "Bound by the copies to the device: at most 1.23× to gain. AU 98%."),
-        ("unclear", 4e9, "Bound by nothing that these figures show: more than 1,000× to gain. AU 98%."),
+        ("unclear", 4e9, "Bound by nothing that these figures show: over 1,000× to gain. AU 98%."),
+        ("unclear", 1000.0, "Bound by nothing that these figures show: at most 1,000× to gain. AU 98%."),
     ],
 )
 def test_what_there_is_to_gain_is_what_a_user_can_have(bound_by, gain, said):

@@ -1,0 +1,129 @@
+"""Windows of training steps, and what they say of the long run.
+
+Raw windows are kept; statistics are derived from them. A window ends at a device synchronisation, so its wall seconds
+are the seconds its steps took. Windows abut: nothing between two of them goes unmeasured.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtune.records import intervals
+
+PAGE_LOCK_SHARE = 0.01
+"""Of a window's seconds. A block for a label a sample is locked as well, and nobody waits for that little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Some consecutive training steps, synchronised with the device at both ends."""
+
+    start_s: float
+    """On the monotonic clock that all processes of the machine share."""
+    seconds: float
+    num_steps: int
+    num_samples: int
+    wait_s: float = 0.0
+    """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
+    queue_start: float | None = None
+    """Batches made ahead when the window began, those in the making by how far they should have come, because workers
+    in step finish all at once. None: nothing is made ahead (0 workers, resident batch)."""
+    queue_end: float | None = None
+    copy_s: float | None = None
+    """Copies to the device: on CUDA device time around them, on a CPU host time. None: not measured, here and below."""
+    compute_s: float | None = None
+    """Forward to optimizer step, likewise: on CUDA gaps between kernels count, a step too small to fill the GPU too."""
+    idle_s: float | None = None
+    """The device had nothing to do: from the end of a step to the next copy. With copy and compute it adds up to about
+    ``seconds``. Near 0: the host is always ahead; on a CPU it is ``wait_s`` and the loop's own work."""
+    num_skipped_steps: int = 0
+    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
+    unpinned: float | None = None
+    """Batches that workers had made and the pinning thread had not taken when a step asked for its batch, mean over the
+    steps. None: nothing is pinned by a thread."""
+    ready: float | None = None
+    """Batches that could be handed out, or only came too early for their turn, likewise. None: no queue."""
+    num_pinned: int | None = None
+    """Batches that the pinning thread pinned in this window, the one it is at neither way. None: as for `unpinned`."""
+    least_unpinned: int | None = None
+    """The fewest that stood before the pinning thread when a step asked for its batch, likewise. Above 0 it hardly ever
+    waited for a worker, and `num_pinned` is all it can do."""
+    page_lock_s: float | None = None
+    """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
+    it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
+    meanwhile. None: not on CUDA, or not told."""
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
+        return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
+
+
+def delivered_samples(windows: Sequence[Window]) -> float:
+    """What these windows would have trained on had each begun and ended with as much made ahead: the long run.
+
+    The least of three figures. What the workers made: batches that came out of a queue that ran down are no throughput.
+    What the pinning thread pinned, where it did not rest: batches that pile up before it are none either, nor are those
+    that it had pinned before. And what the steps alone would have taken: where they hardly waited they are the slower
+    side, and a queue that filled up meanwhile is no credit.
+    """
+    consumed = float(sum(w.num_samples for w in windows))
+    steps = sum(w.num_steps for w in windows)
+    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
+    if len(grown) < len(windows) or steps == 0:
+        return consumed
+    made = consumed * (1 + math.fsum(grown) / steps)
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
+    return max(0.0, min(made, taken, _pinned_samples(windows)))
+
+
+def pinning_never_rests(windows: Sequence[Window]) -> bool:
+    """Whether batches stood before the pinning thread throughout half of the time or more."""
+    return bool(_without_rest(windows))
+
+
+def _without_rest(windows: Sequence[Window]) -> list[Window]:
+    """Those in which the pinning thread did not rest, where they are half of the time or more: a queue that was full of
+    pinned batches has none before the thread until the workers have made the next ones."""
+    busy = [w for w in windows if w.num_pinned is not None and (w.least_unpinned or 0) > 0]
+    return busy if sum(w.seconds for w in busy) >= sum(w.seconds for w in windows) / 2 else []
+
+
+def _pinned_samples(windows: Sequence[Window]) -> float:
+    """What the thread would have pinned in all of the time, by the windows in which it did not rest. Infinite where it
+    rested, or was not watched: then it says nothing."""
+    busy = _without_rest(windows)
+    busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
+    if busy_s <= 0 or steps == 0:
+        return math.inf
+    samples_a_step = sum(w.num_samples for w in windows) / steps
+    return samples_a_step * _count_pinned(busy) * sum(w.seconds for w in windows) / busy_s
+
+
+def _count_pinned(windows: Sequence[Window]) -> int:
+    return sum(w.num_pinned or 0 for w in windows)
+
+
+def samples_per_s(windows: Sequence[Window]) -> float:
+    """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
+    if not windows:
+        raise ValueError("no windows: nothing was measured")
+    return delivered_samples(windows) / sum(w.seconds for w in windows)
+
+
+def half_width_fraction(windows: Sequence[Window]) -> float | None:
+    """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
+
+    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where the rate is
+    what was pinned, steps may be steadier than the thread: it is no narrower than one batch of those counted.
+    """
+    width = intervals.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
+    num_pinned = _count_pinned(_without_rest(windows))
+    if width is None or not num_pinned or _pinned_samples(windows) > delivered_samples(windows):
+        return width
+    return max(width, 1 / num_pinned)
