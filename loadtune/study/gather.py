@@ -118,6 +118,7 @@ def _of_the_machine(watched: Sequence[Telemetry]) -> dict[str, float | None]:
         "job_cores": _mean([t.bench_cpu_cores for t in watched]),
         "throttled_fraction": _mean([t.cpu_throttled_fraction for t in watched]),
         "disk_read_bytes_per_s": _mean([t.disk_read_bytes_per_s for t in watched]),
+        "disk_idle_fraction": _mean([t.disk_idle_fraction for t in watched]),
     }
 
 

@@ -24,6 +24,10 @@ leaves nothing."""
 STRAY_PER_S = 64 << 10
 """Bytes/s read that no sample need be in: code that is paged in, a log. Sixteen pages: a disk that slow is broken."""
 
+SELDOM_READ = 0.5
+"""Share of the time without a read, looked at twice a second, from which on a loader that waits does not wait for the
+disk: code that was paged in at once made 88 KiB/s of a loader that slept."""
+
 NEARLY_FULL = 0.8
 """Of the workers there is room for: the next rung of the ladder, a fifth more, would not have fitted."""
 
@@ -182,7 +186,8 @@ def _is_not_told_apart(e: Evidence) -> bool:
 def _reads_from_disk(e: Evidence) -> bool:
     if not e.trained_per_s or e.disk_read_bytes_per_s is None or e.sample_bytes is None:
         return False
-    return e.disk_read_bytes_per_s >= max(STRAY_PER_S, READ_SHARE * e.sample_bytes * e.trained_per_s)
+    enough = e.disk_read_bytes_per_s >= max(STRAY_PER_S, READ_SHARE * e.sample_bytes * e.trained_per_s)
+    return enough and (e.disk_idle_fraction or 0.0) < SELDOM_READ
 
 
 def _workers(e: Evidence) -> str:

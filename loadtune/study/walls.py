@@ -93,6 +93,8 @@ class Evidence:
     throttled_fraction: float | None = None
     """Of the CPU time the job asked for, the share that a limit on it withheld."""
     disk_read_bytes_per_s: float | None = None
+    disk_idle_fraction: float | None = None
+    """Share of the time in which nothing was read."""
 
     sample_bytes: float | None = None
     uint8_bytes: float | None = None

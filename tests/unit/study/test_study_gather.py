@@ -137,6 +137,7 @@ def test_what_training_looked_like_inside() -> None:
         pin_thread_cores=0.75,
         workers=(WorkerUse(cpu_cores=0.25), WorkerUse(cpu_cores=0.75), WorkerUse()),
         disk_read_bytes_per_s=1e6,
+        disk_idle_fraction=0.125,
     )
     run = Measurement(
         windows=(inside, replace(inside, num_steps=30, unpinned=1.0)),
@@ -152,4 +153,4 @@ def test_what_training_looked_like_inside() -> None:
     assert (found.slowest_worker_ratio, found.late_batch_ratio) == (pytest.approx(3.0), None)
     assert (found.worker_cores, found.pin_thread_cores) == (0.5, 0.75)
     assert found.throttled_fraction == 10 / (10 + 3.0 * 10)
-    assert (found.disk_read_bytes_per_s, found.restart_s) == (1e6, 0.25)
+    assert (found.disk_read_bytes_per_s, found.disk_idle_fraction, found.restart_s) == (1e6, 0.125, 0.25)

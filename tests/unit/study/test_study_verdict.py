@@ -72,7 +72,7 @@ BEHIND = replace(H200, trained_per_s=1450.0, workers_per_s=1500.0, wait_fraction
         pytest.param(STRETCHED, "pinning", 4393 / 3390, id="steps-slowed-by-pinning"),
         pytest.param(PAGEABLE, "transfer", 4763 / 2440, id="16-workers-unpinned"),
         pytest.param(
-            replace(BEHIND, worker_cores=0.12, disk_read_bytes_per_s=160e6),
+            replace(BEHIND, worker_cores=0.12, disk_read_bytes_per_s=160e6, disk_idle_fraction=0.4),
             "storage",
             1 / (1 / 5879 + 1 / 90_000) / 1450,
             id="storage",
@@ -191,6 +191,9 @@ def test_steps_that_slow_down_are_said_with_and_without_a_cause() -> None:
     [
         pytest.param({"worker_cores": 0.12, "disk_read_bytes_per_s": 2e6}, id="page-cache"),
         pytest.param({"worker_cores": 0.12, "disk_read_bytes_per_s": 6e4, "sample_bytes": 776}, id="stray-reads"),
+        pytest.param(
+            {"worker_cores": 0.12, "disk_read_bytes_per_s": 160e6, "disk_idle_fraction": 0.5}, id="read-in-a-burst"
+        ),
         pytest.param({"worker_cores": 0.95, "disk_read_bytes_per_s": 160e6}, id="busy-and-reading"),
         pytest.param({"disk_read_bytes_per_s": 160e6}, id="workers-cpu-not-read"),
         pytest.param({"slowest_worker_ratio": 1.3, "slowest_wait_fraction": 0.9}, id="alike-but-in-a-burst"),
