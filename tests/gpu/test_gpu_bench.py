@@ -99,6 +99,10 @@ def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
         assert 0 < w.copy_s < w.seconds
         assert w.copy_s + w.compute_s + w.idle_s == pytest.approx(w.seconds, rel=0.05)
         assert w.unpinned is not None
+        assert w.least_unpinned is not None
+        assert 0 <= w.least_unpinned <= w.unpinned
+        assert w.num_pinned is not None
+        assert abs(w.num_pinned - w.num_steps) <= 2 * 4  # as many as four workers keep ahead
     assert len(run.workers) == 4
 
 
