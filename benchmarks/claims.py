@@ -11,13 +11,14 @@ them that does not know of the pinning thread, and by nothing but what was train
 window the fewest batches that stood before that thread, ``its halves`` the loop's first half ÷ its second.
 
 --quick rehearses on a CPU with a tiny model, where it says nothing: FakeData seeds PyTorch for each sample, which has
-CUDA and XPU format the stack where they do not run, and the bench's is two calls deeper.
+CUDA and XPU format the stack where they do not run, and the bench's is two calls deeper. Exit code 1: there is no pair.
 """
 
 import argparse
 import math
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,6 @@ from page_locking import host_line, start_anew, trained
 from peers_records import Timing
 from peers_tools import Setup, answer_of, time_answer
 from regret_workloads import spec_of
-from scipy.stats import t
 
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host
@@ -40,12 +40,16 @@ from loadtune.records import (
     HostFacts,
     LoaderConfig,
     Measurement,
-    Precision,
     Recipe,
     TrialConfig,
     WorkloadSpec,
     samples_per_s,
 )
+from loadtune.records.intervals import students_t
+from loadtune.report.wording import settings_text
+
+QUICK = {"batch_size": 64, "workers": 1, "precisions": ["fp32"], "rounds": 1, "timed_s": 2.0}
+"""Defaults of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +90,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--within-s", type=float, default=math.inf, help="begin no pair after that")
     parser.add_argument("--note", type=Path)
     parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
-    return parser.parse_args()
+    given = parser.parse_args()
+    return parser.parse_args(namespace=argparse.Namespace(**QUICK)) if given.quick else given
 
 
 def configs_of(given: argparse.Namespace) -> list[TrialConfig]:
     loader = LoaderConfig(batch_size=given.batch_size, num_workers=given.workers, pin_memory=not given.unpinned)
-    return [TrialConfig(loader=loader, recipe=recipe_of(precision)) for precision in given.precisions]
-
-
-def recipe_of(precision: Precision) -> Recipe:
-    return Recipe(precision=precision, memory_format="channels_last")
+    recipes = [Recipe(precision=precision, memory_format="channels_last") for precision in given.precisions]
+    return [TrialConfig(loader=loader, recipe=recipe) for recipe in recipes]
 
 
 def spec_for(given: argparse.Namespace) -> WorkloadSpec:
@@ -140,7 +142,7 @@ def ratio_text(ratios: Sequence[float]) -> str:
     mean = statistics.fmean(logs)
     if len(logs) < 2:
         return f"{math.exp(mean):.2f}"
-    half = float(t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = students_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
     return f"{math.exp(mean):.2f} ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
 
 
@@ -151,7 +153,7 @@ def table(pairs: Sequence[Pair]) -> str:
         own = [pair for pair in pairs if pair.config == config]
         ratios = [[way / pair.read for pair, way in zip(own, ways, strict=True)] for ways in _ways(own)]
         told, read = (statistics.fmean(rates) for rates in ([p.told for p in own], [p.read for p in own]))
-        cells = [name_of(config), str(len(own)), f"{told:,.0f}", f"{read:,.0f}", *map(ratio_text, ratios)]
+        cells = [settings_text(config), str(len(own)), f"{told:,.0f}", f"{read:,.0f}", *map(ratio_text, ratios)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -165,17 +167,11 @@ def each(pairs: Sequence[Pair]) -> str:
     lines = [head, "|---|---|---|---|---|---|---|"]
     for pair in pairs:
         least = [window.least_unpinned for window in pair.trial.windows]
-        cells = [name_of(pair.config), *(f"{rate:,.0f}" for rate in (pair.told, pair.unaware, pair.consumed))]
+        cells = [settings_text(pair.config), *(f"{rate:,.0f}" for rate in (pair.told, pair.unaware, pair.consumed))]
         cells += [", ".join("–" if n is None else str(n) for n in least), f"{pair.read:,.0f}"]
         cells += ["–" if pair.loop.drift is None else f"{pair.loop.drift:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def name_of(config: TrialConfig) -> str:
-    loader = config.loader
-    pinned = "pinned" if loader.pin_memory else "not pinned"
-    return f"{config.batch_size} by {loader.num_workers}, {pinned}, {config.precision}"
 
 
 def note(given: argparse.Namespace, host: HostFacts, device: Device, pairs: Sequence[Pair]) -> str:
@@ -187,7 +183,7 @@ def note(given: argparse.Namespace, host: HostFacts, device: Device, pairs: Sequ
     return "\n\n".join([title, host_line(host), command, table(pairs), each(pairs)]) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     given = arguments()
     host = read_host()
     with tempfile.TemporaryDirectory() as logs:
@@ -210,7 +206,8 @@ def main() -> None:
     print(table(pairs), each(pairs), sep="\n\n")
     if given.note:
         given.note.write_text(note(given, host, slot.device, pairs))
+    return int(not pairs)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

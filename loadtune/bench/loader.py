@@ -117,14 +117,11 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
-        start_s = self._queue.at_s
-        seconds, stocks = self._queue.cut(counts.steps)
+        stocks = self._queue.cut(counts.steps)
         begun, ended = self._edge, self._look()
         self._edge = ended
         parts = self._marks.cut()
         return Window(
-            start_s=start_s,
-            seconds=seconds,
             num_steps=counts.steps,
             num_samples=counts.samples,
             wait_s=counts.wait_s,

@@ -49,13 +49,11 @@ def _windows(loader: EndlessLoader, rule: WindowRule, seconds: float, line: Line
 
 
 def _window(loader: EndlessLoader, rule: WindowRule, queue: QueueWatch, line: Line) -> Window:
-    start_s, steps, samples = queue.at_s, 0, 0
-    while not rule.ends(time.monotonic() - start_s, steps):
+    steps = samples = 0
+    while not rule.ends(time.monotonic() - queue.at_s, steps):
         queue.step()
         samples += len(loader.next_batch()[0])
         steps += 1
         line.pulse()
-    seconds, stocks = queue.cut(steps)
-    return Window(
-        start_s=start_s, seconds=seconds, num_steps=steps, num_samples=samples, wait_s=seconds, **stocks._asdict()
-    )
+    stocks = queue.cut(steps)
+    return Window(num_steps=steps, num_samples=samples, wait_s=stocks.seconds, **stocks._asdict())

@@ -13,6 +13,7 @@ import torch
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.memory import DeviceMemory, host_books
+from loadtune.bench.prefetch_queue import Depth
 from loadtune.host.memory import read_ram
 from loadtune.records import LoaderConfig
 
@@ -95,7 +96,7 @@ class PinnedBlocks:
         most = min(loader.config.num_pinned, int(_LOCKED_SHARE * self._available_bytes() / self._block_bytes))
         blocks: list[Any] = []
         made: float | None = None
-        while len(blocks) + _num_ready(loader) < most:
+        while len(blocks) + _depth(loader).ready < most:
             if made is None and loader.any_made():
                 made = self._clock()
             if made is not None:
@@ -114,20 +115,13 @@ class PinnedBlocks:
     def _is_enough(self, loader: EndlessLoader, num_blocks: int, started: float, made: float) -> bool:
         """`made`: when the first batch was there."""
         spent = self._clock() - started
-        none_waits = _num_unpinned(loader) <= num_blocks
+        none_waits = (_depth(loader).unpinned or 0) <= num_blocks
         return spent >= _AS_LONG_AGAIN * (made - started) and (none_waits or spent >= _MOST_WAITING_S)
 
 
-def _num_ready(loader: EndlessLoader) -> int:
-    """Batches that the pinning thread has pinned and nobody has taken."""
-    depth = loader.depth()
-    return 0 if depth is None else depth.ready
-
-
-def _num_unpinned(loader: EndlessLoader) -> int:
-    """Batches that are made and wait for the pinning thread."""
-    depth = loader.depth()
-    return 0 if depth is None else depth.unpinned or 0
+def _depth(loader: EndlessLoader) -> Depth:
+    """Batches before the pinning thread and behind it; none where the loader does not tell."""
+    return loader.depth() or Depth(unpinned=None, ready=0)
 
 
 def page_lock_s(device: torch.device) -> float | None:

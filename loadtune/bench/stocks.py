@@ -16,8 +16,10 @@ class Queued(Protocol):
 
 
 class Stocks(NamedTuple):
-    """The fields of a `Window` that tell of the queue."""
+    """The fields of a `Window` that tell of its time and of the queue."""
 
+    start_s: float
+    seconds: float
     queue_start: float | None
     queue_end: float | None
     unpinned: float | None
@@ -55,12 +57,14 @@ class QueueWatch:
         if depth is not None:
             self._depths.append(depth)
 
-    def cut(self, num_steps: int) -> tuple[float, Stocks]:
-        """The window ends here, after so many steps, and the next begins: seconds, and what stood where."""
+    def cut(self, num_steps: int) -> Stocks:
+        """The window ends here, after so many steps, and the next begins."""
         begun, ended = self._edge, self._look()
         unpinned = [depth.unpinned for depth in self._depths if depth.unpinned is not None]
         ready = [depth.ready for depth in self._depths]
         stocks = Stocks(
+            start_s=begun.at_s,
+            seconds=ended.at_s - begun.at_s,
             queue_start=begun.ahead,
             queue_end=ended.ahead,
             unpinned=statistics.fmean(unpinned) if unpinned else None,
@@ -69,7 +73,7 @@ class QueueWatch:
             least_unpinned=min(unpinned, default=None),
         )
         self._begin(ended)
-        return ended.at_s - begun.at_s, stocks
+        return stocks
 
     def _begin(self, edge: _Edge) -> None:
         self._edge = edge

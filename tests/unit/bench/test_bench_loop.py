@@ -2,12 +2,12 @@
 
 import itertools
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE, SleepingTrainer
 from torch.utils.data import Dataset, get_worker_info
 
 from loadtune.bench import loader as loop_module
@@ -34,31 +34,6 @@ class Sleeping(Dataset[Any]):
         slow = worker is not None and worker.id == self.slow_worker
         time.sleep(self.sample_s * (4 if slow else 1))
         return torch.zeros(2), 0
-
-
-class SleepingTrainer:
-    """Stands for a `Trainer` on a CPU; copies and steps are sleeps."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, copy_s: float = 0.0, step_s: float = 0.0, halvings: Callable[[int], float] = lambda steps: 0.0):
-        self.copy_s, self.step_s, self.num_steps, self._halvings = copy_s, step_s, 0, halvings
-
-    def to_device(self, batch: Any) -> Any:
-        time.sleep(self.copy_s)
-        return batch
-
-    def step(self, batch: Any) -> None:
-        time.sleep(self.step_s)
-        self.num_steps += 1
-
-    def synchronize(self) -> None: ...
-
-    def num_halvings(self) -> float:
-        return self._halvings(self.num_steps)
-
-
-LINE: Any = SimpleNamespace(stop_asked=lambda: False, pulse=lambda: None)
 
 
 def run(

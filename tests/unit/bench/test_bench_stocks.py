@@ -5,11 +5,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from loop_rig import LINE, SleepingTrainer
 
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.loader_alone import time_loader_alone
@@ -19,7 +19,6 @@ from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
 
 MAKE_S, PIN_S, STEP_S = 0.002, 0.04, 0.01
-LINE: Any = SimpleNamespace(enter=lambda phase: None, stop_asked=lambda: False, pulse=lambda: None)
 
 
 class PinningLoader:
@@ -74,23 +73,6 @@ class PinningLoader:
             thread.join()
 
 
-class StepsOnly:
-    """Stands for a `Trainer`."""
-
-    device = torch.device("cpu")
-
-    def to_device(self, batch: Any) -> Any:
-        return batch
-
-    def step(self, batch: Any) -> None:
-        time.sleep(STEP_S)
-
-    def synchronize(self) -> None: ...
-
-    def num_halvings(self) -> float:
-        return 0.0
-
-
 @pytest.fixture
 def make_loader() -> Iterator[Callable[[int], Any]]:
     with contextlib.ExitStack() as stack:
@@ -102,7 +84,7 @@ def test_batches_that_were_pinned_before_are_no_throughput(make_loader: Callable
     loader = make_loader(24)
     while loader.depth().ready < 24:
         time.sleep(PIN_S)
-    trainer: Any = StepsOnly()
+    trainer: Any = SleepingTrainer(step_s=STEP_S)
     loop, rule = TimedLoop(trainer, loader, LINE), WindowRule(0.1, 1)
     first = loop.window(rule)
     told = [window for window in (loop.window(rule), loop.window(rule)) if window is not None]
@@ -143,11 +125,11 @@ def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None
     watch = QueueWatch(Told(Depth(3, 5), Depth(4, 5), Depth(2, 6), Depth(2, 9), Depth(1, 9), Depth(0, 9)))
     for _ in range(2):
         watch.step()
-    _, stocks = watch.cut(2)
+    stocks = watch.cut(2)
     assert (stocks.num_pinned, stocks.least_unpinned) == (6, 2)
     assert (stocks.unpinned, stocks.ready) == (3.0, 5.5)
     watch.step()
-    _, stocks = watch.cut(1)
+    stocks = watch.cut(1)
     assert (stocks.num_pinned, stocks.least_unpinned) == (1, 1), "the look at one's end is the next one's first"
 
 
@@ -155,5 +137,5 @@ def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None
 def test_without_a_pinning_thread_nothing_is_told_of_it(depth: Depth | None) -> None:
     watch = QueueWatch(Told(depth, depth, depth))
     watch.step()
-    _, stocks = watch.cut(1)
+    stocks = watch.cut(1)
     assert (stocks.unpinned, stocks.num_pinned, stocks.least_unpinned) == (None, None, None)

@@ -34,9 +34,9 @@ def test_a_ratio_has_the_interval_of_its_rounds() -> None:
 def test_a_row_has_each_clock_beside_the_loop() -> None:
     *_, row = table([pair(56.0), pair(56.0)]).splitlines()
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[:4] == ["8 by 2, pinned, fp32", "2", "56", "56"]
+    assert cells[:4] == ["batch 8, 2 workers, pinned, fp32", "2", "56", "56"]
     assert [float(cell.split()[0]) for cell in cells[4:]] == [1.0, pytest.approx(1.43), pytest.approx(1.43)]
 
 
 def test_each_pair_says_what_stood_before_the_thread() -> None:
-    assert each([pair(60.0)]).splitlines()[-1] == "| 8 by 2, pinned, fp32 | 56 | 80 | 80 | 2 | 60 | 1.00 |"
+    assert each([pair(60.0)]).splitlines()[-1] == "| batch 8, 2 workers, pinned, fp32 | 56 | 80 | 80 | 2 | 60 | 1.00 |"

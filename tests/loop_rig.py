@@ -1,0 +1,32 @@
+"""Stand-ins for what the timed loop runs on: a trainer that sleeps, a controller that never speaks."""
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+LINE: Any = SimpleNamespace(enter=lambda phase: None, stop_asked=lambda: False, pulse=lambda: None)
+
+
+class SleepingTrainer:
+    """Stands for a `Trainer` on a CPU; copies and steps are sleeps."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, copy_s: float = 0.0, step_s: float = 0.0, halvings: Callable[[int], float] = lambda steps: 0.0):
+        self.copy_s, self.step_s, self.num_steps, self._halvings = copy_s, step_s, 0, halvings
+
+    def to_device(self, batch: Any) -> Any:
+        time.sleep(self.copy_s)
+        return batch
+
+    def step(self, batch: Any) -> None:
+        time.sleep(self.step_s)
+        self.num_steps += 1
+
+    def synchronize(self) -> None: ...
+
+    def num_halvings(self) -> float:
+        return self._halvings(self.num_steps)
