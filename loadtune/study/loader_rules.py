@@ -111,7 +111,7 @@ def workers(e: Evidence) -> Hindrance | None:
     busy = f" at {cores_text(e.worker_cores)} core each" if e.num_workers and e.worker_cores is not None else ""
     figures = (
         f"Training waits {percent_text(e.wait_fraction)} of the time: {who} "
-        f"{rate_text(e.workers_per_s or e.trained_per_s)}{busy}{device_takes(e)}."
+        f"{rate_text(e.made_per_s)}{busy}{device_takes(e)}."
     )
     return named("workers", figures, _gain(e))
 

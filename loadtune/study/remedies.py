@@ -57,7 +57,7 @@ def _more_workers(e: Evidence) -> str:
 
 
 def _workers_needed(e: Evidence) -> int | None:
-    one = e.workers_per_s / e.num_workers if e.workers_per_s and e.num_workers else e.one_process_per_s
+    one = e.made_per_s / e.num_workers if e.workers_per_s and e.made_per_s and e.num_workers else e.one_process_per_s
     wall = least(e.compute_per_s, e.transfer_per_s)
     return math.ceil(wall / one) if one and wall else None
 

@@ -137,6 +137,11 @@ class Evidence:
         return 1.0 if self.utilization is None else 1 - self.utilization
 
     @property
+    def made_per_s(self) -> float | None:
+        """What the workers make, alone or in training, where either is noisy: they made what was trained on."""
+        return max((rate for rate in (self.workers_per_s, self.trained_per_s) if rate is not None), default=None)
+
+    @property
     def stretch(self) -> float | None:
         """Times as long as alone that a step takes the device. None: not timed in both ways."""
         if self.compute_fraction is None or not self.compute_per_s or not self.trained_per_s:

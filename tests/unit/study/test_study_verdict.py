@@ -207,6 +207,14 @@ def test_a_cause_that_is_not_shown_leaves_the_workers(nearly: dict[str, float]) 
     assert judge(replace(BEHIND, **nearly)).bound_by == "workers"
 
 
+def test_workers_made_what_was_trained_on_whatever_they_make_alone() -> None:
+    """Seen on an H200: 2,831/s alone, 3,467/s in training."""
+    slow_alone = replace(BEHIND, trained_per_s=3000.0, workers_per_s=2400.0, wait_fraction=0.4, most_workers_tried=8)
+    found = judge(slow_alone)
+    assert "8 workers make 3,000/s" in found.evidence
+    assert "About 16 workers would do" in found.advice
+
+
 def test_workers_that_use_all_cores_are_no_lack_of_memory() -> None:
     full = replace(BEHIND, num_workers=16, most_workers_in_memory=16)
     assert judge(full).bound_by == "workers"
