@@ -6,7 +6,8 @@
 Runs of two batch sizes, as trials are run: each in a bench of its own, so that it locks its blocks anew, and then each
 again and again in one, where it finds them locked. Every run is judged twice over the same windows, as trials are and
 by a rule that does not know of locking. ``spread`` is the standard deviation between runs. A last table has every run:
-how much it locked within its windows, and how long its first batch took; blocks are locked ahead for twice as long.
+how much it locked within its windows, and how long its first batch took; blocks are locked ahead for twice
+as long, and for batches that wait for one.
 """
 
 import argparse

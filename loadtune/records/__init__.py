@@ -70,7 +70,7 @@ from loadtune.records.timing import (
     WorkerShare,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
-from loadtune.records.window import Window, delivered_samples, half_width_fraction, pinning_never_rests, samples_per_s
+from loadtune.records.window import Window, delivered_samples, half_width_fraction, pinning_seldom_rests, samples_per_s
 from loadtune.records.workload import (
     LiveObjects,
     OptimizerName,
@@ -166,6 +166,6 @@ __all__ = [
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
-    "pinning_never_rests",
+    "pinning_seldom_rests",
     "samples_per_s",
 ]

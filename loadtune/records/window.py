@@ -82,7 +82,7 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     return max(0.0, min(made, taken, _pinned_samples(windows)))
 
 
-def pinning_never_rests(windows: Sequence[Window]) -> bool:
+def pinning_seldom_rests(windows: Sequence[Window]) -> bool:
     """Whether batches stood before the pinning thread throughout half of the time or more."""
     return bool(_without_rest(windows))
 
@@ -95,14 +95,16 @@ def _without_rest(windows: Sequence[Window]) -> list[Window]:
 
 
 def _pinned_samples(windows: Sequence[Window]) -> float:
-    """What the thread would have pinned in all of the time, by the windows in which it did not rest. Infinite where it
-    rested, or was not watched: then it says nothing."""
+    """What the thread would have pinned in all of the time, by the windows in which it did not rest; no less than it
+    did pin, for others may have been its fast ones. Infinite where it rested, or was not watched: then it says nothing.
+    """
     busy = _without_rest(windows)
     busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
     if busy_s <= 0 or steps == 0:
         return math.inf
     samples_a_step = sum(w.num_samples for w in windows) / steps
-    return samples_a_step * _count_pinned(busy) * sum(w.seconds for w in windows) / busy_s
+    num_pinned = _count_pinned(busy) * sum(w.seconds for w in windows) / busy_s
+    return samples_a_step * max(num_pinned, _count_pinned(windows))
 
 
 def _count_pinned(windows: Sequence[Window]) -> int:

@@ -35,7 +35,7 @@ its figures are reported."""
 
 AIM_SHARE = 0.58
 """Of the time budget: when a run is meant to be over by its clock, 174 s of the default five minutes. A command takes
-three minutes then: on H200s 4 to 7 s of it are before that clock and after it. The rest is a reserve, for the trials
+three minutes then: on H200s 4 to 5 s of it are before that clock and after it. The rest is a reserve, for the trials
 that are enough and for two rounds of a confirmation, where a workload is slow to probe or to train."""
 
 CONFIRM_OF_LEFT = 0.97

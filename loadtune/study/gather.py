@@ -13,7 +13,7 @@ from loadtune.records import (
     TransferPoint,
     Window,
     WorkloadFacts,
-    pinning_never_rests,
+    pinning_seldom_rests,
 )
 from loadtune.study.evidence import usually_held_back
 from loadtune.study.walls import Evidence
@@ -79,7 +79,7 @@ def gather(
         waits_each_step=finalist.config.recipe.waits_each_step,
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
-        pinning_never_rests=_pinning_never_rests(finalist),
+        pinning_seldom_rests=_pinning_seldom_rests(finalist),
         persistent=loader.persistent_workers if loader.num_workers else None,
         compile_tried=compile_tried,
     )
@@ -102,11 +102,11 @@ def _in_training(finalist: Finalist) -> dict[str, float | None]:
     }
 
 
-def _pinning_never_rests(finalist: Finalist) -> bool | None:
+def _pinning_seldom_rests(finalist: Finalist) -> bool | None:
     """In all of its runs. None: nothing pinned by a thread, or it was not watched."""
     if any(window.least_unpinned is None for run in finalist.runs for window in run.windows):
         return None
-    return all(pinning_never_rests(run.windows) for run in finalist.runs)
+    return all(pinning_seldom_rests(run.windows) for run in finalist.runs)
 
 
 def _of_the_machine(watched: Sequence[Telemetry]) -> dict[str, float | None]:

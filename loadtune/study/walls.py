@@ -69,8 +69,8 @@ class Evidence:
     """Batches that were made and not yet pinned when one was asked for, on average."""
     ready_batches: float | None = None
     """Likewise those that could be handed out."""
-    pinning_never_rests: bool | None = None
-    """Batches stood before the pinning thread whenever one was asked for."""
+    pinning_seldom_rests: bool | None = None
+    """In each run batches stood before the pinning thread throughout half of the time or more."""
 
     num_workers: float | None = None
     num_usable_cores: float | None = None
@@ -169,13 +169,13 @@ class Evidence:
         tight = self._is_tight(self.pin_thread_per_s)
         if not self.waits:
             return (tight or self.pinning_stretches) and not self.is_saturated and not self._copies_explain
-        never_idle = self.pinning_never_rests or (self.ready_batches or 0.0) < NONE_READY
-        behind = (self.unpinned_batches or 0.0) >= STANDING and never_idle
+        seldom_idle = self.pinning_seldom_rests or (self.ready_batches or 0.0) < NONE_READY
+        behind = (self.unpinned_batches or 0.0) >= STANDING and seldom_idle
         return tight or behind or self._is_pin_thread_full
 
     @property
     def pinning_stretches(self) -> bool:
-        """Steps take longer than alone beside a pinning thread that never rests."""
+        """Steps take longer than alone beside a pinning thread that uses a whole core."""
         return self._is_pin_thread_full and self.is_stretched
 
     @property

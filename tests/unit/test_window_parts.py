@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import Measurement, Window, delivered_samples, half_width_fraction, pinning_never_rests
+from loadtune.records import (
+    Measurement,
+    Window,
+    delivered_samples,
+    half_width_fraction,
+    intervals,
+    pinning_seldom_rests,
+)
 
 
 def measurement(*parts: tuple[float, float, float] | None) -> Measurement:
@@ -79,7 +86,7 @@ def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
         (None, None, 10.0),
     ],
 )
-def test_a_pinning_thread_that_never_rests_is_the_rate(
+def test_a_pinning_thread_that_seldom_rests_is_the_rate(
     least_unpinned: int | None, num_pinned: int | None, samples: float
 ) -> None:
     window = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=least_unpinned, num_pinned=num_pinned)
@@ -100,14 +107,21 @@ RESTED = replace(BUSY, least_unpinned=0, num_pinned=10)
 def test_a_pinning_thread_is_judged_by_the_windows_in_which_it_did_not_rest() -> None:
     """A run that begins with all batches pinned finds none before the thread until workers have made the next."""
     assert delivered_samples([BUSY, BUSY]) == pytest.approx(14.0)
-    assert delivered_samples([RESTED, BUSY, BUSY]) == pytest.approx(21.0)
-    assert pinning_never_rests([RESTED, BUSY])
+    short_of_batches = replace(RESTED, num_pinned=3)
+    assert delivered_samples([short_of_batches, BUSY, BUSY]) == pytest.approx(21.0)
+    assert pinning_seldom_rests([RESTED, BUSY])
+
+
+@pytest.mark.parametrize(("num_pinned", "samples"), [(10, 24.0), (12, 26.0), (20, 30.0)])
+def test_a_pinning_thread_can_do_no_less_than_it_did(num_pinned: int, samples: float) -> None:
+    """One of changing speed has batches before it in its slow windows only."""
+    assert delivered_samples([replace(RESTED, num_pinned=num_pinned), BUSY, BUSY]) == pytest.approx(samples)
 
 
 def test_a_pinning_thread_that_rested_most_of_the_time_is_not_judged() -> None:
     assert delivered_samples([RESTED, RESTED, BUSY]) == pytest.approx(30.0)
-    assert not pinning_never_rests([RESTED, RESTED, BUSY])
-    assert not pinning_never_rests([replace(BUSY, num_pinned=None, least_unpinned=None)])
+    assert not pinning_seldom_rests([RESTED, RESTED, BUSY])
+    assert not pinning_seldom_rests([replace(BUSY, num_pinned=None, least_unpinned=None)])
 
 
 def test_what_was_pinned_counts_in_samples() -> None:
@@ -120,6 +134,16 @@ def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> N
     assert half_width_fraction([BUSY] * 8) == pytest.approx(1 / 56)
     assert half_width_fraction([RESTED] * 8) == pytest.approx(0.0, abs=1e-12)
     assert half_width_fraction([replace(BUSY, num_pinned=12)] * 8) == pytest.approx(0.0, abs=1e-12)
+    short_of_batches = replace(RESTED, num_pinned=3)
+    assert half_width_fraction([BUSY, BUSY, short_of_batches]) == pytest.approx(1 / 14)
+
+
+def test_an_interval_over_uneven_windows_is_not_narrowed_by_what_was_pinned() -> None:
+    uneven = [replace(BUSY, seconds=seconds) for seconds in (4.0, 16.0) * 4]
+    of_samples = intervals.half_width_fraction([w.num_samples for w in uneven], [w.seconds for w in uneven])
+    assert of_samples is not None
+    assert of_samples > 1 / 56
+    assert half_width_fraction(uneven) == pytest.approx(of_samples)
 
 
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:

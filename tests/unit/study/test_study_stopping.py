@@ -46,6 +46,14 @@ def test_a_noisy_rate_takes_all_its_time_and_is_called_noisy() -> None:
     assert rule.noisy
 
 
+def test_a_steady_rate_of_few_pinned_batches_takes_all_its_time_and_is_called_noisy() -> None:
+    """Steps as steady as can be, but 24 pinned batches tell no more than one in 24."""
+    rule = StoppingRule(num_workers=0, max_s=4.0)
+    pinning = replace(window(), queue_start=8.0, queue_end=8.0, num_pinned=3, least_unpinned=1)
+    assert feed(rule, [pinning] * 20) == 8
+    assert rule.noisy
+
+
 def test_it_ends_on_whole_rounds_of_the_workers() -> None:
     rule = StoppingRule(num_workers=3, max_s=2.0)
     feed(rule, [window(num_steps=2)] * 20)

@@ -158,7 +158,7 @@ def test_a_wait_in_each_step_is_said_where_launches_come_late() -> None:
             id="queue-before-the-pin-thread",
         ),
         pytest.param(
-            replace(EIGHT, unpinned_batches=6.0, ready_batches=8.0, pinning_never_rests=True),
+            replace(EIGHT, unpinned_batches=6.0, ready_batches=8.0, pinning_seldom_rests=True),
             "workers",
             "pinning",
             id="pin-thread-behind-a-stock",

@@ -1,0 +1,145 @@
+"""What a trial of seconds tells, beside what the same pipeline trains over minutes: workers, pinning thread, steps."""
+
+import random
+import statistics
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+import pytest
+
+from loadtune.bench.windows import WindowRule
+from loadtune.records import TuneConfig, Window, samples_per_s
+from loadtune.stages.run import TRIAL_SHARE
+from loadtune.study.stopping import StoppingRule
+from loadtune.study.trial import WINDOW_S
+
+NUM_WORKERS, PREFETCH = 16, 2
+MAX_S = TRIAL_SHARE * TuneConfig().time_budget_s
+Seconds = Callable[[random.Random, float], float]
+"""Of one batch that begins at this time."""
+
+
+def about(mean: float, spread: float = 0.1) -> Seconds:
+    return lambda chance, at: mean * chance.lognormvariate(-spread * spread / 2, spread)
+
+
+@dataclass
+class Pipeline:
+    """A loader of workers, behind them a thread that pins what is made first, behind it steps that train in order."""
+
+    make: Seconds
+    pin: Seconds
+    step: Seconds
+    begun: list[float] = field(default_factory=list)
+    made: list[float] = field(default_factory=list)
+    taken: list[float] = field(default_factory=list)
+    """By the pinning thread, in its order."""
+    pinned: dict[int, float] = field(default_factory=dict)
+    """By number of the batch, in the thread's order."""
+    asked: list[float] = field(default_factory=list)
+    handed: list[float] = field(default_factory=list)
+    free: float = 0.0
+    """When the thread is."""
+
+    def run(self, seconds: float, seed: int) -> "Pipeline":
+        chance, now, unpinned = random.Random(seed), 0.0, list[tuple[float, int]]()
+        for number in range(NUM_WORKERS * PREFETCH):
+            heappush(unpinned, (self.make_one(chance, number, 0.0), number))
+        while now < seconds:
+            number = len(self.handed)
+            while number not in self.pinned:
+                self.pin_one(chance, *heappop(unpinned))
+            self.asked.append(now)
+            self.handed.append(max(now, self.pinned[number]))
+            further = number + NUM_WORKERS * PREFETCH
+            heappush(unpinned, (self.make_one(chance, further, self.handed[-1]), further))
+            now = self.handed[-1] + self.step(chance, self.handed[-1])
+        return self
+
+    def make_one(self, chance: random.Random, number: int, asked: float) -> float:
+        self.begun.append(max(asked, self.made[number - NUM_WORKERS] if number >= NUM_WORKERS else 0.0))
+        self.made.append(self.begun[-1] + self.make(chance, self.begun[-1]))
+        return self.made[-1]
+
+    def pin_one(self, chance: random.Random, made: float, number: int) -> None:
+        self.taken.append(max(made, self.free))
+        self.free = self.pinned[number] = self.taken[-1] + self.pin(chance, self.taken[-1])
+
+    def windows(self) -> list[Window]:
+        rule, found, first = WindowRule(WINDOW_S, NUM_WORKERS), [], 1
+        for number in range(2, len(self.asked)):
+            if rule.ends(self.asked[number] - self.asked[first], number - first):
+                found.append(self.window(first, number))
+                first = number
+        return found
+
+    def window(self, first: int, last: int) -> Window:
+        start, end = self.asked[first], self.asked[last]
+        return Window(
+            start_s=start,
+            seconds=end - start,
+            num_steps=last - first,
+            num_samples=last - first,
+            wait_s=sum(self.handed[i] - self.asked[i] for i in range(first, last)),
+            queue_start=self.ahead(first),
+            queue_end=self.ahead(last),
+            num_pinned=sum(start < pinned <= end for pinned in self.pinned.values()),
+            least_unpinned=min(self.unpinned(self.asked[i]) for i in range(first, last)),
+        )
+
+    def ahead(self, number: int) -> float:
+        """Batches made and not handed out when this one is asked for, those in the making by how far they are."""
+        now = self.asked[number]
+        whole = sum(made <= now for made in self.made[number:])
+        making = zip(self.begun[number:], self.made[number:], strict=True)
+        return whole + sum((now - begun) / (made - begun) for begun, made in making if begun < now < made)
+
+    def unpinned(self, now: float) -> int:
+        return sum(made <= now for made in self.made) - bisect_right(self.taken, now)
+
+
+def trial(seed: int, parts: dict[str, Seconds]) -> list[Window]:
+    """The windows that count."""
+    rule = StoppingRule(num_workers=NUM_WORKERS, max_s=MAX_S)
+    for window in Pipeline(**parts).run(20.0, seed).windows():
+        if not rule.add(window):
+            return rule.kept
+    raise AssertionError("it wanted more")
+
+
+def told(parts: dict[str, Seconds], rate: Callable[[list[Window]], float] = samples_per_s) -> float:
+    """What trials tell on average, of what minutes of the same pipeline train."""
+    minutes = Pipeline(**parts).run(600.0, seed=0)
+    trained_per_s = len(minutes.handed) / minutes.handed[-1]
+    return statistics.fmean(rate(trial(seed, parts)) for seed in range(1, 61)) / trained_per_s
+
+
+def in_turn(slow: float, fast: float, period: float) -> Seconds:
+    return lambda chance, at: slow if at % period < period / 2 else fast
+
+
+PINNING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.075, 0.3), "step": about(0.05)}
+"""The thread is the wall, by far."""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(PINNING, id="pinning"),
+        pytest.param({"make": about(1.3, 0.2), "pin": about(0.07, 0.3), "step": about(0.05)}, id="workers"),
+        pytest.param({"make": about(0.9), "pin": about(0.05), "step": about(0.08)}, id="steps"),
+        pytest.param({"make": about(1.15, 0.2), "pin": about(0.07, 0.3), "step": about(0.05)}, id="workers-or-pinning"),
+        pytest.param({"make": about(1.1, 0.2), "pin": about(0.068, 0.3), "step": about(0.066, 0.2)}, id="all-alike"),
+        pytest.param({"make": about(1.1, 0.2), "pin": in_turn(0.09, 0.05, 1.6), "step": about(0.05)}, id="two-speeds"),
+    ],
+)
+def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(parts: dict[str, Seconds]) -> None:
+    assert told(parts) == pytest.approx(1.0, abs=0.02)
+
+
+def test_neither_the_queue_as_a_whole_nor_what_was_trained_on_tells_what_a_pinning_thread_can_do() -> None:
+    """Without these the test above could not fail where the thread is the wall."""
+    assert told(PINNING, lambda kept: samples_per_s([replace(w, num_pinned=None) for w in kept])) > 1.08
+    assert told(PINNING, lambda kept: sum(w.num_samples for w in kept) / sum(w.seconds for w in kept)) > 1.15
