@@ -83,7 +83,8 @@ def _compare(bench: BenchClient, config: TrialConfig) -> RealComparison:
     names = _named(config, 100_001), _named(config, 100_002)
 
     def run(name: TrialConfig) -> Measurement | TrialFailure:
-        rule = StoppingRule(num_workers=config.loader.num_workers, max_s=TIMED_S)
+        batch_s = config.batch_size * bench.describe().sample_s
+        rule = StoppingRule(num_workers=config.loader.num_workers, max_s=TIMED_S, batch_s=batch_s)
         return run_trial(bench, FakeSensor(FakeClock()), clock, config, rule)
 
     found = finalists(list(confirm(names, run, clock, clock.now() + PATIENCE_S, yours=names[1])))

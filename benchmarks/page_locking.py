@@ -82,7 +82,8 @@ def trained(
 ) -> tuple[Measurement, StoppingRule, list[Window]]:
     """One run as a trial is run, the rule that ended it, and all its windows."""
     windows: list[Window] = []
-    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=MAX_S)
+    batch_s = config.batch_size * bench.describe().sample_s
+    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=MAX_S, batch_s=batch_s)
     found = run_trial(bench, sampler, MonotonicClock(), config, rule, windows.append)
     if not isinstance(found, Measurement):
         raise SystemExit(f"{config}: {found.kind}: {found.message}")

@@ -126,9 +126,11 @@ def _measure(
     took = 0.0
     as_confirmed = TRIAL_SHARE * baseline.result.config.time_budget_s
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
+    facts, loader = baseline.result.facts, baseline.config.loader
+    batch_s = loader.batch_size * facts.sample_s if facts else 0.0
     while not runs or clock.now() + took <= until_s:
         begun = clock.now()
-        rule = StoppingRule(num_workers=baseline.config.loader.num_workers, max_s=seconds)
+        rule = StoppingRule(num_workers=loader.num_workers, max_s=seconds, batch_s=batch_s)
         found = run_trial(bench, sensor, clock, baseline.config, rule)
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"

@@ -13,7 +13,8 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
-    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best)
+    batch_s = config.batch_size * run.found.facts.sample_s if run.found.facts else 0.0
+    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best, batch_s=batch_s)
     outcome = run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
     if isinstance(outcome, Measurement):
         run.found.trained.add((config.recipe, config.batch_size))

@@ -34,15 +34,23 @@ class StoppingRule:
     `add` is told each window and answers whether to go on. `max_s` is how many seconds of counted windows are allowed,
     unless whole rounds of the workers take longer; twice that at the most. Once as much was left out for settling,
     nothing more is. `best` is the incumbent's samples/s, to end hopeless runs early; None: there is none yet, or every
-    run counts.
+    run counts. `batch_s` is how long a batch takes a worker: at least that long, or `max_s`, it warms up.
     """
 
-    def __init__(self, *, num_workers: int, max_s: float, target: float = TARGET, best: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_workers: int,
+        max_s: float,
+        target: float = TARGET,
+        best: float | None = None,
+        batch_s: float = 0.0,
+    ) -> None:
         self.kept: list[Window] = []
         self._dropped: list[Window] = []
         self._left_out: list[Window] = []
         self._most_left_out_s = LATEST * max_s
-        self._warm_up = WarmUp(num_workers, max_s)
+        self._warm_up = WarmUp(num_workers, max_s, batch_s)
         self._steady, self._precise = Steady(), Precise(target)
         delivered, early = Delivered(num_workers, max_s), TimeUp(EARLIEST * max_s)
         # A run ends where all rules of one line are done; the last of them names the end.

@@ -67,18 +67,25 @@ class _Rule:
 
 @dataclass(slots=True, eq=False)
 class WarmUp(_Rule):
-    """Done after one round of the workers, or where the rest of it would eat half of the time allowed."""
+    """Done after one round of the workers, or where the rest of it would eat half of the time allowed; and not before
+    as much time has passed as a batch takes a worker, all that is allowed at the most.
+
+    Workers that had filled the queue have nothing in the making when training begins. Until they have as much of it as
+    the steps ask for, they seem to make less than those train on.
+    """
 
     verdict: ClassVar[str] = "warm"
     num_workers: int
     max_s: float
+    batch_s: float = 0.0
 
     def start(self) -> None:
         self.done = self.num_workers == 0
 
     def add(self, standing: Standing) -> None:
         left = self.num_workers - standing.num_steps
-        self.done = left <= 0 or left * standing.seconds / standing.num_steps > self.max_s / 2
+        round_over = left <= 0 or left * standing.seconds / standing.num_steps > self.max_s / 2
+        self.done = round_over and standing.seconds >= min(self.batch_s, self.max_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -38,6 +38,11 @@ def test_a_round_is_warm_up_where_there_is_time_for_it(
     assert after(WarmUp(num_workers, max_s=3.0), num_steps=num_steps, seconds=seconds) is warm
 
 
+@pytest.mark.parametrize(("batch_s", "seconds", "warm"), [(1.0, 1.0, True), (1.0, 0.9, False), (9.0, 3.0, True)])
+def test_it_warms_up_for_as_long_as_a_batch_takes_a_worker(batch_s: float, seconds: float, warm: bool) -> None:
+    assert after(WarmUp(8, max_s=3.0, batch_s=batch_s), num_steps=8, seconds=seconds) is warm
+
+
 def test_without_workers_nothing_is_warm_up() -> None:
     rule = WarmUp(num_workers=0, max_s=3.0)
     rule.start()
