@@ -15,6 +15,7 @@ from loadtune.records import (
     Finalist,
     HostFacts,
     LoaderPoint,
+    Measurement,
     MemoryCeiling,
     Progress,
     Reading,
@@ -24,6 +25,7 @@ from loadtune.records import (
     TransferPoint,
     Trial,
     TrialConfig,
+    TrialFailure,
     TuneConfig,
     TuningResult,
     Verdict,
@@ -60,6 +62,8 @@ class Findings:
     batch_sizes: tuple[int, ...] = ()
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
+    measured_ahead: dict[TrialConfig, Measurement | TrialFailure] = field(default_factory=dict)
+    """What was timed before the study asked for it, which it then need not time again."""
     trials: list[Trial] = field(default_factory=list)
     finalists: tuple[Finalist, ...] = ()
     best: Winner | None = None

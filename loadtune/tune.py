@@ -99,6 +99,7 @@ def story(run: Run) -> None:
     """The stages, in the order in which each needs what the one before found."""
     facts = stages.start(run)
     recipes = stages.recipes(run, facts)
+    stages.own(run, facts, recipes)
     stages.memory(run, facts, recipes)
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)

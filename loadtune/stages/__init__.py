@@ -6,6 +6,7 @@ from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory
 from loadtune.stages.overrun import overrun
+from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import study
@@ -20,6 +21,7 @@ __all__ = [
     "costs",
     "memory",
     "overrun",
+    "own",
     "recipes",
     "space",
     "start",

@@ -45,6 +45,9 @@ CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.15, 0.25
 """Of the time budget, for the whole confirmation: on an H200 two rounds of three finalists, 45 s; no more than 75 s. A
 third round of ties tells nobody anything (263 s for a run that was decided after 220)."""
 
+OWN_STAGE = "yours"
+"""The stage that times the user's own settings ahead of the search."""
+
 LAST_SHARE = 0.08
 """Of the time budget, for what comes after the confirmation: bounds, epochs and checkpoints took 15 to 28 s."""
 
@@ -106,7 +109,18 @@ class Run:
         """No trial begins that would end later, once enough were run: half of what is left of the aim, or less where
         the confirmation and the last figures need more than the other half."""
         kept_s = (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
-        return self.clock.now() + max(0.0, min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s))
+        left_s = self._aim_left_s + self._ahead_s
+        return self.clock.now() + max(0.0, min(STUDY_SHARE * left_s, left_s - kept_s) - self._ahead_s)
+
+    @property
+    def study_until_s(self) -> float:
+        """The same however few were run."""
+        return self.clock.now() + max(0.0, STUDY_SHARE * (self.found.left_s + self._ahead_s) - self._ahead_s)
+
+    @property
+    def _ahead_s(self) -> float:
+        """Of the search's time, what its first trial took before the search began."""
+        return self.found.stage_seconds.get(OWN_STAGE, 0.0)
 
     @property
     def confirm_until_s(self) -> float:

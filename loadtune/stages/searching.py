@@ -5,10 +5,12 @@ from dataclasses import replace
 from loadtune.probe.compute import as_fast, knee, reaches
 from loadtune.records import (
     ComputePoint,
+    Measurement,
     Objective,
     Precision,
     Trial,
     TrialConfig,
+    TrialFailure,
     TuneConfig,
     WorkloadFacts,
 )
@@ -17,7 +19,7 @@ from loadtune.report.store import STUDY_FILE
 from loadtune.stages.crowding import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
-from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run
+from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.loop import Study, StudyLoop
 from loadtune.study.seeds import Seed, seed_configs
@@ -165,11 +167,11 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
     screens = by_speed and not run_whole(run, searched)
     return StudyLoop(
         study=asked,
-        run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best if by_speed else None),
+        run=lambda trial, best: _timed_once(run, trial, best if by_speed else None),
         refuse=lambda trial, best: refusal(run, facts, searched, trial, best if screens else None),
         clock=run.clock,
         num_trials=run.found.config.num_trials,
-        until_s=run.until(STUDY_SHARE),
+        until_s=run.study_until_s,
         enough_until_s=run.search_until_s,
         num_seeds=num_seeds,
         num_configs=sum(1 for _ in searched.configs()),
@@ -179,6 +181,11 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         known=tuple(run.found.trials),
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
+
+
+def _timed_once(run: Run, config: TrialConfig, best: float | None) -> Measurement | TrialFailure:
+    ahead = run.found.measured_ahead.pop(config, None)
+    return ahead or timed(run, config, TRIAL_SHARE, best)
 
 
 def _outcome_text(trial: Trial, objective: Objective) -> str:

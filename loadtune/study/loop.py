@@ -182,7 +182,8 @@ class StudyLoop:
         started = self.clock.now()
         outcome = self.run(config, self.best)
         self._num_run += 1
-        self._seconds.append(self.clock.now() - started)
+        took = self.clock.now() - started
+        self._seconds.append(max(took, outcome.seconds) if isinstance(outcome, Measurement) else took)
         if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
             raise WorkloadError(
                 f"{outcome.message.rstrip('.')}. Every sample has to be readable and every batch trainable: mend the "

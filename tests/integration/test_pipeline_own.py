@@ -1,0 +1,93 @@
+"""The user's own settings are timed before anything slow, once, and what they leave to be gained is said at once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.records import Progress, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.testing import FakeBench, Surface, fake_host
+
+MINUTE_S = 60.0
+KEEPS_UP = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
+NO_MORE = "no num_workers or pin_memory can gain more"
+
+
+class SlowToProbe(FakeBench):
+    """Memory takes two minutes, as ConvNeXt-Large's did on an H200."""
+
+    def __init__(self, surface: Surface) -> None:
+        super().__init__(surface, noise=0.004)
+        self.timed_configs: list[TrialConfig] = []
+
+    def try_batch(self, asked):
+        self.clock.spend(10.0)
+        return super().try_batch(asked)
+
+    def time_training(self, config, window_s, watch):
+        self.timed_configs.append(config)
+        return super().time_training(config, window_s, watch)
+
+
+def said(bench: FakeBench, tmp_path: Path, yours: YourSettings, **options) -> list[tuple[float, str, str]]:
+    """Seconds into the run, in which stage, what."""
+    told, began = [], bench.clock.now()
+
+    def listen(progress: Progress) -> None:
+        if progress.message:
+            told.append((bench.clock.now() - began, progress.stage, progress.message))
+
+    tune_fake(bench, tmp_path, TuneConfig(yours=yours, **options), listener=listen)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("surface", "keeps_up"), [(KEEPS_UP, True), (Surface(), False)], ids=["keeps-up", "waits-for-its-loader"]
+)
+def test_what_your_settings_leave_is_said_within_a_minute(tmp_path: Path, surface: Surface, keeps_up: bool) -> None:
+    bench = SlowToProbe(surface)
+    told = said(bench, tmp_path, YourSettings(batch_size=128, num_workers=4, pin_memory=True, precision="fp16"))
+    at, _, message = next(each for each in told if each[1] == "yours")
+    assert "batch 128, 4 workers, pinned, fp16" in message
+    assert at < MINUTE_S
+    assert (NO_MORE in message) is keeps_up
+    assert any(stage == "memory" and when > MINUTE_S for when, stage, _ in told), "probing was meant to be slow"
+
+
+def test_what_was_timed_ahead_is_the_first_trial_and_is_not_timed_again(tmp_path: Path) -> None:
+    bench = SlowToProbe(Surface())
+    yours = YourSettings(batch_size=128, num_workers=4, pin_memory=True, precision="fp16")
+    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
+    first = result.trials[0]
+    assert first.origin == "yours"
+    assert first.config == bench.timed_configs[0]
+    searched = sum(trial.screened is None for trial in result.trials)
+    assert bench.timed_configs[:searched].count(first.config) == 1
+    assert first.config.recipe != Recipe(precision="fp16"), "under the recipe that was chosen"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"yours": YourSettings(), "max_batch_size": 32}, id="an-assumed-batch-that-was-not-trained-yet"),
+        pytest.param({"yours": YourSettings(precision="bf16"), "precisions": ("fp16",)}, id="a-precision-that-is-out"),
+    ],
+)
+def test_what_the_probes_have_to_admit_is_left_to_the_study(tmp_path: Path, options: dict) -> None:
+    assert not [message for _, stage, message in said(FakeBench(), tmp_path, **options) if stage == "yours"]
+
+
+def test_a_named_batch_that_does_not_train_ends_nothing(tmp_path: Path) -> None:
+    told = []
+    config = TuneConfig(yours=YourSettings(batch_size=2048, num_workers=4))
+    result = tune_fake(FakeBench(), tmp_path, config, listener=told.append)
+    assert [p.message for p in told if p.stage == "yours" and p.message and ": oom (" in p.message]
+    assert result.best is not None
+
+
+def test_batches_that_the_host_has_no_room_for_are_left_to_the_study(tmp_path: Path) -> None:
+    told = []
+    config = TuneConfig(yours=YourSettings(batch_size=128, num_workers=8))
+    tune_fake(FakeBench(), tmp_path, config, listener=told.append, host=replace(fake_host(), shm_free_bytes=1 << 20))
+    assert not [progress for progress in told if progress.stage == "yours"]
