@@ -151,7 +151,7 @@ class StudyLoop:
             return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
         if self.num_configs is not None and self._num_fitting >= self.num_configs:
             return "every configuration of the space was looked at"
-        if self._idle >= MAX_IDLE:
+        if self._idle >= max(MAX_IDLE, self.num_seeds):  # none of the seeds is passed over
             return "no configuration was left that could win"
         if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
