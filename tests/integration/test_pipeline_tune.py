@@ -89,7 +89,7 @@ def test_without_workers_there_is_no_other_value_of_what_concerns_them(tmp_path:
 def test_a_space_within_the_trials_asked_for_is_run_whole(tmp_path: Path, num_trials: int) -> None:
     """Four workers reach what it computes, and no more does any later one: that ends no search that was to see all."""
     surface = Surface(compute_per_s={"fp32": 450.0, "bf16": 450.0})
-    run = configs(tune_fake(FakeBench(surface), tmp_path, replace(WHOLE, num_trials=num_trials)))
+    run = configs(tune_fake(FakeBench(surface), tmp_path, replace(WHOLE, num_trials=num_trials, time_budget_s=600.0)))
     assert len(run) == len(set(run)) == 26
 
 
