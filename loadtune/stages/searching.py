@@ -1,5 +1,6 @@
 """The search: the study that tries configurations of the space, and what it starts with."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.probe.compute import as_fast, knee, reaches
@@ -96,12 +97,15 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         enough_per_s=KEEPS_UP * top.samples_per_s if by_speed else None,
         tuned=found.config.tune,
     )
-    if not run_whole(run, searched):
-        return seeds
+    return _whole(seeds, searched) if run_whole(run, searched) else seeds
+
+
+def _whole(seeds: Sequence[Seed], searched: SearchSpace) -> list[Seed]:
+    """The seeds, and behind them every other configuration: in case that time ends first, the likeliest come first."""
     seeded = {seed.config: Seed(seed.origin, seed.config) for seed in seeds}  # none follows: each is tried by itself
     rest = [config for config in searched.configs() if config not in seeded]
     corner = next((seed.config for seed in seeds if seed.origin == "seed"), None)
-    if corner is not None:  # what is the likeliest comes first, in case that the time ends before the space does
+    if corner is not None:
         rest.sort(key=lambda config: searched.num_steps(config, corner))
     return [*seeded.values(), *(Seed("search", config) for config in rest)]
 

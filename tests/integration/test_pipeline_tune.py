@@ -107,19 +107,6 @@ def test_where_time_ends_a_space_that_was_to_be_run_whole_it_is_told(tmp_path: P
     assert all(config.loader.num_workers > 2 for config in run), "what is near the prediction comes first"
 
 
-def test_no_run_of_configurations_that_do_not_fit_ends_a_whole_space_before_its_end(tmp_path: Path) -> None:
-    """Of pinned batches all, and then some, are said to be too many; those that are not come last."""
-
-    def fail(config: TrialConfig) -> TrialFailure | None:
-        over = config.loader.num_workers * config.loader.prefetch_factor > 2
-        return TrialFailure(kind="shm", phase="training", message="planted") if over else None
-
-    config = TuneConfig(fix=NARROW, max_workers=8, tune=("prefetch_factor",), num_trials=100)
-    run = configs(tune_fake(FakeBench(fail=fail), tmp_path, config))
-    fitting = {config for config in run if config.loader.num_workers * config.loader.prefetch_factor <= 2}
-    assert {(c.loader.num_workers, c.loader.prefetch_factor) for c in fitting} == {(0, 2), (1, 1), (1, 2), (2, 1)}
-
-
 def test_what_cannot_reach_the_best_any_more_is_ended_early(tmp_path: Path) -> None:
     """A trial's noise would be worth six windows and 1.2 s; what trains at half the best rate has three."""
     config = TuneConfig(fix=NARROW, max_workers=2, num_trials=20, yours=YourSettings(batch_size=200, num_workers=2))
