@@ -35,12 +35,16 @@ def _does_not_fit(run: Run, facts: WorkloadFacts, searched: SearchSpace, config:
 
 
 def _ran_out(trial: Trial, config: TrialConfig, facts: WorkloadFacts) -> Refusal | None:
-    """What a trial that ran out of memory, whatever the probes said, rules out from then on."""
+    """What a trial that ran out of memory, whatever the probes said, rules out from then on.
+
+    In its precision, as ceilings are: what differs in a recipe there is the memory format, as all of a precision's
+    trials are compiled or none.
+    """
     if trial.failure is None or not trial.failure.is_of_memory:
         return None
     if trial.failure.kind == "oom":
         excess = config.batch_size - trial.config.batch_size + 1
-        if config.recipe != trial.config.recipe or excess <= 0:
+        if config.precision != trial.config.precision or excess <= 0:
             return None
         return Refusal(reason=f"a batch of {trial.config.batch_size} ran out of memory in a trial", excess=excess)
     failed, needed = (prefetch_bytes(each.loader, facts.sample_bytes) for each in (trial.config, config))

@@ -1,5 +1,6 @@
 """The search: the study that tries configurations of the space, and what it starts with."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.probe.compute import as_fast, knee, reaches
@@ -11,7 +12,6 @@ from loadtune.records import (
     Trial,
     TrialConfig,
     TrialFailure,
-    TuneConfig,
     WorkloadFacts,
 )
 from loadtune.report.journal import Searched, Tried
@@ -21,10 +21,10 @@ from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
 from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
+from loadtune.stages.untried import end_notes
 from loadtune.study.loop import Study, StudyLoop
 from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace
-from loadtune.units import seconds_text
 
 NEARLY_SATURATED = 0.9
 """Share of the compute-only rate at which the search starts: the last tenth costs twice the batch or more, and where
@@ -37,10 +37,6 @@ runs, median 1.5, at the most 2.3; in bf16 and fp32 1.0."""
 KEEPS_UP = 0.7
 """Share of the compute-only rate below which all workers, or the thread that pins, are taken for the wall: ResNet-50 on
 H200s 0.5 to 0.8, an MLP on vectors 0.1 to 0.2, ConvNeXt-Large 0.9."""
-
-WHOLE_AT_MOST = 25
-"""Configurations of a space that is run whole: a trial takes some 2% of the time budget, and the search half of it.
-Where the time ends before the space does, a sampler finds more than whatever comes first."""
 
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -66,10 +62,13 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.trials.append(trial)
             found.tell(None if trial.screened is not None else _outcome_text(trial, config.objective))
         found.tell(f"The search ended: {loop.ended}.")
-        note = _note(loop, config, predictions_left=asked.has_predictions_left)
-        if note is not None:
+        notes = end_notes(
+            loop, found, searched, whole=run_whole(run, searched), predictions_left=asked.has_predictions_left
+        )
+        for note in notes:
             found.note(note)
-        run.keep(Searched(num_trials=config.num_trials, time_budget_s=config.time_budget_s, note=note))
+        kept = "\n".join(notes) or None
+        run.keep(Searched(num_trials=config.num_trials, time_budget_s=config.time_budget_s, note=kept))
 
 
 def _has_ended(run: Run) -> bool:
@@ -77,21 +76,9 @@ def _has_ended(run: Run) -> bool:
     before = None if run.kept is None else run.kept.searched
     if before is None or not before.covers(run.found.config):
         return False
-    if before.note is not None:
-        run.found.note(before.note)
+    for note in (before.note or "").splitlines():
+        run.found.note(note)
     return True
-
-
-def _note(loop: StudyLoop, config: TuneConfig, *, predictions_left: bool) -> str | None:
-    """What of the search's end a user should know. None: nothing."""
-    if loop.yours_suffices:
-        return f"The search ended early: {loop.ended}."
-    if not (loop.out_of_time and predictions_left):
-        return None
-    return (
-        f"The time budget of {seconds_text(config.time_budget_s)} ended the search before all that is predicted to be "
-        "fast was tried. A larger --time-budget may find a faster configuration."
-    )
 
 
 def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list[Seed]:
@@ -110,11 +97,19 @@ def first_configs(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> list
         as_fast=_as_fast(run, searched),
         unhindered=_unhindered(run, searched),
         enough_per_s=KEEPS_UP * top.samples_per_s if by_speed else None,
+        tuned=found.config.tune,
     )
-    if not run_whole(run, searched):
-        return seeds
+    return _whole(seeds, searched) if run_whole(run, searched) else seeds
+
+
+def _whole(seeds: Sequence[Seed], searched: SearchSpace) -> list[Seed]:
+    """The seeds, and behind them every other configuration: in case that time ends first, the likeliest come first."""
     seeded = {seed.config: Seed(seed.origin, seed.config) for seed in seeds}  # none follows: each is tried by itself
-    return [*seeded.values(), *(Seed("search", config) for config in searched.configs() if config not in seeded)]
+    rest = [config for config in searched.configs() if config not in seeded]
+    corner = next((seed.config for seed in seeds if seed.origin == "seed"), None)
+    if corner is not None:
+        rest.sort(key=lambda config: searched.num_steps(config, corner))
+    return [*seeded.values(), *(Seed("search", config) for config in rest)]
 
 
 def _flat_from(run: Run, searched: SearchSpace) -> int:
@@ -157,7 +152,7 @@ def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:
 
 def run_whole(run: Run, searched: SearchSpace) -> bool:
     """Whether there are trials enough for every configuration: then no sampler is asked, and no bound."""
-    return sum(1 for _ in searched.configs()) <= min(run.found.config.num_trials, WHOLE_AT_MOST)
+    return sum(1 for _ in searched.configs()) <= run.found.config.num_trials
 
 
 def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Study, *, num_seeds: int) -> StudyLoop:

@@ -112,6 +112,7 @@ class StudyLoop:
     _seconds: list[float] = field(default_factory=list)
     _num_run: int = 0
     _num_known: int = 0
+    _num_asked: int = 0
     _idle: int = 0
     _stale: int = 0
 
@@ -121,7 +122,7 @@ class StudyLoop:
             if outcome is None:
                 continue  # screened: another bound may hold by now
             self._seen[trial.config] = outcome
-            self._num_known = self._num_run = self._num_run + 1
+            self._num_known = self._num_asked = self._num_run = self._num_run + 1
             if isinstance(outcome, Measurement):
                 self._seconds.append(outcome.seconds)
                 self.best = max(self.best or 0.0, outcome.score(self.objective))
@@ -130,6 +131,7 @@ class StudyLoop:
         """Each configuration the study looks at, with its outcome; ones seen before are answered from memory."""
         while not (ended := self._end()):
             asked = self.study.ask()
+            self._num_asked += 1
             if asked.config in self._seen:
                 self._idle += 1
                 self._tell(asked, self._seen[asked.config])
@@ -151,7 +153,7 @@ class StudyLoop:
             return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
         if self.num_configs is not None and self._num_fitting >= self.num_configs:
             return "every configuration of the space was looked at"
-        if self._idle >= MAX_IDLE:
+        if self._idle >= MAX_IDLE and self._num_asked >= self.num_seeds:  # no seed is passed over
             return "no configuration was left that could win"
         if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"

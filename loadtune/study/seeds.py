@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from loadtune.records import ComputePoint, Measurement, Precision, TrialConfig, TrialOrigin
+from loadtune.records import ComputePoint, Dimension, Measurement, Precision, Setting, TrialConfig, TrialOrigin
 from loadtune.study.evidence import batches_stand_unpinned
 from loadtune.study.space import SearchSpace, nearest_rung
 
@@ -45,6 +45,7 @@ def seed_configs(
     as_fast: Collection[Precision] = (),
     unhindered: Precision | None = None,
     enough_per_s: float | None = None,
+    tuned: Sequence[Dimension] = (),
 ) -> list[Seed]:
     """The user's own configuration, another machine's winner, the corner the bounds predict, and what lies around it.
 
@@ -56,7 +57,8 @@ def seed_configs(
     in `as_fast` computed as fast where both were timed, and are tried at the larger batch. `unhindered` may train
     faster than the fastest one, whose steps wait for the device, and is tried in its corner; what follows is tried in
     whichever did. Where all workers train fewer than `enough_per_s` in the corner, the largest batch is tried by all of
-    them: what a batch costs beside its samples is then left to spare. None: it is not.
+    them: what a batch costs beside its samples is then left to spare. None: it is not. Each dimension of `tuned`, which
+    the user asked for, is tried at another value in the corner.
     """
     precision, pin, most = fastest.recipe.precision, space.pin_memory[-1], space.num_workers[-1]
     batch_size = _at_most(space, fastest.batch_size, precision)
@@ -86,6 +88,7 @@ def seed_configs(
             *(Seed("seed", config, follows) for config in around),
             *([Seed("seed", space.config(largest, most, pin, precision), follows, short)] if short else []),
             *(Seed("seed", space.config(_at_most(space, larger, each), between, pin, each)) for each in as_fast),
+            *_tuned(space, corner, follows, tuned),
             Seed("seed", _conservative(space, batch_size, fastest, sample_s), follows),
         ],
     )
@@ -100,6 +103,28 @@ def _known(
         here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
         known.append(Seed("warm start", space.clip(here)))
     return known
+
+
+def _tuned(
+    space: SearchSpace,
+    corner: TrialConfig,
+    follows: tuple[TrialConfig, TrialConfig] | None,
+    tuned: Sequence[Dimension],
+) -> list[Seed]:
+    """The corner with one of these dimensions at its next value, for each that the space has several values of. The
+    memory format follows no other precision: there it would be that recipe's own again."""
+    axes, point = space.axes, space.point(corner)
+    others = {name: _next(axes[name], point[name]) for name in tuned if len(axes.get(name, ())) > 1}
+    return [
+        Seed("seed", space.at({**point, name: value}), None if name == "memory_format" else follows)
+        for name, value in others.items()
+    ]
+
+
+def _next(axis: Sequence[Setting], value: Setting) -> Setting:
+    """The value behind this one; the one before the last."""
+    at = axis.index(value)
+    return axis[at + 1] if at + 1 < len(axis) else axis[at - 1]
 
 
 def _that_fit(space: SearchSpace, seeds: Sequence[Seed]) -> list[Seed]:

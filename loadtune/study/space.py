@@ -110,6 +110,14 @@ class SearchSpace:
         near = (self.at({**point, name: value}) for name, value in steps)
         return (other for other in dict.fromkeys(near) if other != config and self.excess(other) <= 0)
 
+    def num_steps(self, one: TrialConfig, other: TrialConfig) -> int:
+        """From one to the other: rungs of every ladder, and one for each other value that differs."""
+        here, there = self.point(one), self.point(other)
+        return sum(
+            abs(axis.index(here[name]) - axis.index(there[name])) if is_ordered(axis) else here[name] != there[name]
+            for name, axis in self.axes.items()
+        )
+
     def configs(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once."""
         axes = self.axes

@@ -1,11 +1,12 @@
-"""Which precision the first trials are run in, where the fastest one may be overtaken."""
+"""Which precision the first trials are run in, where the fastest one may be overtaken; what is tried of what was asked
+for."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from loadtune.records import ComputePoint, Precision, Recipe, TrialConfig
+from loadtune.records import ComputePoint, Dimension, Precision, Recipe, TrialConfig
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
@@ -33,8 +34,12 @@ def seeds(
 
 
 def asked(rates: Mapping[TrialConfig, float | None], first: list[Seed]) -> list[TrialConfig]:
+    return asked_in(SPACE, rates, first)
+
+
+def asked_in(space: SearchSpace, rates: Mapping[TrialConfig, float | None], first: list[Seed]) -> list[TrialConfig]:
     """What a study asks for until its seeds are through; it is told these rates, None: does not run, else 3,000/s."""
-    study = OptunaStudy(SPACE, first, None, seed=0)
+    study = OptunaStudy(space, first, None, seed=0)
     configs = []
     for _ in first:
         trial = study.ask()
@@ -156,3 +161,70 @@ def test_what_was_asked_for_in_the_faster_precision_is_no_prediction_left() -> N
 def test_only_a_scaler_beside_an_optimizer_that_is_not_fused_waits() -> None:
     waiting = (FP16, BF16, Recipe(), Recipe(precision="fp16", fused_optimizer=True))
     assert [recipe.waits_each_step for recipe in waiting] == [True, False, False, False]
+
+
+TUNED: tuple[Dimension, ...] = ("prefetch_factor", "in_order", "persistent_workers", "memory_format", "compile")
+WIDE = replace(
+    SPACE,
+    prefetch_factors=(1, 2, 4, 8),
+    in_order=(True, False),
+    persistent_workers=(True, False),
+    memory_formats=("contiguous", "channels_last"),
+)
+
+
+def tuned_seeds(
+    space: SearchSpace = WIDE,
+    tuned: tuple[Dimension, ...] = TUNED,
+    unhindered: Precision | None = None,
+    warm: TrialConfig | None = None,
+) -> list[Seed]:
+    fastest = FakeBench(noise=0.0).time_compute(FP16, 256, 1.0)
+    assert isinstance(fastest, ComputePoint)
+    return seed_configs(space, None, fastest, 1 / 1000, tuned=tuned, unhindered=unhindered, warm=warm)
+
+
+def test_each_tuned_dimension_is_tried_once_in_the_corner_before_the_conservative_one() -> None:
+    plain, tuned = tuned_seeds(tuned=()), tuned_seeds()
+    corner = plain[0].config
+    assert [seed.config for seed in tuned[: len(plain) - 1]] == [seed.config for seed in plain[:-1]]
+    assert tuned[-1] == plain[-1]
+    assert [seed.config for seed in tuned[len(plain) - 1 : -1]] == [
+        replace(corner, loader=replace(corner.loader, prefetch_factor=4)),
+        replace(corner, loader=replace(corner.loader, in_order=False)),
+        replace(corner, loader=replace(corner.loader, persistent_workers=False)),
+        replace(corner, recipe=replace(FP16, memory_format="channels_last")),
+    ]
+
+
+def test_a_dimension_of_one_value_and_one_the_space_knows_nothing_of_are_no_seeds() -> None:
+    assert tuned_seeds(SPACE) == tuned_seeds(SPACE, ())
+    assert tuned_seeds(tuned=("compile",)) == tuned_seeds(tuned=())
+
+
+def test_the_last_value_of_a_dimension_is_followed_by_the_one_before_it() -> None:
+    space = replace(WIDE, prefetch_factors=(1, 2))
+    factors = [seed.config.loader.prefetch_factor for seed in tuned_seeds(space, ("prefetch_factor",))]
+    assert sorted(set(factors)) == [1, 2]
+
+
+def test_without_workers_a_tuned_dimension_is_the_corner_itself() -> None:
+    configs = [seed.config for seed in tuned_seeds(replace(WIDE, num_workers=(0,)), ("prefetch_factor", "in_order"))]
+    assert len(configs) == len(set(configs))
+    assert {(c.loader.prefetch_factor, c.loader.in_order) for c in configs} == {(2, True)}
+
+
+def test_what_another_seed_tries_already_is_not_tried_again() -> None:
+    corner = tuned_seeds(tuned=())[0].config
+    warm = replace(corner, loader=replace(corner.loader, in_order=False))
+    (first, *others) = tuned_seeds(tuned=("in_order",), warm=warm)
+    assert (first.origin, first.config) == ("warm start", warm)
+    assert warm not in [seed.config for seed in others]
+
+
+def test_tuned_loaders_follow_the_faster_precision_and_a_memory_format_stays() -> None:
+    """In the other precision its recipe's own format would be tried again."""
+    first = tuned_seeds(unhindered="bf16")
+    tried = asked_in(WIDE, {first[1].config: 4000.0}, first)
+    assert [c.precision for c in tried if c.loader.prefetch_factor == 4 or not c.loader.in_order] == ["bf16", "bf16"]
+    assert [c.precision for c in tried if c.recipe.memory_format == "channels_last"] == ["fp16"]

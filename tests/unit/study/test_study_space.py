@@ -85,3 +85,18 @@ def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:
     assert your_config(YourSettings(), 16).batch_size == 16
     assert your_config(YourSettings(), 1000).batch_size == 64
     assert your_config(YourSettings(batch_size=64), 16).batch_size == 64
+
+
+def test_steps_count_rungs_of_sizes_and_one_for_any_other_value() -> None:
+    space = SearchSpace(
+        batch_sizes=(16, 24, 32, 48),
+        num_workers=(0, 1, 2, 4),
+        pin_memory=(False, True),
+        recipes={"fp32": Recipe(), "bf16": Recipe(precision="bf16")},
+        ceilings={"fp32": 48, "bf16": 48},
+    )
+    corner = space.config(32, 4, True, "bf16")
+    assert space.num_steps(corner, corner) == 0
+    assert space.num_steps(corner, space.config(48, 4, True, "bf16")) == 1
+    assert space.num_steps(corner, space.config(16, 1, True, "bf16")) == 4
+    assert space.num_steps(corner, space.config(32, 4, False, "fp32")) == 2

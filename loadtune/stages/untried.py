@@ -1,0 +1,57 @@
+"""What the end of a search left untried, in sentences for whoever reads the result."""
+
+from collections.abc import Iterator
+
+from loadtune.findings import Findings
+from loadtune.records import Dimension, TuneConfig
+from loadtune.study.loop import StudyLoop
+from loadtune.study.space import SearchSpace
+from loadtune.units import seconds_text
+
+
+def end_notes(
+    loop: StudyLoop, found: Findings, searched: SearchSpace, *, whole: bool, predictions_left: bool
+) -> list[str]:
+    """What of the search's end a user should know, a line each. `whole`: every configuration was to be run."""
+    if loop.yours_suffices:
+        first = [f"The search ended early: {loop.ended}."]
+    elif loop.out_of_time and whole:
+        first = _not_whole(found, searched)
+    elif loop.out_of_time and predictions_left:
+        first = [
+            f"The time budget of {_budget(found.config)} ended the search before all that is predicted to be fast was "
+            "tried. A larger --time-budget may find a faster configuration."
+        ]
+    else:
+        first = []
+    return [*first, *(_tuned_note(loop, searched, name) for name in _void(found, searched))]
+
+
+def _not_whole(found: Findings, searched: SearchSpace) -> list[str]:
+    num_run = sum(trial.screened is None for trial in found.trials)
+    num_configs = sum(1 for _ in searched.configs())
+    return [
+        f"The time budget of {_budget(found.config)} ended the search after {num_run} of the {num_configs} "
+        "configurations there are, those nearest to what was predicted first. A larger --time-budget runs more of them."
+    ]
+
+
+def _void(found: Findings, searched: SearchSpace) -> Iterator[Dimension]:
+    """Dimensions given to --tune of which one value was run at most, or none."""
+    axes, run = searched.axes, [trial.config for trial in found.trials if trial.screened is None]
+    for name in found.config.tune:
+        mattered = [config for config in run if name == "memory_format" or config.loader.num_workers]
+        if len(axes.get(name, ())) > 1 and len({searched.point(config)[name] for config in mattered}) < 2:
+            yield name
+
+
+def _tuned_note(loop: StudyLoop, searched: SearchSpace, name: Dimension) -> str:
+    if name != "memory_format" and searched.num_workers == (0,):
+        return f"--tune {name}: it means nothing without workers, and none were searched."
+    if loop.out_of_time:
+        return f"--tune {name}: no other value was tried in the time there was. A larger --time-budget tries it."
+    return f"--tune {name}: no other value was tried before the search ended ({loop.ended})."
+
+
+def _budget(config: TuneConfig) -> str:
+    return seconds_text(config.time_budget_s)
