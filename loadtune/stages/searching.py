@@ -72,7 +72,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 
 def _has_ended(run: Run) -> bool:
     """Whether the search of a run that goes on had come to its end, and no more is asked for."""
-    before = None if run.kept is None else run.kept.searched
+    before = run.searched
     if before is None or not before.covers(run.found.config):
         return False
     if before.note is not None:

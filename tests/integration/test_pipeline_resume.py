@@ -7,7 +7,7 @@ import optuna
 import pytest
 from pipeline_rig import GPU, tune_fake
 
-from loadtune.errors import ResultError
+from loadtune.errors import LoadtuneError, ResultError, WorkloadError
 from loadtune.records import (
     Fixed,
     Progress,
@@ -17,9 +17,10 @@ from loadtune.records import (
     TrialFailure,
     TuneConfig,
     TuningResult,
+    WorkloadFacts,
     WorkloadSpec,
 )
-from loadtune.report.journal import JOURNAL_FILE, Journal, Reopened, newest_run, read_journal
+from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
@@ -197,8 +198,7 @@ def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, 
 def test_as_many_trials_as_were_left_are_more_where_they_are_asked_for(tmp_path: Path) -> None:
     """`--resume --trials 5` after 7 of 12 asks for 12 again."""
     finished = tune_fake(FakeBench(), tmp_path)
-    Journal(tmp_path).keep(Reopened())
-    again = resumed(tmp_path)
+    again = resumed(tmp_path, reopen=True)
     assert num_run(again) > num_run(finished)
     assert resumed(tmp_path).trials == again.trials
 
@@ -282,6 +282,29 @@ def test_another_machine_or_job_is_refused_and_named(tmp_path: Path, differs: di
         resumed(tmp_path, bench=bench, **differs)
     assert told in str(raised.value)
     assert bench.requests == []
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("what", ["machine", "workload", "no workload"])
+def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> None:
+    """Also where more trials were asked for: a later resumption without that runs none of them."""
+
+    class Broken(FakeBench):
+        def describe(self) -> WorkloadFacts:
+            raise WorkloadError("importing the module raised SyntaxError")
+
+    finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    before, more = files(tmp_path), replace(ALL_TRIALS, num_trials=9)
+    other = FakeBench(facts=replace(FakeBench().describe(), dataset_length=500))
+    bench = {"machine": FakeBench(), "workload": other, "no workload": Broken()}[what]
+    host = replace(fake_host(), torch="9.9") if what == "machine" else fake_host()
+    with pytest.raises(LoadtuneError):
+        resumed(tmp_path, more, bench, host=host, reopen=True)
+    assert files(tmp_path) == before
+    assert resumed(tmp_path, ALL_TRIALS).trials == finished.trials
 
 
 def test_another_dataset_under_the_same_name_is_refused(tmp_path: Path) -> None:
