@@ -48,8 +48,6 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     with found.stage("study"):
         check_budget(run)
-        if _has_ended(run):
-            return
         first = first_configs(run, facts, searched)
         asked = OptunaStudy(
             searched,
@@ -59,6 +57,10 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             known=found.trials,
             objective=config.objective,
         )
+        if asked.renewed is not None:
+            found.note(f"{asked.renewed} The study was built anew from the journal, which has every trial of it.")
+        if _has_ended(run):
+            return
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
