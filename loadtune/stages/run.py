@@ -70,7 +70,7 @@ class Run:
     def begin(self) -> None:
         """Keep that the run starts, or goes on: that only once nothing was refused."""
         found = self.found
-        self.keep(Head(config=found.config, host=found.host, device=found.device))
+        self.keep(Head(config=found.config, host=found.host, device=found.device, loadtune_version=found.version))
         if self.reopen:
             self.keep(Reopened())
 
