@@ -68,8 +68,8 @@ def _notes(kept: Kept, found: Findings) -> list[str]:
         )
     if hosts and found.device.kind == "cpu":  # a GPU has a name of its own
         notes.append(
-            f"This run was begun on {hosts} and goes on on {found.host.hostname}: as far as can be told the same kind of "
-            "machine. Where it is not the same one, run without --resume."
+            f"This run was begun on {hosts} and goes on on {found.host.hostname}: as far as can be told the same kind "
+            "of machine. Where it is not the same one, run without --resume."
         )
     return notes
 
