@@ -129,8 +129,10 @@ def run(
             objective=objective_of(objective),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
-        folder, config = (None, check(config)) if resume is None else _resumed(resume, config, _given(ctx))
-        _run(config, folder, as_json=json, quiet=quiet, debug=debug)
+        given = _given(ctx)
+        folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
+        reopen = folder is not None and "trials" in given
+        _run(config, folder, reopen=reopen, as_json=json, quiet=quiet, debug=debug)
 
 
 @app.command()
@@ -183,18 +185,15 @@ def _given(ctx: typer.Context) -> set[str]:
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
     """The run's folder, and its own config with what was given over it."""
-    from loadtune.report.journal import Journal, Reopened, newest_run, read_journal
+    from loadtune.report.journal import newest_run, read_journal
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_journal(folder)
     num_run = sum(trial.screened is None for trial in kept.trials)
-    config = check(resumed_config(kept.head.config, asked, given, num_run))
-    if "trials" in given:
-        Journal(folder).keep(Reopened())
-    return folder, config
+    return folder, check(resumed_config(kept.head.config, asked, given, num_run))
 
 
-def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool, debug: bool) -> None:
+def _run(config: TuneConfig, resumed: Path | None, *, reopen: bool, as_json: bool, quiet: bool, debug: bool) -> None:
     from loadtune.host import read_host
     from loadtune.report import store
 
@@ -205,7 +204,7 @@ def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = resumed or store.new_run_folder(out, config.workload.label)
     try:
-        result = _tune(config, folder, quiet, resume=resumed is not None)
+        result = _tune(config, folder, quiet, resume=resumed is not None, reopen=reopen)
     except (LoadtuneError, KeyboardInterrupt):
         if not debug and resumed is None:
             _remove_if_empty(folder, made)
@@ -215,12 +214,12 @@ def _run(config: TuneConfig, resumed: Path | None, *, as_json: bool, quiet: bool
         raise typer.Exit(code)
 
 
-def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool) -> TuningResult:
+def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
     from loadtune.tune import tune_loader
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
-        return tune_loader(config, folder=folder, listener=display, resume=resume)
+        return tune_loader(config, folder=folder, listener=display, resume=resume, reopen=reopen)
 
 
 def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:

@@ -14,7 +14,7 @@ from loadtune.errors import LoadtuneError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
-from loadtune.report.journal import Head, Journal, read_journal
+from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import new_run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
@@ -23,14 +23,19 @@ from loadtune.stages.resuming import restore
 
 
 def tune_loader(
-    config: TuneConfig, *, folder: Path | None = None, listener: Listener | None = None, resume: bool = False
+    config: TuneConfig,
+    *,
+    folder: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    reopen: bool = False,
 ) -> TuningResult:
     """Find the fastest configuration for this machine; writes ``result.json``, ``report.html`` and more to `folder`.
 
     `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
     ``config.num_trials`` trials in all; a search that had ended by itself stays ended, unless that or the time budget
-    is more than it had. Ctrl-C ends early: the result says so and claims nothing that was not confirmed. Raises
-    LoadtuneError for what a user can mend.
+    is more than it had, or `reopen` is set. A run that is refused stays as it was. Ctrl-C ends early: the result says
+    so and claims nothing that was not confirmed. Raises LoadtuneError for what a user can mend.
     """
     check(config)
     host = read_host()
@@ -46,7 +51,17 @@ def tune_loader(
     ):
         bench.start()
         return tune_on(
-            bench, sensor, MonotonicClock(), config, host, device, folder, listener, read_host, resume=resume
+            bench,
+            sensor,
+            MonotonicClock(),
+            config,
+            host,
+            device,
+            folder,
+            listener,
+            read_host,
+            resume=resume,
+            reopen=reopen,
         )
 
 
@@ -62,21 +77,23 @@ def tune_on(
     host_now: Callable[[], HostFacts] | None = None,
     *,
     resume: bool = False,
+    reopen: bool = False,
 ) -> TuningResult:
     """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     kept = read_journal(folder) if resume else None
     if kept is not None:
         restore(kept, found)
-    journal = Journal(folder)
-    journal.keep(Head(config=config, host=host, device=device))
+    run = Run(bench, sensor, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
+    if kept is None:
+        run.begin()
     try:
-        story(Run(bench, sensor, clock, found, folder, host_now or (lambda: host), journal, kept))
+        story(run)
     except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:
         found.cut_short = str(error)
-        if found.trials:
+        if found.trials and not run.is_as_it_was:
             _keep(found, folder)
         raise
     return _keep(found, folder)

@@ -20,8 +20,9 @@ def tune_fake(
     device: Device = GPU,
     host_now: Callable[[], HostFacts] | None = None,
     resume: bool = False,
+    reopen: bool = False,
     sensor: FakeSensor | None = None,
 ) -> TuningResult:
     sensor, clock = sensor or FakeSensor(bench.clock), bench.clock
     config, host = config or TuneConfig(), host or fake_host()
-    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume)
+    return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen)

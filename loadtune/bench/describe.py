@@ -24,11 +24,13 @@ from loadtune.workload import (
     Batch,
     RandomSamples,
     Workload,
+    code_of,
     collate_samples,
     fetch_samples,
     last_line,
     num_classes_of_output,
     sample_text,
+    torchvision_version,
     user_traceback,
 )
 
@@ -132,6 +134,8 @@ def describe(
         cuda=torch.version.cuda,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
+        code=code_of(workload),
+        torchvision=torchvision_version(),
     )
 
 

@@ -72,6 +72,7 @@ from loadtune.records.timing import (
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.window import Window, delivered_samples, half_width_fraction, pinning_seldom_rests, samples_per_s
 from loadtune.records.workload import (
+    CodePart,
     LiveObjects,
     OptimizerName,
     TuneConfig,
@@ -97,6 +98,7 @@ __all__ = [
     "Change",
     "Check",
     "CheckOutcome",
+    "CodePart",
     "Comparison",
     "ComputePoint",
     "Device",

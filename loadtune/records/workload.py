@@ -44,6 +44,16 @@ class LiveObjects:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodePart:
+    """A part of what the workload is made of, as it was when it was built."""
+
+    name: str
+    """A file of the user's as it is imported, ``pkg/mod.py``; else in words, ``the model's layers``."""
+    sha256: str
+    """Of what is in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFacts:
     """What the bench found when it built the workload and trained one small batch of it."""
 
@@ -75,6 +85,10 @@ class WorkloadFacts:
     least_sample_s: float | None = None
     """Seconds that no process makes one in less than: some read again, with all that is cached of them; the lower end
     of their mean's 95% interval. None: not known, because the dataset is small or slow, or reads whole batches."""
+    code: tuple[CodePart, ...] = ()
+    """Empty: not known, in results of before it was looked at."""
+    torchvision: str | None = None
+    """None: not installed, or not known."""
 
     @property
     def takes_channels_last(self) -> bool:

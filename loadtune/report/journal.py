@@ -43,6 +43,8 @@ class Head(msgspec.Struct, frozen=True, tag="start"):
     host: HostFacts
     device: Device
     schema_version: int = SCHEMA_VERSION
+    loadtune_version: str | None = None
+    """None: it was not kept then."""
 
 
 class Probed(msgspec.Struct, frozen=True, tag="probed"):
@@ -116,7 +118,8 @@ Line = Timed | Head | Probed | Tried | Searched | Reopened | Confirmed | Winners
 class Kept:
     """What was left before."""
 
-    head: Head
+    heads: tuple[Head, ...]
+    """At least one: a run starts, and goes on."""
     probed: Probed
     trials: tuple[Trial, ...]
     timed: tuple[ComputePoint, ...]
@@ -127,6 +130,11 @@ class Kept:
     """Since the last trial that was run: what was confirmed before it was another choice of finalists."""
     winners: tuple[Winners, ...] = ()
     """Of any winner so far; each names its configuration."""
+
+    @property
+    def head(self) -> Head:
+        """The last: its config is the one to go on with."""
+        return self.heads[-1]
 
 
 class Journal:
@@ -168,7 +176,7 @@ def read_journal(folder: Path) -> Kept:
     run = (at for at, line in enumerate(lines) if isinstance(line, Tried) and line.trial.screened is None)
     since = max(run, default=0)
     return Kept(
-        head=heads[-1],
+        heads=tuple(heads),
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),

@@ -24,6 +24,9 @@ def start(run: Run) -> WorkloadFacts:
         facts = run.bench.describe()
         if run.found.facts is not None:  # of before an interruption: the study was made with them
             check_same_workload(run.found.facts, facts)
+        if run.kept is not None:
+            run.begin()
+        if run.found.facts is not None:
             return run.found.facts
         run.found.facts = facts
         check_against_facts(run.found.config, facts, run.found.device.kind)

@@ -1,20 +1,28 @@
 """Going on with a run that was ended, or extending one that had come to its end.
 
 In: what was left before in the run's folder. Out: `Findings` as they were then. A study never mixes machines,
-workloads or spaces: what differs is named, and nothing is measured.
+workloads or spaces: what differs is named, and nothing is measured. What may differ and still say something of the
+figures is a note.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, fields
 
 from loadtune.errors import ResultError
 from loadtune.findings import Findings
 from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
 from loadtune.report.journal import Kept
+from loadtune.units import bytes_text
 
 _MAY_DIFFER = {"num_trials", "time_budget_s", "out", "device"}
 """Of a TuneConfig: how long, and where to; the device is compared as it was chosen."""
 
-_OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "torch", "cuda")
+_OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "num_listed_cores", "torch", "cuda")
+"""Not the hostname, which is another with each start of a container; RAM, Python and driver are compared apart."""
+
+_SAME_RAM = 0.05
+"""Share by which the RAM of one machine may differ: a kernel keeps a little for itself, another one a little more."""
+
 _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
 
 
@@ -32,23 +40,67 @@ def restore(kept: Kept, found: Findings) -> None:
         f"This run was resumed: {run} of its trials, and what the probes found before them, are of before that. "
         "What it took is told since then alone."
     )
+    for note in _notes(kept, found):
+        found.note(note)
 
 
 def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
     """Raise ResultError where dataset or model are not what was measured before."""
-    _refuse_if(_unlike(then, now, _OF_THE_WORKLOAD))
+    differences = _unlike(then, now, _OF_THE_WORKLOAD)
+    if then.torchvision is not None and now.torchvision is not None:  # None: it was not looked at then
+        differences += _unlike(then, now, ("torchvision",))
+    code = {part.name: part.sha256 for part in then.code}
+    # What is there once alone is no difference: whatever uses it differs too, or it is not used.
+    changed = [part.name for part in now.code if code.get(part.name, part.sha256) != part.sha256]
+    if changed:
+        differences.append(f"the code of the workload ({', '.join(changed)}) is not what was measured")
+    _refuse_if(differences)
+
+
+def _notes(kept: Kept, found: Findings) -> list[str]:
+    notes = []
+    versions = _others((head.loadtune_version for head in kept.heads), found.version)
+    hosts = _others((head.host.hostname for head in kept.heads), found.host.hostname)
+    if versions:
+        notes.append(
+            f"This run was begun with loadtune {versions} and goes on with {found.version}: what another "
+            "version timed may not compare with what this one does."
+        )
+    if hosts and found.device.kind == "cpu":  # a GPU has a name of its own
+        notes.append(
+            f"This run was begun on {hosts} and goes on on {found.host.hostname}: as far as can be told the same kind "
+            "of machine. Where it is not the same one, run without --resume."
+        )
+    return notes
+
+
+def _others(then: Iterable[str | None], now: str) -> str:
+    """Each that is known and another, once."""
+    return ", ".join(dict.fromkeys(each for each in then if each is not None and each != now))
 
 
 def _differences(kept: Kept, config: TuneConfig, host: HostFacts, device: Device) -> list[str]:
     head = kept.head
     asked = [field.name for field in fields(TuneConfig) if field.name not in _MAY_DIFFER]
-    found = _unlike(head.device, device, ("kind", "uuid", "name")) + _unlike(head.host, host, _OF_THE_MACHINE)
+    found = _unlike(head.device, device, ("kind", "uuid", "name")) + _of_another_machine(head.host, host, device)
     for name in asked:
         then, now = getattr(head.config, name), getattr(config, name)
         if name in ("workload", "yours"):
             found += _unlike(then, now, tuple(asdict(now)))
         else:
             found += _unlike(head.config, config, (name,))
+    return found
+
+
+def _of_another_machine(then: HostFacts, now: HostFacts, device: Device) -> list[str]:
+    """A driver counts where it is used, a Python by what it is called: 3.12.4 mends 3.12.3."""
+    found = _unlike(then, now, _OF_THE_MACHINE + (("driver",) if device.kind == "cuda" else ()))
+    pythons = [host.python.rpartition(".")[0] for host in (then, now)]
+    if pythons[0] != pythons[1]:
+        found.append(f"python was {then.python!r} and is {now.python!r}")
+    ram = [host.ram_total_bytes for host in (then, now)]
+    if abs(ram[0] - ram[1]) > _SAME_RAM * max(ram):
+        found.append(f"the machine's RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}")
     return found
 
 

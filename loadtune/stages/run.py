@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from loadtune.findings import Findings
 from loadtune.records import HostFacts, TrialConfig
-from loadtune.report.journal import Journal, Kept, Line, Probed, Winners
+from loadtune.report.journal import Head, Journal, Kept, Line, Probed, Reopened, Searched, Winners
 from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
@@ -67,6 +67,25 @@ class Run:
     """None: what is found is not kept."""
     kept: Kept | None = None
     """What this run left before it was interrupted. None: this is the first."""
+    reopen: bool = False
+    """Whether a search that had ended by itself goes on too."""
+
+    def begin(self) -> None:
+        """Keep that the run starts, or goes on: that only once nothing was refused."""
+        found = self.found
+        self.keep(Head(config=found.config, host=found.host, device=found.device, loadtune_version=found.version))
+        if self.reopen:
+            self.keep(Reopened())
+
+    @property
+    def searched(self) -> Searched | None:
+        """How the search had ended before. None: it had not, or goes on."""
+        return None if self.kept is None or self.reopen else self.kept.searched
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the run goes on and nothing was begun yet: what lies in its folder says more than `found`."""
+        return self.kept is not None and self.found.stage_name == "start"
 
     def keep(self, line: Line) -> None:
         if self.journal is not None:

@@ -46,8 +46,6 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     with found.stage("study"):
         check_budget(run)
-        if _has_ended(run):
-            return
         first = first_configs(run, facts, searched)
         asked = OptunaStudy(
             searched,
@@ -57,6 +55,10 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             known=found.trials,
             objective=config.objective,
         )
+        if asked.renewed is not None:
+            found.note(f"{asked.renewed} The study was built anew from the journal, which has every trial of it.")
+        if _has_ended(run):
+            return
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
@@ -73,7 +75,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 
 def _has_ended(run: Run) -> bool:
     """Whether the search of a run that goes on had come to its end, and no more is asked for."""
-    before = None if run.kept is None else run.kept.searched
+    before = run.searched
     if before is None or not before.covers(run.found.config):
         return False
     for note in (before.note or "").splitlines():

@@ -4,7 +4,6 @@ In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to 
 COMPLETE, infeasible and with the worst value so far: told as FAIL, Optuna would forget it and try it again.
 """
 
-import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from loadtune.records import Dimension, Objective, Trial, TrialConfig
 from loadtune.study.loop import Asked
 from loadtune.study.seeds import Seed
 from loadtune.study.space import SearchSpace, is_ordered
+from loadtune.study.study_file import STUDY_NAME, open_or_renew
 
 MAX_STARTUP = 5
 """Random trials before TPE would start by itself; our seeds are among them, so it starts right behind those."""
@@ -33,6 +33,7 @@ class OptunaStudy:
 
     `file` is a database of SQLite; None keeps the study in memory. `known` are trials of it that were run before:
     what they had begun and not ended is closed, because a trial that seems to run repels the sampler from its place.
+    Where the file has not all of them, the study is built anew: `renewed` says so.
     """
 
     def __init__(
@@ -53,13 +54,10 @@ class OptunaStudy:
             self._remember(trial.config, trial.measurement.score(objective) if trial.measurement else None)
         self._open: dict[int, optuna.Trial] = {}
         with _quiet():
-            self._study = optuna.create_study(
-                study_name="loadtune",
-                storage=None if file is None else kept_in(file),
-                direction="maximize",
-                load_if_exists=True,
-            )
+            self._study, self.renewed = _opened(file, num_known=1 + max((trial.number for trial in known), default=-1))
         self._study.set_user_attr(OBJECTIVE, objective)  # for whoever looks at it: the values have no unit
+        if not self._study.get_trials(deepcopy=False):
+            self._replay(known, objective)
         done = self._study.get_trials(deepcopy=False)
         # From another place in its random numbers, or a resumed run would ask the first one's questions again.
         self._study.sampler = optuna.samplers.TPESampler(
@@ -70,7 +68,9 @@ class OptunaStudy:
         self._seeds = deque([*untold, *(seed for seed in seeds if seed.config not in ran)])
 
     def ask(self) -> Asked:
-        following = self._seed() or self._neighbour()
+        return self._ask(self._seed() or self._neighbour())
+
+    def _ask(self, following: Seed | None) -> Asked:
         if following is not None:
             attrs = {"origin": following.origin}
             self._study.enqueue_trial(self._params(following.config), user_attrs=attrs)
@@ -129,6 +129,20 @@ class OptunaStudy:
             self._study.tell(number, state=optuna.trial.TrialState.FAIL)
         return [Seed(trial.origin, trial.config) for trial in known if trial.number in stale]
 
+    def _replay(self, known: Sequence[Trial], objective: Objective) -> None:
+        """Ask and tell a new study what was run, under its old numbers. Of what was screened the bound is not kept."""
+        for trial in in_order(known):
+            if trial is None or self._space.at(self._space.point(trial.config)) != trial.config:
+                self._study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
+                continue
+            asked = self._ask(Seed(trial.origin, trial.config))
+            if trial.measurement is not None:
+                self.tell_measured(asked, trial.measurement.score(objective))
+            elif trial.failure is not None:
+                self.tell_infeasible(asked, 1.0, trial.failure.message)
+            else:
+                self._finish(asked, None, excess=0.0, attrs={"screened": trial.screened})
+
     def tell_measured(self, asked: Asked, score: float) -> None:
         self._remember(asked.config, score)
         self._finish(asked, score, excess=0.0, attrs={"screened": None})
@@ -143,14 +157,14 @@ class OptunaStudy:
             asked, min(self._scores.values(), default=0.0), excess=max(excess, 1e-9), attrs={"infeasible": reason}
         )
 
-    def _finish(self, asked: Asked, value: float, *, excess: float, attrs: dict[str, Any]) -> None:
+    def _finish(self, asked: Asked, value: float | None, *, excess: float, attrs: dict[str, Any]) -> None:
         trial, loader = self._open.pop(asked.number), asked.config.loader
         self._told.add(asked.config)
         shown = {"batch_size": loader.batch_size, "num_workers": loader.num_workers, "feasible": excess <= 0, **attrs}
         for name, attr in shown.items():
             trial.set_user_attr(name, attr)
         trial.set_constraint("runs", excess)
-        self._study.tell(trial, value)
+        self._study.tell(trial, value, state=optuna.trial.TrialState.PRUNED if value is None else None)
 
     def _remember(self, config: TrialConfig, measured: float | None) -> None:
         self._told.add(config)
@@ -165,22 +179,17 @@ class OptunaStudy:
         }
 
 
-def kept_in(file: Path, *, read_only: bool = False) -> optuna.storages.RDBStorage:
-    """Optuna's storage in this file, to which it does not connect by itself.
-
-    In a URL of its own a path with a brace or a question mark would be another path.
-    """
-    return optuna.storages.RDBStorage(
-        "sqlite:///study.db",
-        engine_kwargs={"creator": lambda: connected(file, read_only=read_only)},
-        skip_table_creation=read_only,
-    )
+def in_order(known: Sequence[Trial]) -> list[Trial | None]:
+    """Each at its number, None where no trial of that is known. Whose number is taken comes after all others."""
+    numbered: dict[int, Trial] = {}
+    taken: list[Trial | None] = [trial for trial in known if numbered.setdefault(trial.number, trial) is not trial]
+    return [numbered.get(number) for number in range(max(numbered, default=-1) + 1)] + taken
 
 
-def connected(file: Path, *, read_only: bool) -> sqlite3.Connection:
-    """`read_only`: SQLite itself refuses to write, and makes no file beside it."""
-    address = f"{file.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-    return sqlite3.connect(address, uri=True, check_same_thread=False)  # SQLAlchemy's pool hands it from one to another
+def _opened(file: Path | None, num_known: int) -> tuple[optuna.Study, str | None]:
+    if file is None:
+        return optuna.create_study(study_name=STUDY_NAME, direction="maximize"), None
+    return open_or_renew(file, num_known)
 
 
 def _suggest(trial: optuna.Trial, name: Dimension, axis: Sequence[Any]) -> Any:

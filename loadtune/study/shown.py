@@ -7,7 +7,7 @@ was never measured, and optuna-dashboard (0.21) looks for feasibility where Optu
 
 import copy
 import sqlite3
-from collections.abc import Container, Sequence
+from collections.abc import Container
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +18,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from loadtune.errors import ResultError
 from loadtune.records import SCORE_UNITS
-from loadtune.study.optuna_study import OBJECTIVE, connected, kept_in
+from loadtune.study.optuna_study import OBJECTIVE
+from loadtune.study.study_file import connected, kept_in, problem_of
 
 if TYPE_CHECKING:
     from optuna.study._frozen import FrozenStudy
@@ -115,15 +116,16 @@ def _is_feasible(trial: FrozenTrial) -> bool:
 
 def _check(file: Path) -> None:
     """Whole, and with a study in it; in SQLite's own words where it is not."""
+    problem, studies = problem_of(file, read_only=True), []
     try:
-        with closing(connected(file, read_only=True)) as database:
-            problems = [said for (said,) in database.execute("PRAGMA quick_check") if said != "ok"]
-            studies: Sequence[Any] = () if problems else database.execute("SELECT study_id FROM studies").fetchall()
+        if problem is None:
+            with closing(connected(file, read_only=True)) as database:
+                studies = database.execute("SELECT study_id FROM studies").fetchall()
     except sqlite3.Error as error:
-        problems, studies = [str(error)], ()
-    if problems:
+        problem = str(error)
+    if problem is not None:
         raise ResultError(
-            f"{file} cannot be read as a study: {problems[0]}. It takes the study.db of a run as loadtune wrote it."
+            f"{file} cannot be read as a study: {problem}. It takes the study.db of a run as loadtune wrote it."
             " Name another run's folder; where a run was killed as it wrote, `loadtune run --resume` mends it."
         )
     if not studies:

@@ -8,6 +8,7 @@ runs in the bench's process, but for `live`, which packs objects in the caller's
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.fake import RandomSamples
+from loadtune.workload.fingerprint import code_of, torchvision_version
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import (
@@ -33,6 +34,7 @@ __all__ = [
     "checkpointed",
     "class_dimension",
     "class_loss",
+    "code_of",
     "collate_samples",
     "fetch_samples",
     "last_line",
@@ -41,5 +43,6 @@ __all__ = [
     "num_classes_of_output",
     "sample_index",
     "sample_text",
+    "torchvision_version",
     "user_traceback",
 ]

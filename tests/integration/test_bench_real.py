@@ -39,6 +39,9 @@ def test_describes_what_it_found(bench):
     assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
     assert bench.describe() is facts
     assert type(facts.torch) is str  # torch's own version type cannot be written as JSON
+    names = [part.name for part in facts.code]
+    assert "bench_workloads.py" in names
+    assert not any(name.startswith(("loadtune/", "torch/")) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import loadtune.host
 from loadtune.cli import app
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
-from loadtune.report.journal import Head, Journal, Searched, Tried, read_journal
+from loadtune.report.journal import JOURNAL_FILE, Head, Journal, Searched, Tried
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -27,13 +27,15 @@ class FakeTuner:
     def __init__(self) -> None:
         self.asked: list[TuneConfig] = []
         self.resumed: list[Path | None] = []
+        self.reopened: list[bool] = []
         self.error: BaseException | None = None
         self.result: TuningResult = load_result(KEPT)
 
     def tune(
-        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool
+        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool, reopen: bool
     ) -> TuningResult:
         self.asked.append(config)
+        self.reopened.append(reopen)
         self.resumed.append(folder if resume else None)
         (folder / "bench.log").write_text("what the bench wrote")
         listener(Progress(stage="start", message="built the workload", left_s=9.0))
@@ -345,9 +347,10 @@ def test_trials_that_are_asked_for_reopen_a_search(tuner: FakeTuner, asked: tupl
     config = TuneConfig(num_trials=8)
     resumable(folder, config, 3)
     Journal(folder).keep(Searched(num_trials=8, time_budget_s=config.time_budget_s))
+    before = (folder / JOURNAL_FILE).read_bytes()
     assert invoke("run", "--resume", *asked).exit_code == 0
-    assert tuner.asked == [config]
-    assert (read_journal(folder).searched is None) == goes_on
+    assert (tuner.asked, tuner.reopened) == ([config], [goes_on])
+    assert (folder / JOURNAL_FILE).read_bytes() == before  # the machine and the job are not compared yet
 
 
 def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:

@@ -1,0 +1,98 @@
+"""What code a workload is made of, so that another can be told from it later.
+
+In: a `Workload` that was built. Out: `CodePart`s. Files of the user alone: torch, torchvision and what else is
+installed are known by their versions. A module that was imported from a file of the user's counts wherever it came
+from, so that a model beside the script that builds it is seen too.
+"""
+
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Subset
+
+from loadtune.records import CodePart, WorkloadSpec
+from loadtune.workload.build import Workload
+from loadtune.workload.factories import is_import_path
+
+_OURS = Path(__file__).resolve().parents[1]
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+def code_of(workload: Workload) -> tuple[CodePart, ...]:
+    """The user's files by name, then the dataset's class and the model's layers. What cannot be read is left out."""
+    files = sorted(_files(workload.spec).items())
+    return (
+        *(CodePart(name=name, sha256=_sha256(content)) for name, content in files),
+        CodePart(name="the dataset's class", sha256=_sha256(_dataset_text(workload.dataset).encode())),
+        CodePart(name="the model's layers", sha256=_sha256(_layers_text(workload.model).encode())),
+    )
+
+
+def torchvision_version() -> str | None:
+    """None: it is not installed as a package."""
+    try:
+        return metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _files(spec: WorkloadSpec) -> dict[str, bytes]:
+    """``pkg/mod.py`` → what is in it, of the user's modules and of those that were named."""
+    named = {path.partition(":")[0] for path in (spec.dataset, spec.model) if is_import_path(path)}
+    found: dict[str, bytes] = {}
+    for name, module in list(sys.modules.items()):
+        path = _source(module)
+        if path is not None and (name in named or _is_users(path)):
+            inside = "/__init__" if path.stem == "__init__" else ""
+            try:
+                found[f"{name.replace('.', '/')}{inside}.py"] = path.read_bytes()
+            except OSError:
+                continue
+    return found
+
+
+def _source(module: ModuleType | None) -> Path | None:
+    """Absolute. None: it has no source of its own; torch has modules that only claim one."""
+    file = getattr(module, "__file__", None)
+    path = Path(file) if isinstance(file, str) else None
+    return path.resolve() if path is not None and path.is_absolute() and path.suffix == ".py" else None
+
+
+def _is_users(path: Path) -> bool:
+    libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
+    return _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(library) for library in libraries)
+
+
+def _dataset_text(dataset: Any) -> str:
+    """Its class, and what a `Subset` is one of."""
+    text = _class_text(dataset)
+    return f"{text} of {_dataset_text(dataset.dataset)}" if isinstance(dataset, Subset) else text
+
+
+def _layers_text(model: nn.Module) -> str:
+    """Every layer by name and class, activations too; torch's own also with their sizes.
+
+    What a layer of the user's says of itself may hold weights or addresses, which differ each time.
+    """
+    return "\n".join(_layer_lines(model))
+
+
+def _layer_lines(model: nn.Module) -> Iterator[str]:
+    for name, layer in model.named_modules():
+        is_torchs = type(layer).__module__.startswith("torch.nn.")
+        yield f"{name}: {_class_text(layer)}({layer.extra_repr() if is_torchs else ''})"
+
+
+def _class_text(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
