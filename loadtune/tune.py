@@ -96,7 +96,7 @@ def tune_on(
         if found.trials and not run.is_as_it_was:
             _keep(found, folder)
         raise
-    return _keep(found, folder)
+    return found.result() if run.is_as_it_was else _keep(found, folder)
 
 
 def _keep(found: Findings, folder: Path) -> TuningResult:

@@ -4,17 +4,27 @@ Probing memory and the compute curve took 24 to 132 s on H200s. What is measured
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+from loadtune.errors import LoadtuneError
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.probe.recipe import point_seconds
-from loadtune.records import ComputePoint, Measurement, Precision, Recipe, TrialConfig, WorkloadFacts
-from loadtune.report.wording import settings_text
+from loadtune.records import (
+    ComputePoint,
+    Measurement,
+    Precision,
+    Recipe,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    WorkloadFacts,
+)
+from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
-from loadtune.study.loop import MISREAD, NEAR_CEILING
+from loadtune.study.loop import MISREAD, NEAR_CEILING, raise_for_the_user
 from loadtune.study.yours import ASSUMED_BATCH, your_config
-from loadtune.units import percent_text, rate_text
+from loadtune.units import percent_text
 
 
 def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
@@ -22,44 +32,59 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
 
     Left to the study, which asks the probes first, where an assumed batch is larger than what the recipes were seen to
     train, or the host has no room for it. One that was named trains already, by the user's word; if it does not, a
-    trial may fail. A resumed run has the probes, or is past this.
+    trial may fail. A resumed run has the probes, or is past this. Raises WorkloadError where the user's code fails.
     """
     found = run.found
-    config = _own_config(run, chosen)
+    config = _own_config(run, facts, chosen)
     if config is None or found.trials or found.ceilings or found.measured_ahead:
         return
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:
         return
     with found.stage(OWN_STAGE):
         outcome = timed(run, config, TRIAL_SHARE, None)
+        raise_for_the_user(outcome)
         found.measured_ahead[config] = outcome
-        if not isinstance(outcome, Measurement):
-            found.tell(outcome_text(config, None, outcome, found.config.objective))
-            return
-        _tell_share(run, config, outcome.samples_per_s)
+        told = outcome_text(
+            config,
+            outcome if isinstance(outcome, Measurement) else None,
+            outcome if isinstance(outcome, TrialFailure) else None,
+            found.config.objective,
+        )
+        found.tell(told + (_share_text(run, config, outcome) if isinstance(outcome, Measurement) else ""))
 
 
-def _own_config(run: Run, chosen: Mapping[Precision, Recipe]) -> TrialConfig | None:
-    """As the study will ask for it. None: its precision is not considered, or its batch not known to train."""
+def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> TrialConfig | None:
+    """As the study will ask for it. None: it will not, or the batch is not known to train."""
     yours = run.found.config.yours
     choice = next((c for c in run.found.recipes if c.chosen.precision == (yours.precision or "fp32")), None)
     if choice is None:
         return None
-    seen = max(point.batch_size for point in choice.points)
     config = your_config(yours, ASSUMED_BATCH)
     pin_memory = config.loader.pin_memory and run.found.device.kind == "cuda"
     config = TrialConfig(loader=replace(config.loader, pin_memory=pin_memory), recipe=chosen[choice.chosen.precision])
-    return config if yours.batch_size is not None or config.batch_size <= seen else None
+    seen = min(max(point.batch_size for point in choice.points), loader_top(run, facts))
+    trains = yours.batch_size is not None or config.batch_size <= seen
+    return config if trains and _is_searched(run.found.config, config) else None
 
 
-def _tell_share(run: Run, config: TrialConfig, samples_per_s: float) -> None:
-    point = run.bench.time_compute(config.recipe, config.batch_size, point_seconds(run.found.config.time_budget_s))
-    told = f"{settings_text(config)}: {rate_text(samples_per_s)}"
-    if not isinstance(point, ComputePoint) or samples_per_s > MISREAD * point.quickest_per_s:
-        run.found.tell(told)
-        return
-    share = samples_per_s / point.quickest_per_s
-    told += f", {percent_text(min(1.0, share))} of what the device trains with such batches there already"
+def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:
+    """Whether nothing that was asked for leaves it out."""
+    within = config.batch_size <= (asked.max_batch_size or config.batch_size)
+    few = config.loader.num_workers <= (config.loader.num_workers if asked.max_workers is None else asked.max_workers)
+    own = asdict(config.loader)
+    return within and few and all(own.get(fixed.name, fixed.value) == fixed.value for fixed in asked.fix)
+
+
+def _share_text(run: Run, config: TrialConfig, measured: Measurement) -> str:
+    """Of the compute-only rate; nothing where that cannot be timed, or was misread."""
+    try:
+        point = run.bench.time_compute(config.recipe, config.batch_size, point_seconds(run.found.config.time_budget_s))
+    except LoadtuneError:  # it is but a sentence
+        return ""
+    if not isinstance(point, ComputePoint) or measured.samples_per_s > MISREAD * point.quickest_per_s:
+        return ""
+    share = measured.samples_per_s / point.quickest_per_s
+    told = f", {percent_text(min(1.0, share))} of what the device trains with such batches there already"
     if share >= NEAR_CEILING:
-        told += "; no num_workers or pin_memory can gain more than the rest, another batch size or precision may"
-    run.found.tell(told)
+        told += "; no num_workers or pin_memory gains more than the rest, another batch size or precision may"
+    return told

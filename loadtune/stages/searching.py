@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from loadtune.errors import ResultError
 from loadtune.probe.compute import as_fast, knee, reaches
 from loadtune.records import (
     ComputePoint,
@@ -46,18 +47,24 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found, config = run.found, run.found.config
     with found.stage("study"):
         check_budget(run)
-        first = first_configs(run, facts, searched)
-        asked = OptunaStudy(
-            searched,
-            first,
-            run.folder / STUDY_FILE,
-            config.seed,
-            known=found.trials,
-            objective=config.objective,
-        )
+        first, ended = first_configs(run, facts, searched), _has_ended(run)
+        try:
+            asked = OptunaStudy(
+                searched,
+                first,
+                run.folder / STUDY_FILE,
+                config.seed,
+                known=found.trials,
+                objective=config.objective,
+            )
+        except ResultError as error:
+            if not ended:
+                raise
+            found.note(str(error))  # nothing is asked of it any more
+            return
         if asked.renewed is not None:
             found.note(f"{asked.renewed} The study was built anew from the journal, which has every trial of it.")
-        if _has_ended(run):
+        if ended:
             return
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():

@@ -22,6 +22,9 @@ A run that was resumed for more trials runs one more."""
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
 
+AT_ONCE_S = 0.01
+"""What fails sooner failed before, and says nothing of what a trial takes."""
+
 MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
@@ -185,13 +188,11 @@ class StudyLoop:
         outcome = self.run(config, self.best)
         self._num_run += 1
         took = self.clock.now() - started
-        self._seconds.append(max(took, outcome.seconds) if isinstance(outcome, Measurement) else took)
-        if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
-            raise WorkloadError(
-                f"{outcome.message.rstrip('.')}. Every sample has to be readable and every batch trainable: mend the "
-                "dataset or the model, and run again.",
-                outcome.log_tail or None,
-            )
+        if isinstance(outcome, Measurement):
+            self._seconds.append(max(took, outcome.seconds))  # it may have been timed before
+        elif took >= AT_ONCE_S:
+            self._seconds.append(took)
+        raise_for_the_user(outcome)
         return outcome
 
     def _tell(self, asked: Asked, outcome: Outcome) -> None:
@@ -217,6 +218,16 @@ class StudyLoop:
             self._stale += 1
         if score > (self.best or 0.0):
             self.best = score
+
+
+def raise_for_the_user(outcome: Measurement | TrialFailure) -> None:
+    """Raise WorkloadError where it is the user's own code that failed: so would every other trial."""
+    if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
+        raise WorkloadError(
+            f"{outcome.message.rstrip('.')}. Every sample has to be readable and every batch trainable: mend the "
+            "dataset or the model, and run again.",
+            outcome.log_tail or None,
+        )
 
 
 def _trial(asked: Asked, outcome: Outcome) -> Trial:

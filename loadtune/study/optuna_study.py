@@ -63,7 +63,7 @@ class OptunaStudy:
         self._study.sampler = optuna.samplers.TPESampler(
             seed=seed + len(done), n_startup_trials=min(len(seeds), MAX_STARTUP)
         )
-        ran = {trial.config for trial in known}
+        ran = {trial.config for trial in known if trial.screened is None}
         untold = self._close_stale(done, known)
         self._seeds = deque([*untold, *(seed for seed in seeds if seed.config not in ran)])
 

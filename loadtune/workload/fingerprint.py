@@ -8,7 +8,7 @@ from, so that a model beside the script that builds it is seen too.
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -24,15 +24,27 @@ from loadtune.workload.factories import is_import_path
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = {"site-packages", "dist-packages"}
 
+MOST_NAMED = 200
+"""Files that are kept by name, some 100 bytes each in a result."""
+
 
 def code_of(workload: Workload) -> tuple[CodePart, ...]:
     """The user's files by name, then the dataset's class and the model's layers. What cannot be read is left out."""
     files = sorted(_files(workload.spec).items())
     return (
-        *(CodePart(name=name, sha256=_sha256(content)) for name, content in files),
+        *_parts(files),
         CodePart(name="the dataset's class", sha256=_sha256(_dataset_text(workload.dataset).encode())),
         CodePart(name="the model's layers", sha256=_sha256(_layers_text(workload.model).encode())),
     )
+
+
+def _parts(files: Sequence[tuple[str, bytes]]) -> Iterator[CodePart]:
+    """One for each file; of many, one for all."""
+    digests = [(name, _sha256(content)) for name, content in files]
+    if len(digests) > MOST_NAMED:
+        all_of_them = "\n".join(f"{name} {digest}" for name, digest in digests)
+        digests = [(f"{len(digests)} files", _sha256(all_of_them.encode()))]
+    return (CodePart(name=name, sha256=digest) for name, digest in digests)
 
 
 def torchvision_version() -> str | None:
@@ -46,10 +58,11 @@ def torchvision_version() -> str | None:
 def _files(spec: WorkloadSpec) -> dict[str, bytes]:
     """``pkg/mod.py`` → what is in it, of the user's modules and of those that were named."""
     named = {path.partition(":")[0] for path in (spec.dataset, spec.model) if is_import_path(path)}
+    libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
     found: dict[str, bytes] = {}
     for name, module in list(sys.modules.items()):
         path = _source(module)
-        if path is not None and (name in named or _is_users(path)):
+        if path is not None and (name in named or _is_users(path, libraries)):
             inside = "/__init__" if path.stem == "__init__" else ""
             try:
                 found[f"{name.replace('.', '/')}{inside}.py"] = path.read_bytes()
@@ -62,12 +75,15 @@ def _source(module: ModuleType | None) -> Path | None:
     """Absolute. None: it has no source of its own; torch has modules that only claim one."""
     file = getattr(module, "__file__", None)
     path = Path(file) if isinstance(file, str) else None
-    return path.resolve() if path is not None and path.is_absolute() and path.suffix == ".py" else None
+    return path if path is not None and path.is_absolute() and path.suffix == ".py" else None
 
 
-def _is_users(path: Path) -> bool:
-    libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
-    return _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(library) for library in libraries)
+def _is_users(path: Path, libraries: Sequence[Path]) -> bool:
+    """An installed file may be a link to where it is kept, and a folder of the user's a link to another."""
+    return all(
+        _INSTALLED.isdisjoint(where.parts) and not any(where.is_relative_to(library) for library in libraries)
+        for where in (path, path.resolve())
+    )
 
 
 def _dataset_text(dataset: Any) -> str:

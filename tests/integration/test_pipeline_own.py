@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import Progress, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.errors import BenchError, WorkloadError
+from loadtune.records import Fixed, Progress, Recipe, TrialConfig, TrialFailure, TuneConfig, YourSettings
 from loadtune.testing import FakeBench, Surface, fake_host
 
 MINUTE_S = 60.0
 KEEPS_UP = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
-NO_MORE = "no num_workers or pin_memory can gain more"
+NO_MORE = "no num_workers or pin_memory gains more"
 
 
 class SlowToProbe(FakeBench):
@@ -72,9 +73,11 @@ def test_what_was_timed_ahead_is_the_first_trial_and_is_not_timed_again(tmp_path
     [
         pytest.param({"yours": YourSettings(), "max_batch_size": 32}, id="an-assumed-batch-that-was-not-trained-yet"),
         pytest.param({"yours": YourSettings(precision="bf16"), "precisions": ("fp16",)}, id="a-precision-that-is-out"),
+        pytest.param({"yours": YourSettings(num_workers=8), "max_workers": 4}, id="workers-that-are-out"),
+        pytest.param({"yours": YourSettings(), "fix": (Fixed(name="num_workers", value=4),)}, id="another-is-fixed"),
     ],
 )
-def test_what_the_probes_have_to_admit_is_left_to_the_study(tmp_path: Path, options: dict) -> None:
+def test_what_is_out_or_the_probes_have_to_admit_is_not_timed_ahead(tmp_path: Path, options: dict) -> None:
     assert not [message for _, stage, message in said(FakeBench(), tmp_path, **options) if stage == "yours"]
 
 
@@ -91,3 +94,35 @@ def test_batches_that_the_host_has_no_room_for_are_left_to_the_study(tmp_path: P
     config = TuneConfig(yours=YourSettings(batch_size=128, num_workers=8))
     tune_fake(FakeBench(), tmp_path, config, listener=told.append, host=replace(fake_host(), shm_free_bytes=1 << 20))
     assert not [progress for progress in told if progress.stage == "yours"]
+
+
+def test_an_assumed_batch_that_takes_a_worker_too_long_is_left_to_the_study(tmp_path: Path) -> None:
+    told = said(FakeBench(Surface(sample_s=0.1)), tmp_path, YourSettings())
+    assert not [message for _, stage, message in told if stage == "yours"]
+
+
+def test_a_dataset_that_fails_is_told_before_anything_is_probed(tmp_path: Path) -> None:
+    broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
+    bench = FakeBench(fail=lambda config: broken)
+    with pytest.raises(WorkloadError, match=r"sample 7 is broken\. Every sample has to be readable"):
+        tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
+    assert bench.clock.now() - FakeBench().clock.now() < SlowToProbe(Surface()).prepare_s + 15.0
+
+
+def test_a_ceiling_that_cannot_be_timed_leaves_the_rate(tmp_path: Path) -> None:
+    class Gone(FakeBench):
+        ahead = False
+
+        def time_training(self, config, window_s, watch):
+            self.ahead = True
+            return super().time_training(config, window_s, watch)
+
+        def time_compute(self, recipe, batch_size, seconds):
+            if self.ahead and batch_size == 96:
+                raise BenchError("the bench is gone")
+            return super().time_compute(recipe, batch_size, seconds)
+
+    told = said(Gone(), tmp_path, YourSettings(batch_size=96))
+    message = next(message for _, stage, message in told if stage == "yours")
+    assert "/s" in message
+    assert "of what the device" not in message

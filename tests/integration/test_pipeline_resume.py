@@ -313,6 +313,18 @@ def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> Non
     assert resumed(tmp_path, ALL_TRIALS).trials == finished.trials
 
 
+def test_ctrl_c_while_a_resumed_run_starts_leaves_it_as_it_was(tmp_path: Path) -> None:
+    class Impatient(FakeBench):
+        def describe(self):
+            raise KeyboardInterrupt
+
+    config = TuneConfig(num_trials=2)
+    tune_fake(FakeBench(), tmp_path, config)
+    before = files(tmp_path)
+    assert resumed(tmp_path, config, Impatient()).cut_short == "interrupted by Ctrl-C"
+    assert files(tmp_path) == before
+
+
 def test_another_dataset_under_the_same_name_is_refused(tmp_path: Path) -> None:
     tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
     with pytest.raises(ResultError, match="dataset_length was 1281167 and is 500"):

@@ -1,5 +1,6 @@
 """A run whose study.db was damaged or lost goes on by its journal; over a fake bench."""
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,3 +128,15 @@ def test_a_study_that_another_process_writes_is_no_damaged_one(tmp_path: Path, m
         resumed(tmp_path)
     other.close()
     assert not (tmp_path / "study.db.damaged").exists()
+
+
+def test_a_finished_run_needs_no_study(tmp_path: Path, monkeypatch) -> None:
+    """Another process looks at it for hours: the answer stays, and the reason is a note."""
+    first = tune_fake(FakeBench(), tmp_path, FIRST)
+    monkeypatch.setattr("loadtune.study.study_file.WAIT_S", 0.1)
+    with closing(connected(tmp_path / "study.db", read_only=False)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        again = resumed(tmp_path, FIRST)
+    assert again.best is not None
+    assert again.best == first.best
+    assert any("is in use by another process" in note for note in again.notes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import ComputePoint, Dimension, Precision, Recipe, TrialConfig
+from loadtune.records import ComputePoint, Dimension, Precision, Recipe, Trial, TrialConfig
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
@@ -156,6 +156,14 @@ def test_what_was_asked_for_in_the_faster_precision_is_no_prediction_left() -> N
     assert left == [True, True, True]
     assert not study.has_predictions_left
     assert study.ask().origin == "search"
+
+
+def test_what_was_screened_before_is_asked_for_again() -> None:
+    """Of a run that goes on: another bound may hold by now, or none."""
+    corners = seeds()[:2]
+    screened = Trial(number=0, config=corners[0].config, origin="seed", screened="at most 100/s by compute alone")
+    study = OptunaStudy(SPACE, corners, None, seed=0, known=[screened])
+    assert [study.ask().config for _ in corners] == [seed.config for seed in corners]
 
 
 def test_only_a_scaler_beside_an_optimizer_that_is_not_fused_waits() -> None:
