@@ -107,7 +107,7 @@ def accelerate(order: Order, say: Say) -> dict[str, object]:
         return batch_size
 
     started = time.monotonic()
-    found = find(train, starting_batch_size=ACCELERATE_START)()
+    found = find(train, starting_batch_size=order.get("start", ACCELERATE_START))()
     return attempts.found(found, time.monotonic() - started, f"accelerate {version('accelerate')}, its own step down")
 
 

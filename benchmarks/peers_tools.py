@@ -70,10 +70,10 @@ def ask_lightning(setup: Setup, mode: str) -> Tuned:
     )
 
 
-def ask_accelerate(setup: Setup) -> Tuned:
+def ask_accelerate(setup: Setup, start: int) -> Tuned:
     return ask_child(
         setup,
-        {"work": "accelerate"},
+        {"work": "accelerate", "start": start},
         lambda found: Answer(batch_size=found["found"], num_workers=setup.num_cores),
     )
 
@@ -221,10 +221,13 @@ class Tool:
 
 TOOLS = {
     "defaults": Tool("PyTorch's defaults, batch 64", 0.0, ask_nobody),
-    "accelerate": Tool("Accelerate's finder from 8192, workers = cores", 30.0, ask_accelerate),
+    "accelerate": Tool("Accelerate's finder from 8192, workers = cores", 30.0, partial(ask_accelerate, start=8192)),
+    "accelerate-128": Tool(
+        "Accelerate's finder from its default of 128, workers = cores", 20.0, partial(ask_accelerate, start=128)
+    ),
     "pypi": Tool("PyPI's loadtune", 75.0, ask_pypi),
     "lightning": Tool("Lightning's finder and its worker advice", 85.0, partial(ask_lightning, mode="power")),
     "lightning-binsearch": Tool("the same, binsearch", 160.0, partial(ask_lightning, mode="binsearch")),
     OURS: Tool("loadtune run", 240.0, ask_ours),
 }
-QUICK_TOOLS = tuple(name for name in TOOLS if name != "lightning-binsearch")
+QUICK_TOOLS = tuple(name for name in TOOLS if name not in ("lightning-binsearch", "accelerate-128"))
