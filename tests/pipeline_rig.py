@@ -8,6 +8,9 @@ from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 from loadtune.tune import tune_on
 
+ALL_TRIALS = TuneConfig(num_trials=5)
+"""Few enough that the search ends with the last of them, and leaves a resumed run none."""
+
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 
 
@@ -26,3 +29,7 @@ def tune_fake(
     sensor, clock = sensor or FakeSensor(bench.clock), bench.clock
     config, host = config or TuneConfig(), host or fake_host()
     return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen)
+
+
+def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
+    return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)

@@ -75,7 +75,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         ):
             outcomes.append(outcome)
             found.finalists = finalists(outcomes)
-            found.tell(outcome_text(outcome[0], *_split(outcome[1]), config.objective))
+            found.tell(outcome_text(*outcome, config.objective))
         for note in failure_notes(outcomes, found.yours, settings_text):
             found.note(note)
         if nothing_else_ran(found.trials, found.yours, found.finalists):

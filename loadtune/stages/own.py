@@ -15,7 +15,6 @@ from loadtune.records import (
     Precision,
     Recipe,
     TrialConfig,
-    TrialFailure,
     TuneConfig,
     WorkloadFacts,
 )
@@ -44,13 +43,8 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
         outcome = timed(run, config, TRIAL_SHARE, None)
         raise_for_the_user(outcome)
         found.measured_ahead[config] = outcome
-        told = outcome_text(
-            config,
-            outcome if isinstance(outcome, Measurement) else None,
-            outcome if isinstance(outcome, TrialFailure) else None,
-            found.config.objective,
-        )
-        found.tell(told + (_share_text(run, config, outcome) if isinstance(outcome, Measurement) else ""))
+        share = _share_text(run, config, outcome) if isinstance(outcome, Measurement) else ""
+        found.tell(outcome_text(config, outcome, found.config.objective) + share)
 
 
 def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> TrialConfig | None:
@@ -59,9 +53,8 @@ def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recip
     choice = next((c for c in run.found.recipes if c.chosen.precision == (yours.precision or "fp32")), None)
     if choice is None:
         return None
-    config = your_config(yours, ASSUMED_BATCH)
-    pin_memory = config.loader.pin_memory and run.found.device.kind == "cuda"
-    config = TrialConfig(loader=replace(config.loader, pin_memory=pin_memory), recipe=chosen[choice.chosen.precision])
+    config = your_config(yours, ASSUMED_BATCH, can_pin=run.found.device.kind == "cuda")
+    config = replace(config, recipe=chosen[config.precision])
     seen = min(max(point.batch_size for point in choice.points), loader_top(run, facts))
     trains = yours.batch_size is not None or config.batch_size <= seen
     return config if trains and _is_searched(run.found.config, config) else None
@@ -69,10 +62,11 @@ def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recip
 
 def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:
     """Whether nothing that was asked for leaves it out."""
-    within = config.batch_size <= (asked.max_batch_size or config.batch_size)
-    few = config.loader.num_workers <= (config.loader.num_workers if asked.max_workers is None else asked.max_workers)
-    own = asdict(config.loader)
-    return within and few and all(own.get(fixed.name, fixed.value) == fixed.value for fixed in asked.fix)
+    loader, own = config.loader, asdict(config.loader)
+    too_large = asked.max_batch_size is not None and loader.batch_size > asked.max_batch_size
+    too_many = asked.max_workers is not None and loader.num_workers > asked.max_workers
+    others = any(own.get(fixed.name, fixed.value) != fixed.value for fixed in asked.fix)
+    return not (too_large or too_many or others)
 
 
 def _share_text(run: Run, config: TrialConfig, measured: Measurement) -> str:

@@ -7,12 +7,10 @@ from loadtune.errors import ResultError
 from loadtune.probe.compute import as_fast, knee, reaches
 from loadtune.records import (
     ComputePoint,
-    Measurement,
     Objective,
     Precision,
     Trial,
     TrialConfig,
-    TrialFailure,
     WorkloadFacts,
 )
 from loadtune.report.journal import Searched, Tried
@@ -171,7 +169,7 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
     screens = by_speed and not run_whole(run, searched)
     return StudyLoop(
         study=asked,
-        run=lambda trial, best: _timed_once(run, trial, best if by_speed else None),
+        run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best if by_speed else None),
         refuse=lambda trial, best: refusal(run, facts, searched, trial, best if screens else None),
         clock=run.clock,
         num_trials=run.found.config.num_trials,
@@ -183,17 +181,13 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         ceiling_per_s=top.quickest_per_s if by_speed and _complete(run, searched, top) else None,
         objective=objective,
         known=tuple(run.found.trials),
+        ahead=run.found.measured_ahead,
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
 
 
-def _timed_once(run: Run, config: TrialConfig, best: float | None) -> Measurement | TrialFailure:
-    ahead = run.found.measured_ahead.pop(config, None)
-    return ahead or timed(run, config, TRIAL_SHARE, best)
-
-
 def _outcome_text(trial: Trial, objective: Objective) -> str:
-    return outcome_text(trial.config, trial.measurement, trial.failure, objective)
+    return outcome_text(trial.config, trial.measurement or trial.failure, objective)
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:

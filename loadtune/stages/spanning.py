@@ -1,7 +1,6 @@
 """The search space: spanned from what the probes found, then frozen; and the user's own configuration beside it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from loadtune.errors import UsageError
@@ -126,15 +125,15 @@ def _yours(run: Run, top: int) -> TrialConfig:
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
     largest = top if ceiling is None else min(top, ceiling.safe_batch_size)
-    yours = your_config(found.config.yours, largest)
+    can_pin = found.device.kind == "cuda"
+    yours = your_config(found.config.yours, largest, can_pin=can_pin)
     if found.config.yours.batch_size is None and largest < ASSUMED_BATCH:
         found.note(
             f"--batch-size was not given, and {largest} stands in for your own instead of the usual {ASSUMED_BATCH}: "
             "larger batches were left out of this run. Name your own with --batch-size to have it measured."
         )
-    if yours.loader.pin_memory and found.device.kind != "cuda":
+    if found.config.yours.pin_memory and not can_pin:
         found.note("pin_memory does nothing without a GPU; your own configuration is measured without it.")
-        yours = replace(yours, loader=replace(yours.loader, pin_memory=False))
     if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
         found.note(
             f"Your batch of {yours.batch_size} is above {ceiling.batch_size}, the largest that was seen to train in "

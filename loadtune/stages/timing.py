@@ -26,11 +26,9 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
     return outcome
 
 
-def outcome_text(
-    config: TrialConfig, measurement: Measurement | None, failure: TrialFailure | None, objective: Objective
-) -> str:
+def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None, objective: Objective) -> str:
     what = settings_text(config)
-    if measurement is None:
-        return f"{what}: {failure.kind if failure else 'nothing'} ({failure.message if failure else ''})"
-    efficiency = f", {efficiency_text(measurement.samples_per_joule)}" if objective == "samples-per-joule" else ""
-    return f"{what}: {rate_text(measurement.samples_per_s)}{efficiency}"
+    if not isinstance(outcome, Measurement):
+        return f"{what}: {outcome.kind if outcome else 'nothing'} ({outcome.message if outcome else ''})"
+    efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
+    return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}"

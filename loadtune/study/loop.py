@@ -6,7 +6,7 @@ whoever iterates shows progress and keeps what there is when interrupted.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,9 +21,6 @@ A run that was resumed for more trials runs one more."""
 
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
-
-AT_ONCE_S = 0.01
-"""What fails sooner failed before, and says nothing of what a trial takes."""
 
 MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
@@ -100,6 +97,8 @@ class StudyLoop:
     """Best compute-only rate of all. None: not known, or no bound of what is looked for."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
+    ahead: MutableMapping[TrialConfig, Measurement | TrialFailure] = field(default_factory=dict)
+    """Timed before the study asks for them: handed out once, and not run."""
     keep: Callable[[Trial], None] = lambda trial: None
     """Told each trial before the study is: what the study knows is then never lost."""
     objective: Objective = "samples-per-s"
@@ -184,14 +183,13 @@ class StudyLoop:
             self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
-        started = self.clock.now()
-        outcome = self.run(config, self.best)
+        started, outcome = self.clock.now(), self.ahead.pop(config, None)
+        if outcome is None:
+            outcome = self.run(config, self.best)
+            self._seconds.append(self.clock.now() - started)
+        elif isinstance(outcome, Measurement):
+            self._seconds.append(outcome.seconds)
         self._num_run += 1
-        took = self.clock.now() - started
-        if isinstance(outcome, Measurement):
-            self._seconds.append(max(took, outcome.seconds))  # it may have been timed before
-        elif took >= AT_ONCE_S:
-            self._seconds.append(took)
         raise_for_the_user(outcome)
         return outcome
 

@@ -15,15 +15,16 @@ def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
     )
 
 
-def your_config(yours: YourSettings, largest: int) -> TrialConfig:
+def your_config(yours: YourSettings, largest: int, *, can_pin: bool = True) -> TrialConfig:
     """The configuration to compare with: given settings, PyTorch's defaults for the rest, and the plain recipe.
 
-    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not.
+    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not. Without
+    `can_pin` nothing is pinned.
     """
     loader = LoaderConfig(
         batch_size=yours.batch_size or min(ASSUMED_BATCH, largest),
         num_workers=yours.num_workers or 0,
-        pin_memory=bool(yours.pin_memory),
+        pin_memory=can_pin and bool(yours.pin_memory),
     )
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
 

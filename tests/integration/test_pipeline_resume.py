@@ -5,7 +5,7 @@ from pathlib import Path
 
 import optuna
 import pytest
-from pipeline_rig import tune_fake
+from pipeline_rig import ALL_TRIALS, resumed, tune_fake
 
 from loadtune.errors import ResultError
 from loadtune.records import (
@@ -23,9 +23,6 @@ from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.testing import GIB, FakeBench, Surface, fake_host
-
-ALL_TRIALS = TuneConfig(num_trials=5)
-"""Few enough that the search ends with the last of them, and leaves a resumed run none."""
 
 
 class Killed(BaseException):
@@ -45,10 +42,6 @@ def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig |
     with pytest.raises(Killed):
         tune_fake(bench, folder, config, kill_at(stage, trial_number))
     return bench
-
-
-def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
-    return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
 
 
 def num_run(result: TuningResult) -> int:

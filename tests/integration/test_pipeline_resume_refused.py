@@ -4,26 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import GPU, tune_fake
+from pipeline_rig import ALL_TRIALS, GPU, resumed, tune_fake
 
 from loadtune.errors import LoadtuneError, ResultError, WorkloadError
 from loadtune.records import (
     CodePart,
     Device,
     TuneConfig,
-    TuningResult,
     WorkloadFacts,
     WorkloadSpec,
 )
 from loadtune.report.journal import JOURNAL_FILE
 from loadtune.testing import GIB, FakeBench, fake_host
-
-ALL_TRIALS = TuneConfig(num_trials=5)
-"""Few enough that the search ends with the last of them, and leaves a resumed run none."""
-
-
-def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
-    return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
 
 
 @pytest.mark.parametrize(
