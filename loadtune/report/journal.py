@@ -64,6 +64,14 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
     notes: tuple[str, ...] = ()
 
 
+class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
+    """The user's own settings were timed before the memory was probed, with one of these two outcomes."""
+
+    config: TrialConfig
+    measurement: Measurement | None = None
+    failure: TrialFailure | None = None
+
+
 class Tried(msgspec.Struct, frozen=True, tag="trial"):
     """A trial ended."""
 
@@ -111,7 +119,7 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     transfer_point: TransferPoint | None = None
 
 
-Line = Timed | Head | Probed | Tried | Searched | Reopened | Confirmed | Winners
+Line = Timed | Head | Probed | Ahead | Tried | Searched | Reopened | Confirmed | Winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,8 @@ class Kept:
     heads: tuple[Head, ...]
     """At least one: a run starts, and goes on."""
     probed: Probed
+    ahead: tuple[Ahead, ...] = ()
+    """One at most; a trial of the same configuration followed where the study was begun."""
     trials: tuple[Trial, ...]
     timed: tuple[ComputePoint, ...]
     """Beside those of the curve."""
@@ -178,6 +188,7 @@ def read_journal(folder: Path) -> Kept:
     return Kept(
         heads=tuple(heads),
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
+        ahead=tuple(line for line in lines if isinstance(line, Ahead)),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
         searched=_search_end(lines[since:]),

@@ -18,7 +18,7 @@ from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.crowding import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
-from loadtune.stages.timing import outcome_text, timed
+from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
 from loadtune.study.failed import failure_notes, nothing_else_ran
 from loadtune.study.gather import OVER_THE_TOP
@@ -114,7 +114,7 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
     """Measure a configuration and keep what came of it."""
     outcome = timed(run, config, TRIAL_SHARE, None)
-    measurement, failure = _split(outcome)
+    measurement, failure = split(outcome)
     run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
     return outcome
 
@@ -202,7 +202,3 @@ def _compute_rate(run: Run, finalist: Finalist) -> float | None:
     run.found.trained.add((config.recipe, config.batch_size))
     run.keep(Timed(point=timed))
     return timed.samples_per_s
-
-
-def _split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:
-    return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)

@@ -18,9 +18,10 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
+from loadtune.report.journal import Ahead
 from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
-from loadtune.stages.timing import outcome_text, timed
+from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.loop import MISREAD, NEAR_CEILING, raise_for_the_user
 from loadtune.study.yours import ASSUMED_BATCH, your_config
 from loadtune.units import percent_text
@@ -43,7 +44,9 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
         outcome = timed(run, config, TRIAL_SHARE, None)
         raise_for_the_user(outcome)
         found.measured_ahead[config] = outcome
-        share = _share_text(run, config, outcome) if isinstance(outcome, Measurement) else ""
+        measurement, failure = split(outcome)
+        run.keep(Ahead(config=config, measurement=measurement, failure=failure))
+        share = "" if measurement is None else _share_text(run, config, measurement)
         found.tell(outcome_text(config, outcome, found.config.objective) + share)
 
 

@@ -32,3 +32,8 @@ def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None
         return f"{what}: {outcome.kind if outcome else 'nothing'} ({outcome.message if outcome else ''})"
     efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
     return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}"
+
+
+def split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:
+    """As a line of the journal keeps it: one of the two is None."""
+    return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)

@@ -152,7 +152,8 @@ class StudyLoop:
         if self._num_run >= self.num_trials:
             return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} run"
         if self.yours_suffices:
-            return f"your own loader settings train at {NEAR_CEILING:.0%} of the compute-only rate or more already"
+            share = f"{NEAR_CEILING:.0%} of the compute-only rate"
+            return f"your own loader settings trained at {share} or more when first timed"
         if self.num_configs is not None and self._num_fitting >= self.num_configs:
             return "every configuration of the space was looked at"
         if self._idle >= MAX_IDLE and self._num_asked >= self.num_seeds:  # no seed is passed over

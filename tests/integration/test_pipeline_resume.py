@@ -17,6 +17,7 @@ from loadtune.records import (
     TrialFailure,
     TuneConfig,
     TuningResult,
+    YourSettings,
 )
 from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
 from loadtune.report.store import load_result
@@ -126,6 +127,28 @@ def test_a_run_that_ended_before_the_study_goes_on_with_the_probes_that_ended(tm
     assert before.recipes
     assert result.recipes == before.recipes
     assert bool(before.ceilings) == (stage == "compute")
+    assert result.best is not None
+
+
+@pytest.mark.parametrize("stage", ["memory", "compute"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_timed_before_the_probes_is_not_lost_with_them(tmp_path: Path, stage: str, fails: bool) -> None:
+    planted = TrialFailure(kind="shm", phase="training", message="planted")
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == stage:
+            raise Killed
+
+    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
+    with pytest.raises(Killed):
+        tune_fake(FakeBench(fail=lambda config: planted if fails else None), tmp_path, config, listen)
+    (ahead,) = read_journal(tmp_path).ahead
+    assert (ahead.measurement is None) == fails
+    told: list[Progress] = []
+    result = resumed(tmp_path, config, FakeBench(seed=1), listener=told.append)
+    assert not [progress for progress in told if progress.stage == "yours"]
+    mine = next(trial for trial in result.trials if trial.config == ahead.config)
+    assert (mine.measurement, mine.failure) == (ahead.measurement, ahead.failure)
     assert result.best is not None
 
 

@@ -153,7 +153,7 @@ def test_settings_that_leave_nothing_to_gain_end_the_search_within_a_minute(tmp_
     yours = YourSettings(batch_size=64, num_workers=4, pin_memory=True)
     result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
     assert [trial.origin for trial in result.trials] == ["yours"]
-    assert any("your own loader settings train at 97% of the compute-only rate" in note for note in result.notes)
+    assert any("your own loader settings trained at 97% of the compute-only rate" in note for note in result.notes)
     assert result.seconds < 60
     assert result.best is not None
     assert result.best.speedup == pytest.approx(1.0, abs=0.03)
