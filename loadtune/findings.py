@@ -15,7 +15,6 @@ from loadtune.records import (
     Finalist,
     HostFacts,
     LoaderPoint,
-    Measurement,
     MemoryCeiling,
     Progress,
     Reading,
@@ -25,7 +24,6 @@ from loadtune.records import (
     TransferPoint,
     Trial,
     TrialConfig,
-    TrialFailure,
     TuneConfig,
     TuningResult,
     Verdict,
@@ -62,7 +60,7 @@ class Findings:
     batch_sizes: tuple[int, ...] = ()
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
-    measured_ahead: dict[TrialConfig, Measurement | TrialFailure] = field(default_factory=dict)
+    ahead: Trial | None = None
     """What was timed before the study asked for it, which it then need not time again."""
     trials: list[Trial] = field(default_factory=list)
     finalists: tuple[Finalist, ...] = ()
@@ -136,6 +134,11 @@ class Findings:
     def tell_window(self, window: Window) -> None:
         self.tell(rate=window.num_samples / window.seconds)
 
+    @property
+    def all_trials(self) -> tuple[Trial, ...]:
+        """Those of the study; before it began, what was timed ahead of it."""
+        return tuple(self.trials) or (() if self.ahead is None else (self.ahead,))
+
     def result(self) -> TuningResult:
         """Everything found until now."""
         return TuningResult(
@@ -154,7 +157,7 @@ class Findings:
             ceilings=tuple(self.ceilings),
             compute_points=self.compute_points,
             batch_sizes=self.batch_sizes,
-            trials=tuple(self.trials),
+            trials=self.all_trials,
             finalists=self.finalists,
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,

@@ -93,7 +93,7 @@ def tune_on(
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:
         found.cut_short = str(error)
-        if found.trials and not run.is_as_it_was:
+        if found.all_trials and not run.is_as_it_was:
             _keep(found, folder)
         raise
     return found.result() if run.is_as_it_was else _keep(found, folder)

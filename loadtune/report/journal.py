@@ -65,11 +65,9 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
 
 
 class Ahead(msgspec.Struct, frozen=True, tag="ahead"):
-    """The user's own settings were timed before the memory was probed, with one of these two outcomes."""
+    """The user's own settings were timed before the memory was probed."""
 
-    config: TrialConfig
-    measurement: Measurement | None = None
-    failure: TrialFailure | None = None
+    trial: Trial
 
 
 class Tried(msgspec.Struct, frozen=True, tag="trial"):
@@ -129,8 +127,8 @@ class Kept:
     heads: tuple[Head, ...]
     """At least one: a run starts, and goes on."""
     probed: Probed
-    ahead: tuple[Ahead, ...] = ()
-    """One at most; a trial of the same configuration followed where the study was begun."""
+    ahead: Trial | None = None
+    """Timed before the study asked for it."""
     trials: tuple[Trial, ...]
     timed: tuple[ComputePoint, ...]
     """Beside those of the curve."""
@@ -188,7 +186,7 @@ def read_journal(folder: Path) -> Kept:
     return Kept(
         heads=tuple(heads),
         probed=next((line for line in reversed(lines) if isinstance(line, Probed)), Probed()),
-        ahead=tuple(line for line in lines if isinstance(line, Ahead)),
+        ahead=next((line.trial for line in lines if isinstance(line, Ahead)), None),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
         searched=_search_end(lines[since:]),

@@ -14,6 +14,7 @@ from loadtune.records import (
     Measurement,
     Precision,
     Recipe,
+    Trial,
     TrialConfig,
     TuneConfig,
     WorkloadFacts,
@@ -36,16 +37,16 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
     """
     found = run.found
     config = _own_config(run, facts, chosen)
-    if config is None or found.trials or found.ceilings or found.measured_ahead:
+    if config is None or found.trials or found.ceilings or found.ahead:
         return
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:
         return
     with found.stage(OWN_STAGE):
         outcome = timed(run, config, TRIAL_SHARE, None)
         raise_for_the_user(outcome)
-        found.measured_ahead[config] = outcome
         measurement, failure = split(outcome)
-        run.keep(Ahead(config=config, measurement=measurement, failure=failure))
+        found.ahead = Trial(number=0, config=config, origin="yours", measurement=measurement, failure=failure)
+        run.keep(Ahead(trial=found.ahead))
         share = "" if measurement is None else _share_text(run, config, measurement)
         found.tell(outcome_text(config, outcome, found.config.objective) + share)
 

@@ -35,10 +35,7 @@ def restore(kept: Kept, found: Findings) -> None:
     found.recipes, found.ceilings, found.free_bytes = probed.recipes, list(probed.ceilings), probed.free_bytes
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
     found.warm = probed.warm
-    found.measured_ahead = {
-        line.config: outcome for line in kept.ahead if (outcome := line.measurement or line.failure) is not None
-    }
-    found.trials, found.notes = list(kept.trials), list(probed.notes)
+    found.ahead, found.trials, found.notes = kept.ahead, list(kept.trials), list(probed.notes)
     run = sum(trial.screened is None for trial in kept.trials)
     found.note(
         f"This run was resumed: {run} of its trials, and what the probes found before them, are of before that. "

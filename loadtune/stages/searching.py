@@ -181,7 +181,7 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         ceiling_per_s=top.quickest_per_s if by_speed and _complete(run, searched, top) else None,
         objective=objective,
         known=tuple(run.found.trials),
-        ahead=run.found.measured_ahead,
+        ahead=run.found.ahead,
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
 

@@ -6,7 +6,7 @@ whoever iterates shows progress and keeps what there is when interrupted.
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,8 +97,8 @@ class StudyLoop:
     """Best compute-only rate of all. None: not known, or no bound of what is looked for."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
-    ahead: MutableMapping[TrialConfig, Measurement | TrialFailure] = field(default_factory=dict)
-    """Timed before the study asks for them: handed out once, and not run."""
+    ahead: Trial | None = None
+    """Timed before the study asks for it, and then not run."""
     keep: Callable[[Trial], None] = lambda trial: None
     """Told each trial before the study is: what the study knows is then never lost."""
     objective: Objective = "samples-per-s"
@@ -184,7 +184,8 @@ class StudyLoop:
             self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
-        started, outcome = self.clock.now(), self.ahead.pop(config, None)
+        started, ahead = self.clock.now(), self.ahead
+        outcome = None if ahead is None or ahead.config != config else ahead.measurement or ahead.failure
         if outcome is None:
             outcome = self.run(config, self.best)
             self._seconds.append(self.clock.now() - started)

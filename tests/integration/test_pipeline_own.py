@@ -8,6 +8,7 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import BenchError, WorkloadError
 from loadtune.records import Fixed, Progress, Recipe, TrialConfig, TrialFailure, TuneConfig, YourSettings
+from loadtune.report.view import summary
 from loadtune.testing import FakeBench, Surface, fake_host
 
 MINUTE_S = 60.0
@@ -66,6 +67,22 @@ def test_what_was_timed_ahead_is_the_first_trial_and_is_not_timed_again(tmp_path
     searched = sum(trial.screened is None for trial in result.trials)
     assert bench.timed_configs[:searched].count(first.config) == 1
     assert first.config.recipe != Recipe(precision="fp16"), "under the recipe that was chosen"
+
+
+def test_what_was_timed_ahead_is_in_the_result_of_a_run_that_was_ended_before_its_search(tmp_path: Path) -> None:
+    def listen(progress: Progress) -> None:
+        if progress.stage == "memory":
+            raise KeyboardInterrupt
+
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(yours=YourSettings(batch_size=64)), listen)
+    (trial,) = result.trials
+    assert trial.origin == "yours"
+    assert trial.measurement is not None
+    assert result.best is None
+    assert not [note for note in result.notes if "page was not written" in note]
+    told = repr(summary(result))
+    assert "no trial was measured" not in told
+    assert "1 trial: 1 measured" in told
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,8 @@ def test_what_was_timed_before_the_probes_is_not_lost_with_them(tmp_path: Path, 
     config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
     with pytest.raises(Killed):
         tune_fake(FakeBench(fail=lambda config: planted if fails else None), tmp_path, config, listen)
-    (ahead,) = read_journal(tmp_path).ahead
+    ahead = read_journal(tmp_path).ahead
+    assert ahead is not None
     assert (ahead.measurement is None) == fails
     told: list[Progress] = []
     result = resumed(tmp_path, config, FakeBench(seed=1), listener=told.append)

@@ -105,7 +105,8 @@ def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> No
         if progress.stage == "study":
             raise KeyboardInterrupt
 
-    assert not tune_fake(FakeBench(), folder, config, interrupt).trials
+    interrupted = tune_fake(FakeBench(), folder, config, interrupt)
+    assert [trial.origin for trial in interrupted.trials] == ["yours"], "no more than what is timed before the probes"
     path.unlink()
     result = tune_fake(FakeBench(), folder, config, resume=True)
     assert [trial.origin for trial in result.trials].count("warm start") == 1
