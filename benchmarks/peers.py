@@ -86,14 +86,17 @@ def tuning_jobs(setup: Setup, results: Results, tools: tuple[str, ...]) -> Itera
 
 
 def timing_jobs(setup: Setup, results: Results, tools: tuple[str, ...], rounds: int) -> Iterator[Job]:
-    """Each answer once a round; every other round backwards, so that a machine that drifts favours nobody."""
+    """Each answer once a round, loadtune's first: where time ends early, the rest is still beside it.
+
+    Every other round goes backwards, so that a machine that drifts favours nobody.
+    """
     answers = {}
     for tool in (tool for tool in TOOLS if tool in tools and tool in results.tuned):
         answer = results.tuned[tool].answer
         if answer is not None:
             answers.setdefault(answer.key, (tool, answer))
     for number in range(rounds):
-        for key, (tool, answer) in list(answers.items())[:: -1 if number % 2 else 1]:
+        for key, (tool, answer) in list(answers.items())[:: 1 if number % 2 else -1]:
             timings = results.timings.setdefault(key, [])
             if len(timings) <= number:
 
