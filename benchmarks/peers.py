@@ -28,7 +28,7 @@ from memory_orders import first_line
 from memory_pool import end_all
 from memory_probe import describe_host, make_slots, names, without_paths
 from peers_records import Answer, Results, from_json, to_json
-from peers_tools import QUICK_TOOLS, TOOLS, Setup, time_answer
+from peers_tools import OURS, QUICK_TOOLS, TOOLS, Setup, time_answer
 
 from loadtune.errors import DeviceError
 from loadtune.host import read_host
@@ -86,17 +86,17 @@ def tuning_jobs(setup: Setup, results: Results, tools: tuple[str, ...]) -> Itera
 
 
 def timing_jobs(setup: Setup, results: Results, tools: tuple[str, ...], rounds: int) -> Iterator[Job]:
-    """Each answer once a round, loadtune's first: where time ends early, the rest is still beside it.
+    """Each answer once a round, loadtune's first: where time ends early, the others have something to stand beside.
 
     Every other round goes backwards, so that a machine that drifts favours nobody.
     """
     answers = {}
-    for tool in (tool for tool in TOOLS if tool in tools and tool in results.tuned):
+    for tool in sorted((tool for tool in TOOLS if tool in tools and tool in results.tuned), key=lambda t: t != OURS):
         answer = results.tuned[tool].answer
         if answer is not None:
             answers.setdefault(answer.key, (tool, answer))
     for number in range(rounds):
-        for key, (tool, answer) in list(answers.items())[:: 1 if number % 2 else -1]:
+        for key, (tool, answer) in list(answers.items())[:: -1 if number % 2 else 1]:
             timings = results.timings.setdefault(key, [])
             if len(timings) <= number:
 

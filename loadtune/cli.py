@@ -8,6 +8,7 @@ reader of the output went away. Whatever is heavy is imported where it is used, 
 import sys
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, TextIO
 
 import typer
@@ -189,8 +190,7 @@ def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, Tune
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_journal(folder)
-    num_run = sum(trial.screened is None for trial in kept.trials)
-    return folder, check(resumed_config(kept.head.config, asked, given, num_run))
+    return folder, check(resumed_config(kept.head.config, asked, given, kept.num_run))
 
 
 def _run(config: TuneConfig, resumed: Path | None, *, reopen: bool, as_json: bool, quiet: bool, debug: bool) -> None:
@@ -234,12 +234,12 @@ def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, qu
 
 
 def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
-    if config.max_workers is not None and config.max_workers > facts.num_usable_cores:
-        cores = counted(facts.num_usable_cores, "usable core")
-        typer.echo(
-            f"warning: --max-workers {config.max_workers} is above the {cores}; more workers than cores seldom help.",
-            err=True,
-        )
+    cores = counted(facts.num_usable_cores, "usable core")
+    for option, asked in (("--num-workers", config.yours.num_workers), ("--max-workers", config.max_workers)):
+        if asked is not None and asked > facts.num_usable_cores:
+            typer.echo(
+                f"warning: {option} {asked} is above the {cores}; more workers than cores seldom help.", err=True
+            )
 
 
 def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
@@ -252,7 +252,8 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
         show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
         page = folder / PAGE_FILE
         shown = f"Report page: {page}\n" if page.exists() else ""
-        typer.echo(f"\n{shown}Kept in {folder}", err=as_json)
+        go_on = f"\nGo on with it: loadtune run --resume {quote(str(folder))}" if result.cut_short else ""
+        typer.echo(f"\n{shown}Kept in {folder}{go_on}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result), nl=False)
 

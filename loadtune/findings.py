@@ -31,6 +31,7 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
+from loadtune.records.chosen import with_earlier_answer
 from loadtune.seams import Clock, Listener
 
 
@@ -74,6 +75,8 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
+    before: TuningResult | None = None
+    """What the run had come to before it was resumed."""
     stage_name: str = "start"
     running: TrialConfig | None = None
     started_s: float = 0.0
@@ -136,11 +139,14 @@ class Findings:
 
     @property
     def all_trials(self) -> tuple[Trial, ...]:
-        """Those of the study; before it began, what was timed ahead of it."""
+        """Those of the study; while it has none, what was timed ahead of it."""
         return tuple(self.trials) or (() if self.ahead is None else (self.ahead,))
 
     def result(self) -> TuningResult:
-        """Everything found until now."""
+        """Everything found until now; where nothing was confirmed yet, what was confirmed before an interruption."""
+        return with_earlier_answer(self._found(), self.before)
+
+    def _found(self) -> TuningResult:
         return TuningResult(
             loadtune_version=self.version,
             created=self.created,
@@ -170,6 +176,6 @@ class Findings:
         )
 
     def _leader(self) -> Trial | None:
-        measured = [t for t in self.trials if t.measurement]
+        measured = [t for t in self.all_trials if t.measurement]
         objective = self.config.objective
         return max(measured, key=lambda t: t.measurement.score(objective) if t.measurement else 0.0, default=None)

@@ -16,7 +16,7 @@ from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, rea
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import new_run_folder, write_result
+from loadtune.report.store import new_run_folder, result_in, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.resuming import restore
@@ -83,7 +83,7 @@ def tune_on(
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     kept = read_journal(folder) if resume else None
     if kept is not None:
-        restore(kept, found)
+        restore(kept, found, result_in(folder))
     run = Run(bench, sensor, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
     if kept is None:
         run.begin()
@@ -93,7 +93,7 @@ def tune_on(
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except LoadtuneError as error:
         found.cut_short = str(error)
-        if found.all_trials and not run.is_as_it_was:
+        if found.trials and not run.is_as_it_was:
             _keep(found, folder)
         raise
     return found.result() if run.is_as_it_was else _keep(found, folder)

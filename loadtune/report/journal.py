@@ -31,7 +31,7 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
-from loadtune.report.store import newest_with
+from loadtune.report.store import RESULT_FILE, newest_with
 
 JOURNAL_FILE = "journal.jsonl"
 
@@ -140,6 +140,11 @@ class Kept:
     """Of any winner so far; each names its configuration."""
 
     @property
+    def num_run(self) -> int:
+        """Trials that were run, what was timed ahead of the first one among them."""
+        return sum(trial.screened is None for trial in self.trials) or int(self.ahead is not None)
+
+    @property
     def head(self) -> Head:
         """The last: its config is the one to go on with."""
         return self.heads[-1]
@@ -202,7 +207,7 @@ def _search_end(lines: Sequence[Line]) -> Searched | None:
 
 def newest_run(out: Path) -> Path:
     """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
-    found = newest_with(out, JOURNAL_FILE)
+    found = newest_with(out.parent if out.name == RESULT_FILE else out, JOURNAL_FILE)
     if found is None:
         raise ResultError(
             f"{out} holds no run that could be resumed: no {JOURNAL_FILE} in it or up to two folders below. Name a "

@@ -94,6 +94,14 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
     return _decoded(content, file)
 
 
+def result_in(folder: Path) -> TuningResult | None:
+    """The result that lies in this very folder. None: there is none that could be read."""
+    try:
+        return load_result(folder / RESULT_FILE)
+    except ResultError:
+        return None
+
+
 def newest_file(path: Path) -> Path:
     """The ``result.json`` that `load_result` reads. Raises ResultError where there is none."""
     return max(result_files(path), key=lambda file: run_order(file.parent.name))
@@ -111,8 +119,8 @@ def result_files(path: Path) -> list[Path]:
     if found := files_with(path, RESULT_FILE):
         return found
     raise ResultError(
-        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error writes"
-        " none. Run `loadtune run`, or name another folder."
+        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error, or is"
+        " killed, writes none. Run `loadtune run` (with --resume it goes on where it was), or name another folder."
     )
 
 

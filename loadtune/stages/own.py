@@ -1,6 +1,7 @@
 """The user's own loader settings, timed before anything slow: what they leave to be gained is said within a minute.
 
-Probing memory and the compute curve took 24 to 132 s on H200s. What is measured is the study's first trial, earlier.
+Probing memory and the compute curve took 24 to 132 s on H200s. What is measured is the study's first trial, earlier;
+where the space turns out to be without that batch, no trial of it.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.loop import MISREAD, NEAR_CEILING, raise_for_the_user
-from loadtune.study.yours import ASSUMED_BATCH, your_config
+from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, your_config
 from loadtune.units import percent_text
 
 
@@ -33,7 +34,7 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
 
     Left to the study, which asks the probes first, where an assumed batch is larger than what the recipes were seen to
     train, or the host has no room for it. One that was named trains already, by the user's word; if it does not, a
-    trial may fail. A resumed run has the probes, or is past this. Raises WorkloadError where the user's code fails.
+    trial may fail. A run that is resumed times them where it had not. Raises WorkloadError where the user's code fails.
     """
     found = run.found
     config = _own_config(run, facts, chosen)
@@ -41,6 +42,7 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
         return
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:
         return
+    found.yours, found.assumed = _plain(run), assumed_settings(found.config.yours)
     with found.stage(OWN_STAGE):
         outcome = timed(run, config, TRIAL_SHARE, None)
         raise_for_the_user(outcome)
@@ -57,11 +59,16 @@ def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recip
     choice = next((c for c in run.found.recipes if c.chosen.precision == (yours.precision or "fp32")), None)
     if choice is None:
         return None
-    config = your_config(yours, ASSUMED_BATCH, can_pin=run.found.device.kind == "cuda")
-    config = replace(config, recipe=chosen[config.precision])
+    plain = _plain(run)
+    config = replace(plain, recipe=chosen[plain.precision])
     seen = min(max(point.batch_size for point in choice.points), loader_top(run, facts))
     trains = yours.batch_size is not None or config.batch_size <= seen
     return config if trains and _is_searched(run.found.config, config) else None
+
+
+def _plain(run: Run) -> TrialConfig:
+    """As the user has it, the plain recipe included."""
+    return your_config(run.found.config.yours, ASSUMED_BATCH, can_pin=run.found.device.kind == "cuda")
 
 
 def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:

@@ -119,6 +119,8 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
     assert ended.left_behind == []
     assert "Traceback" not in ended.stderr
     assert "Nothing was confirmed." in ended.stdout
+    (folder,) = (tmp_path / "cwd" / "kept").glob("*/*")
+    assert f"Go on with it: loadtune run --resume {folder.relative_to(tmp_path / 'cwd')}\n" in ended.stdout
     result = loadtune.load_result(tmp_path / "cwd" / "kept")
     assert word in result.cut_short
     assert result.trials

@@ -358,3 +358,9 @@ def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
     assert ended.exit_code == 2
     assert "loadtune-results holds no run that could be resumed" in ended.stderr
     assert tuner.asked == []
+
+
+@pytest.mark.parametrize("option", ["--num-workers", "--max-workers"])
+def test_more_workers_than_cores_are_warned_of(tuner: FakeTuner, option: str) -> None:
+    assert f"warning: {option} 5000 is above the" in invoke("run", option, "5000").stderr
+    assert "seldom help" not in invoke("run", option, "1").stderr

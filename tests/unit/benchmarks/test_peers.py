@@ -80,13 +80,14 @@ def test_each_answer_is_timed_once_a_round_and_rounds_go_to_and_fro():
     found = results(defaults=PLAIN, pypi=PLAIN, accelerate=LARGE, lightning=None)
     tools = ("defaults", "accelerate", "pypi", "lightning")
     jobs = [name for name, _, _ in timing_jobs(SETUP, found, tools, 2)]
-    assert [name.partition(": ")[2] for name in jobs] == ["accelerate", "defaults", "defaults", "accelerate"]
+    assert [name.partition(": ")[2] for name in jobs] == ["defaults", "accelerate", "accelerate", "defaults"]
 
 
-def test_where_time_ends_early_ours_was_timed():
-    found = results(defaults=PLAIN, ours=LARGE)
+@pytest.mark.parametrize("ours", [PLAIN, LARGE])
+def test_where_time_ends_early_ours_was_timed(ours):
+    found = results(defaults=PLAIN, ours=ours)
     jobs = [name for name, _, _ in timing_jobs(SETUP, found, ("defaults", "ours"), 1)]
-    assert jobs == ["time, round 1: ours", "time, round 1: defaults"]
+    assert jobs == ["time, round 1: ours", "time, round 1: defaults"][: 1 if ours == PLAIN else 2]
 
 
 def test_what_was_found_before_is_not_asked_again():
