@@ -209,7 +209,9 @@ def _run(config: TuneConfig, resumed: Path | None, *, reopen: bool, as_json: boo
         if not debug and resumed is None:
             _remove_if_empty(folder, made)
         raise
-    _print_result(result, folder, as_json=as_json, quiet=quiet)
+    has_begun = resumed is None or bool(result.stage_seconds.keys() - {"start"})
+    goes_on = result.cut_short is not None and has_begun
+    _print_result(result, folder, as_json=as_json, quiet=quiet, goes_on=goes_on)
     if code := exit_code(result):
         raise typer.Exit(code)
 
@@ -242,7 +244,8 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
             )
 
 
-def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool) -> None:
+def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool, goes_on: bool) -> None:
+    """`goes_on`: it was cut short, and ``--resume`` would do what it was asked."""
     from loadtune.report import store
     from loadtune.report.page.write import PAGE_FILE
     from loadtune.report.text import summary_text
@@ -252,7 +255,7 @@ def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: b
         show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
         page = folder / PAGE_FILE
         shown = f"Report page: {page}\n" if page.exists() else ""
-        go_on = f"\nGo on with it: loadtune run --resume {quote(str(folder))}" if result.cut_short else ""
+        go_on = f"\nGo on with it: loadtune run --resume {quote(str(folder))}" if goes_on else ""
         typer.echo(f"\n{shown}Kept in {folder}{go_on}", err=as_json)
     if as_json:
         typer.echo(store.as_json(result), nl=False)

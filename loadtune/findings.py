@@ -31,7 +31,6 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
-from loadtune.records.chosen import with_earlier_answer
 from loadtune.seams import Clock, Listener
 
 
@@ -75,8 +74,6 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
-    before: TuningResult | None = None
-    """What the run had come to before it was resumed."""
     stage_name: str = "start"
     running: TrialConfig | None = None
     started_s: float = 0.0
@@ -143,10 +140,7 @@ class Findings:
         return tuple(self.trials) or (() if self.ahead is None else (self.ahead,))
 
     def result(self) -> TuningResult:
-        """Everything found until now; where nothing was confirmed yet, what was confirmed before an interruption."""
-        return with_earlier_answer(self._found(), self.before)
-
-    def _found(self) -> TuningResult:
+        """Everything found until now."""
         return TuningResult(
             loadtune_version=self.version,
             created=self.created,

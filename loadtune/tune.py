@@ -16,7 +16,7 @@ from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, rea
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import new_run_folder, result_in, write_result
+from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.resuming import restore
@@ -83,7 +83,7 @@ def tune_on(
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     kept = read_journal(folder) if resume else None
     if kept is not None:
-        restore(kept, found, result_in(folder))
+        restore(kept, found)
     run = Run(bench, sensor, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
     if kept is None:
         run.begin()
@@ -94,12 +94,22 @@ def tune_on(
     except LoadtuneError as error:
         found.cut_short = str(error)
         if found.trials and not run.is_as_it_was:
-            _keep(found, folder)
+            _keep(run)
         raise
-    return found.result() if run.is_as_it_was else _keep(found, folder)
+    return _keep(run)
 
 
-def _keep(found: Findings, folder: Path) -> TuningResult:
+def _keep(run: Run) -> TuningResult:
+    """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
+    found, before = run.found, None if run.kept is None else result_in(run.folder)
+    if found.best is None and before is not None and before.best is not None:
+        since = "" if run.is_as_it_was else " What was tried since is in the journal, for the next --resume."
+        found.note(f"The answer of {before.created} stands: {RESULT_FILE} and {PAGE_FILE} are as they were.{since}")
+        return found.result()
+    return found.result() if run.is_as_it_was else _write(found, run.folder)
+
+
+def _write(found: Findings, folder: Path) -> TuningResult:
     """The result first: a page that cannot be made is a note in it, never the end of the run."""
     result = found.result()
     write_result(result, folder)

@@ -3,22 +3,9 @@
 Apart from the record, because an error that a user can mend belongs to asking, not to what was found.
 """
 
-from dataclasses import replace
-
 from loadtune.errors import ResultError
 from loadtune.records.configs import TrialConfig
 from loadtune.records.result import Finalist, TuningResult, Winner
-
-_OF_THE_ANSWER = (
-    "finalists",
-    "best",
-    "best_at_your_batch",
-    "verdict",
-    "epoch_cost",
-    "saving_cost",
-    "loader_points",
-    "transfer_points",
-)
 
 
 def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
@@ -34,23 +21,13 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
     why = f" (cut short: {result.cut_short})" if result.cut_short else ""
     raise ResultError(
         f"The run of {result.created} has no confirmed winner{why}. Only a confirmed configuration is handed out."
-        " Run `loadtune run` to its end (--resume goes on with one), or name another result."
+        " Run `loadtune run` to its end (--resume goes on with a run that was cut short), or name another result."
     )
 
 
 def was_confirmed_whole(result: TuningResult) -> bool:
     """Whether every run of the confirmation that was planned was made: a run cut short later has its figures whole."""
-    later = {"costs", "bounds"} & result.stage_seconds.keys()
-    return result.cut_short is None or result.earlier_answer or bool(later)
-
-
-def with_earlier_answer(result: TuningResult, before: TuningResult | None) -> TuningResult:
-    """`result`, or where it was cut short before its confirmation ended, with what the run had confirmed `before`."""
-    if before is None or before.best is None or result.best is not None or result.cut_short is None:
-        return result
-    answer = {name: getattr(before, name) for name in _OF_THE_ANSWER}
-    notes = tuple(dict.fromkeys(before.notes + result.notes))
-    return replace(result, earlier_answer=True, notes=notes, **answer)
+    return result.cut_short is None or bool({"costs", "bounds"} & result.stage_seconds.keys())
 
 
 def finalist_of(result: TuningResult, config: TrialConfig) -> Finalist | None:

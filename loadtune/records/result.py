@@ -209,9 +209,6 @@ class TuningResult:
     """Of the best loader. None: it has no workers, or there was no time."""
     saving_cost: SavingCost | None = None
     """Likewise."""
-    earlier_answer: bool = False
-    """It was resumed, and cut short before another answer was confirmed: finalists, and all that was found of the
-    winner, are of before."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
     loader_points: tuple[LoaderPoint, ...] = ()

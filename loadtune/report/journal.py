@@ -206,8 +206,11 @@ def _search_end(lines: Sequence[Line]) -> Searched | None:
 
 
 def newest_run(out: Path) -> Path:
-    """The newest run's folder that can be resumed: `out` itself, or one up to two folders below."""
-    found = newest_with(out.parent if out.name == RESULT_FILE else out, JOURNAL_FILE)
+    """The newest run's folder that can be resumed: `out` itself, one up to two folders below, or that of a result."""
+    journal = out.with_name(JOURNAL_FILE)
+    if out.name == RESULT_FILE and journal.is_file():
+        return journal.parent
+    found = newest_with(out, JOURNAL_FILE)
     if found is None:
         raise ResultError(
             f"{out} holds no run that could be resumed: no {JOURNAL_FILE} in it or up to two folders below. Name a "

@@ -119,8 +119,9 @@ def result_files(path: Path) -> list[Path]:
     if found := files_with(path, RESULT_FILE):
         return found
     raise ResultError(
-        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that ends in an error, or is"
-        " killed, writes none. Run `loadtune run` (with --resume it goes on where it was), or name another folder."
+        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that is killed, or ends"
+        " in an error before its search, writes none; `loadtune run --resume` goes on with it. Run `loadtune run`, or"
+        " name another folder."
     )
 
 

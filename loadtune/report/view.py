@@ -127,8 +127,6 @@ def _warning(result: TuningResult) -> str | None:
         scope = "Fewer runs stand behind the figures than planned."
         if was_confirmed_whole(result):
             scope = "What is confirmed was measured to its end."
-        if result.earlier_answer:
-            scope = "What is confirmed is of before it was resumed."
         if result.best is None:
             scope = "Nothing was confirmed."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"

@@ -38,11 +38,14 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
     """
     found = run.found
     config = _own_config(run, facts, chosen)
-    if config is None or found.trials or found.ceilings or found.ahead:
+    if config is None:
+        return
+    if found.yours is None:  # until the space is spanned
+        found.yours, found.assumed = _plain(run), assumed_settings(found.config.yours)
+    if found.trials or found.ceilings or found.ahead:
         return
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:
         return
-    found.yours, found.assumed = _plain(run), assumed_settings(found.config.yours)
     with found.stage(OWN_STAGE):
         outcome = timed(run, config, TRIAL_SHARE, None)
         raise_for_the_user(outcome)

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 
 from loadtune.errors import ResultError
 from loadtune.findings import Findings
-from loadtune.records import Device, HostFacts, TuneConfig, TuningResult, WorkloadFacts
+from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
 from loadtune.report.journal import Kept
 from loadtune.units import bytes_text
 
@@ -29,18 +29,15 @@ _RESUMED = "This run was resumed"
 _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
 
 
-def restore(kept: Kept, found: Findings, before: TuningResult | None) -> None:
-    """Put what was found before into `found`, and what the run had come to.
-
-    Raises ResultError where this is not the same machine or the same job.
-    """
+def restore(kept: Kept, found: Findings) -> None:
+    """Put what was found before into `found`. Raises ResultError where this is not the same machine or the same job."""
     _refuse_if(_differences(kept, found.config, found.host, found.device))
     probed = kept.probed
     found.facts, found.yours, found.assumed = probed.facts, probed.yours, probed.assumed
     found.recipes, found.ceilings, found.free_bytes = probed.recipes, list(probed.ceilings), probed.free_bytes
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
     found.warm = probed.warm
-    found.ahead, found.trials, found.before = kept.ahead, list(kept.trials), before
+    found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
         f"{_RESUMED}: {kept.num_run} of its trials, and what the probes found before them, are of before that. "

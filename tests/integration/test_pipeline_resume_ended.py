@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 from pipeline_rig import ALL_TRIALS, resumed, tune_fake
 
-from loadtune.errors import ResultError, UsageError
-from loadtune.records import Fixed, Progress, TuneConfig, TuningResult, YourSettings
+from loadtune.errors import ResultError, UsageError, WorkloadError
+from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
 from loadtune.report.journal import newest_run, read_journal
-from loadtune.report.store import RESULT_FILE, load_result, result_in
-from loadtune.report.view import summary
+from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench
 
 MORE = replace(ALL_TRIALS, num_trials=8)
-ANSWER = ("finalists", "best", "best_at_your_batch", "verdict", "epoch_cost", "loader_points", "transfer_points")
 
 
 class Impatient(FakeBench):
@@ -24,54 +23,85 @@ class Impatient(FakeBench):
 
 
 def interrupt_at(stage: str) -> Listener:
+    """Once; in the study behind its third trial or a later one."""
+    interrupted: list[Progress] = []
+
     def listen(progress: Progress) -> None:
-        if progress.stage == stage and (stage != "study" or progress.message):
+        is_late = stage != "study" or (progress.message and (progress.trial_number or 0) >= 3)
+        if progress.stage == stage and is_late and not interrupted:
+            interrupted.append(progress)
             raise KeyboardInterrupt
 
     return listen
 
 
-def answer(result: TuningResult) -> list[object]:
-    return [getattr(result, name) for name in ANSWER]
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in (RESULT_FILE, PAGE_FILE)}
+
+
+def stands(result: TuningResult) -> bool:
+    return any(f"stands: {RESULT_FILE} and {PAGE_FILE} are as they were." in note for note in result.notes)
 
 
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str) -> None:
-    config = replace(MORE, yours=YourSettings(batch_size=64))
-    finished = tune_fake(FakeBench(), tmp_path, replace(config, num_trials=5))
+    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    before, known = files(tmp_path), read_journal(tmp_path).num_run
     if stage == "start":
-        cut = resumed(tmp_path, config, Impatient(), reopen=True)
+        cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
     else:
-        cut = resumed(tmp_path, config, reopen=True, listener=interrupt_at(stage))
-    assert finished.best_at_your_batch is not None
-    assert answer(cut) == answer(finished)
-    assert cut.earlier_answer
-    assert summary(cut).warning == ("Cut short: interrupted by Ctrl-C. What is confirmed is of before it was resumed.")
-    assert set(finished.notes) <= set(cut.notes)
-    kept = load_result(tmp_path)
-    assert kept == (finished if stage == "start" else cut)
-
-
-def test_what_is_confirmed_anew_takes_its_place(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("study"))
-    before = load_result(tmp_path)
-    result = resumed(tmp_path, MORE, FakeBench(seed=2))
-    assert not result.earlier_answer
-    assert result.best is not None
-    assert before.best is not None
-    assert result.best.samples_per_s != before.best.samples_per_s
-    after = resumed(tmp_path, replace(MORE, num_trials=9), reopen=True, listener=interrupt_at("confirm"))
-    assert after.best == result.best
-
-
-def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    (tmp_path / RESULT_FILE).write_text("{")
-    assert result_in(tmp_path) is None
-    cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("study"))
+        cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at(stage))
+    assert cut.cut_short == "interrupted by Ctrl-C"
     assert cut.best is None
-    assert not cut.earlier_answer
+    assert stands(cut)
+    assert files(tmp_path) == before
+    assert (read_journal(tmp_path).num_run > known) == (stage != "start")
+    assert any("in the journal, for the next --resume" in note for note in cut.notes) == (stage != "start")
+    result = resumed(tmp_path, MORE, FakeBench(seed=2), reopen=stage == "start")
+    assert result.best is not None
+    assert not stands(result)
+    assert load_result(tmp_path) == result
+
+
+@pytest.mark.parametrize("stage", ["bounds", "costs"])
+def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(tmp_path: Path, stage: str) -> None:
+    finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at(stage))
+    assert cut.cut_short is not None
+    assert cut.best is not None
+    assert cut.best != finished.best
+    assert not stands(cut)
+    assert load_result(tmp_path) == cut
+
+
+def test_an_answer_stands_where_nothing_is_confirmed_any_more(tmp_path: Path) -> None:
+    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    before, planted = files(tmp_path), TrialFailure(kind="shm", phase="training", message="planted")
+    result = resumed(tmp_path, MORE, FakeBench(fail=lambda config: planted), reopen=True)
+    assert result.cut_short is None
+    assert result.best is None
+    assert stands(result)
+    assert files(tmp_path) == before
+
+
+def test_an_answer_stands_behind_an_error(tmp_path: Path) -> None:
+    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    before = files(tmp_path)
+    broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
+    with pytest.raises(WorkloadError, match="sample 7"):
+        resumed(tmp_path, MORE, FakeBench(fail=lambda config: broken), reopen=True)
+    assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path, content: str | None) -> None:
+    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    (tmp_path / RESULT_FILE).unlink()
+    if content is not None:
+        (tmp_path / RESULT_FILE).write_text(content)
+    cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("study"))
+    assert not stands(cut)
+    assert load_result(tmp_path) == cut
 
 
 def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) -> None:
@@ -82,7 +112,8 @@ def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) ->
     assert cut.assumed
     kept = read_journal(tmp_path)
     assert kept.num_run == 1
-    again = resumed(tmp_path, listener=interrupt_at("compute"))
+    again = resumed(tmp_path, listener=interrupt_at("memory"))
+    assert (again.yours, again.assumed) == (cut.yours, cut.assumed)
     told = [note for note in again.notes if note.startswith("This run was resumed")]
     assert [note.partition(", ")[0] for note in told] == ["This run was resumed: 1 of its trials"]
     result = resumed(tmp_path, TuneConfig(num_trials=kept.num_run + 2))
@@ -91,11 +122,12 @@ def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) ->
 
 
 def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, TuneConfig(), interrupt_at("compute"))
-    for stage in ("compute", "study"):
-        resumed(tmp_path, listener=interrupt_at(stage))
-    notes = resumed(tmp_path).notes
-    assert sum(note.startswith("This run was resumed") for note in notes) == 1
+    tune_fake(FakeBench(), tmp_path, TuneConfig(), interrupt_at("recipe"))
+    notes = [resumed(tmp_path, listener=interrupt_at(stage)).notes for stage in ("compute", "study")]
+    notes.append(resumed(tmp_path).notes)
+    told = [[note for note in each if note.startswith("This run was resumed")] for each in notes]
+    assert [len(each) for each in told] == [1, 1, 1]
+    assert told[0] != told[1] != told[2]
 
 
 def test_yours_is_the_best_so_far_while_memory_is_probed(tmp_path: Path) -> None:
@@ -117,8 +149,12 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
 
 
 def test_a_run_is_named_by_its_result_as_well(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    assert newest_run(tmp_path / RESULT_FILE) == newest_run(tmp_path) == tmp_path
+    run = tmp_path / "lab" / "run"
+    run.mkdir(parents=True)
+    tune_fake(FakeBench(), run, ALL_TRIALS)
+    assert newest_run(run / RESULT_FILE) == newest_run(tmp_path) == run
+    with pytest.raises(ResultError, match="holds no run that could be resumed"):
+        newest_run(tmp_path / RESULT_FILE)
 
 
 def test_a_seed_of_search_and_workload_is_refused_once(tmp_path: Path) -> None:

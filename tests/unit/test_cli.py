@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -364,3 +365,10 @@ def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
 def test_more_workers_than_cores_are_warned_of(tuner: FakeTuner, option: str) -> None:
     assert f"warning: {option} 5000 is above the" in invoke("run", option, "5000").stderr
     assert "seldom help" not in invoke("run", option, "1").stderr
+
+
+def test_a_run_that_was_cut_short_names_the_command_that_goes_on_with_it(tuner: FakeTuner) -> None:
+    assert "Go on with it" not in invoke("run").stdout
+    tuner.result = replace(tuner.result, cut_short="interrupted by Ctrl-C", best=None)
+    told = invoke("run", "--out", "my runs").stdout.splitlines()
+    assert any(line.startswith("Go on with it: loadtune run --resume 'my runs/") for line in told)
