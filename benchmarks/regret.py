@@ -1,7 +1,7 @@
 """How far from the best configuration a search ends, against trials: over measured tables, or on this machine.
 
     python benchmarks/regret.py --replay [--quick] [--seeds 200] [--trials 20] [TABLE …]
-    python benchmarks/regret.py --grid --workload memory-mlp [--small] [--within-s 500] [--rounds 6]
+    python benchmarks/regret.py --grid [--quick] --workload memory-mlp [--small] [--within-s 500] [--rounds 6]
                                 [--jpegs FOLDER] [--out TABLE]
 
 ``--replay`` needs no GPU: loadtune's own search, Optuna's samplers without seeds, chance and two rules of thumb play
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--replay", action="store_true")
     mode.add_argument("--grid", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="few seeds and ways: for CI")
+    parser.add_argument("--quick", action="store_true", help="few seeds and ways, or four small configurations: for CI")
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--workload", default="memory-mlp")
