@@ -101,8 +101,9 @@ def tune_on(
 
 def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
-    found, before = run.found, None if run.kept is None else result_in(run.folder)
-    if found.best is None and before is not None and before.best is not None:
+    found = run.found
+    before = result_in(run.folder) if run.kept is not None and found.best is None else None
+    if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else " What was tried since is in the journal, for the next --resume."
         found.note(f"The answer of {before.created} stands: {RESULT_FILE} and {PAGE_FILE} are as they were.{since}")
         return found.result()

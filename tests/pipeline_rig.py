@@ -33,3 +33,10 @@ def tune_fake(
 
 def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:
     return tune_fake(bench or FakeBench(seed=1), folder, config, resume=True, **given)
+
+
+class Impatient(FakeBench):
+    """Ctrl-C while the workload is built."""
+
+    def describe(self):
+        raise KeyboardInterrupt

@@ -30,6 +30,11 @@ class Trial:
     screened: str | None = None
     """Why it was not run: a bound says that it cannot win, or does not fit. None: it was run."""
 
+    @property
+    def outcome(self) -> Measurement | TrialFailure | None:
+        """What came of running it. None: it was not."""
+        return self.measurement or self.failure
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finalist:

@@ -25,7 +25,7 @@ from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.loop import MISREAD, NEAR_CEILING, raise_for_the_user
-from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, your_config
+from loadtune.study.yours import ASSUMED_BATCH, your_config
 from loadtune.units import percent_text
 
 
@@ -41,7 +41,7 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
     if config is None:
         return
     if found.yours is None:  # until the space is spanned
-        found.yours, found.assumed = _plain(run), assumed_settings(found.config.yours)
+        found.yours = _plain(run)
     if found.trials or found.ceilings or found.ahead:
         return
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:

@@ -12,12 +12,13 @@ from loadtune.report.wording import recipe_text
 from loadtune.stages.resuming import check_same_workload
 from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
-from loadtune.study.yours import check_against_facts
+from loadtune.study.yours import assumed_settings, check_against_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
 
 
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the bench and check what was asked for against it."""
+    run.found.assumed = assumed_settings(run.found.config.yours)
     with run.found.stage("start"):
         if run.found.facts is None:  # else the study had its seeds, and the file may be gone
             run.found.warm = warm_start(run.found.config.warm_start)

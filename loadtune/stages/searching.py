@@ -187,7 +187,7 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
 
 
 def _outcome_text(trial: Trial, objective: Objective) -> str:
-    return outcome_text(trial.config, trial.measurement or trial.failure, objective)
+    return outcome_text(trial.config, trial.outcome, objective)
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:

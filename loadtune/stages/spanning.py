@@ -19,7 +19,7 @@ from loadtune.records import (
 from loadtune.stages.probing import fastest, loader_top
 from loadtune.stages.run import Run
 from loadtune.study.space import PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
-from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, your_config
+from loadtune.study.yours import ASSUMED_BATCH, your_config
 from loadtune.units import seconds_text
 
 LADDER_SPAN = 16
@@ -46,7 +46,6 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     if found.yours is None or not found.batch_sizes:  # else they are of before an interruption, and the study has them
         top = _top(run, facts, max(ceilings.values()))
         found.yours = _yours(run, top)
-        found.assumed = assumed_settings(config.yours)
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
         run.keep_probes()
     return SearchSpace(

@@ -120,7 +120,7 @@ class StudyLoop:
 
     def __post_init__(self) -> None:
         for trial in self.known:
-            outcome = trial.measurement or trial.failure
+            outcome = trial.outcome
             if outcome is None:
                 continue  # screened: another bound may hold by now
             self._seen[trial.config] = outcome
@@ -184,8 +184,8 @@ class StudyLoop:
             self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
-        started, ahead = self.clock.now(), self.ahead
-        outcome = None if ahead is None or ahead.config != config else ahead.measurement or ahead.failure
+        started = self.clock.now()
+        outcome = self.ahead.outcome if self.ahead is not None and self.ahead.config == config else None
         if outcome is None:
             outcome = self.run(config, self.best)
             self._seconds.append(self.clock.now() - started)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Impatient, resumed, tune_fake
 
 from loadtune.errors import ResultError, UsageError, WorkloadError
 from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
@@ -15,11 +15,6 @@ from loadtune.seams import Listener
 from loadtune.testing import FakeBench
 
 MORE = replace(ALL_TRIALS, num_trials=8)
-
-
-class Impatient(FakeBench):
-    def describe(self):
-        raise KeyboardInterrupt
 
 
 def interrupt_at(stage: str) -> Listener:

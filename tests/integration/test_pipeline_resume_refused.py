@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, GPU, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, GPU, Impatient, resumed, tune_fake
 
 from loadtune.errors import LoadtuneError, ResultError, WorkloadError
 from loadtune.records import (
@@ -65,10 +65,6 @@ def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> Non
 
 
 def test_ctrl_c_while_a_resumed_run_starts_leaves_it_as_it_was(tmp_path: Path) -> None:
-    class Impatient(FakeBench):
-        def describe(self):
-            raise KeyboardInterrupt
-
     config = TuneConfig(num_trials=2)
     tune_fake(FakeBench(), tmp_path, config)
     before = files(tmp_path)
