@@ -28,6 +28,9 @@ class Depth(NamedTuple):
     """Not yet taken by the pinning thread. None: there is none, as without pin_memory or without a GPU."""
     ready: int
     """In the queue, and set aside because they came before their turn."""
+    untaken: int | None = None
+    """Of those not yet taken by the training process, which rebuilds each as it takes it. None: the pinning thread
+    does that."""
 
 
 def queue_depth(iterator: Any) -> Depth | None:
@@ -36,9 +39,11 @@ def queue_depth(iterator: Any) -> Depth | None:
         pins = iterator._data_queue is not iterator._worker_result_queue
         # A task's entry goes when its batch is handed out; it is no longer outstanding once its batch has come.
         set_aside = len(iterator._task_info) - iterator._tasks_outstanding
+        queued = iterator._data_queue.qsize()
         return Depth(
             unpinned=iterator._worker_result_queue.qsize() if pins else None,
-            ready=iterator._data_queue.qsize() + set_aside,
+            ready=queued + set_aside,
+            untaken=None if pins else queued,
         )
     except (AttributeError, NotImplementedError, OSError):  # qsize is not there on macOS
         return None

@@ -26,6 +26,8 @@ class Stocks(NamedTuple):
     ready: float | None
     num_pinned: int | None
     least_unpinned: int | None
+    num_taken: int | None
+    least_untaken: int | None
 
 
 class _Edge(NamedTuple):
@@ -61,6 +63,7 @@ class QueueWatch:
         """The window ends here, after so many steps, and the next begins."""
         begun, ended = self._edge, self._look()
         unpinned = [depth.unpinned for depth in self._depths if depth.unpinned is not None]
+        untaken = [depth.untaken for depth in self._depths if depth.untaken is not None]
         ready = [depth.ready for depth in self._depths]
         stocks = Stocks(
             start_s=begun.at_s,
@@ -69,8 +72,10 @@ class QueueWatch:
             queue_end=ended.ahead,
             unpinned=statistics.fmean(unpinned) if unpinned else None,
             ready=statistics.fmean(ready) if ready else None,
-            num_pinned=_num_pinned(begun.depth, ended.depth, num_steps) if unpinned else None,
+            num_pinned=_num_taken(begun.depth, ended.depth, num_steps) if unpinned else None,
             least_unpinned=min(unpinned, default=None),
+            num_taken=_num_taken(begun.depth, ended.depth, num_steps) if untaken else None,
+            least_untaken=min(untaken, default=None),
         )
         self._begin(ended)
         return stocks
@@ -83,5 +88,11 @@ class QueueWatch:
         return _Edge(time.monotonic(), self._loader.num_ahead(), self._loader.depth())
 
 
-def _num_pinned(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
-    return None if begun is None or ended is None else num_steps + ended.ready - begun.ready
+def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
+    """Batches that came to stand behind whoever takes them, the pinning thread or the training process, and were handed
+    out or are there still."""
+    return None if begun is None or ended is None else num_steps + _num_behind(ended) - _num_behind(begun)
+
+
+def _num_behind(depth: Depth) -> int:
+    return depth.ready - (depth.untaken or 0)

@@ -70,7 +70,14 @@ from loadtune.records.timing import (
     WorkerShare,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
-from loadtune.records.window import Window, delivered_samples, half_width_fraction, pinning_seldom_rests, samples_per_s
+from loadtune.records.window import (
+    Window,
+    delivered_samples,
+    half_width_fraction,
+    pinning_seldom_rests,
+    samples_per_s,
+    taking_seldom_rests,
+)
 from loadtune.records.workload import (
     CodePart,
     LiveObjects,
@@ -170,4 +177,5 @@ __all__ = [
     "half_width_fraction",
     "pinning_seldom_rests",
     "samples_per_s",
+    "taking_seldom_rests",
 ]

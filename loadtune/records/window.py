@@ -48,6 +48,12 @@ class Window:
     least_unpinned: int | None = None
     """The fewest that stood before the pinning thread when a step asked for its batch, likewise. Above 0 it hardly ever
     waited for a worker, and `num_pinned` is all it can do."""
+    num_taken: int | None = None
+    """Batches that the training process itself took from the workers in this window, and rebuilt. None: a pinning
+    thread does that, or there is no queue."""
+    least_untaken: int | None = None
+    """The fewest that it had not taken when a step asked for its batch, likewise. Above 0 it hardly ever waited for a
+    worker: what it spends in ``next(loader)`` is its own work, and `num_taken` is all it can do."""
     page_lock_s: float | None = None
     """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
     it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
@@ -68,8 +74,9 @@ def delivered_samples(windows: Sequence[Window]) -> float:
 
     The least of three figures. What the workers made: batches that came out of a queue that ran down are no throughput.
     What the pinning thread pinned, where it did not rest: batches that pile up before it are none either, nor are those
-    that it had pinned before. And what the steps alone would have taken: where they hardly waited they are the slower
-    side, and a queue that filled up meanwhile is no credit.
+    that it had pinned before; without one the training process takes them over, and the same is true of it. And what
+    the steps alone would have taken: where they hardly waited they are the slower side, and a queue that filled up
+    meanwhile is no credit.
     """
     consumed = float(sum(w.num_samples for w in windows))
     steps = sum(w.num_steps for w in windows)
@@ -79,36 +86,56 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     made = consumed * (1 + math.fsum(grown) / steps)
     seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
     taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
-    return max(0.0, min(made, taken, _pinned_samples(windows)))
+    return max(0.0, min(made, taken, _taken_over_samples(windows)))
 
 
 def pinning_seldom_rests(windows: Sequence[Window]) -> bool:
     """Whether batches stood before the pinning thread throughout half of the time or more."""
-    return bool(_without_rest(windows))
+    return any(window.num_pinned is not None for window in _without_rest(windows))
+
+
+def taking_seldom_rests(windows: Sequence[Window]) -> bool:
+    """The same before the training process, where no thread takes the workers' batches over for it."""
+    return any(window.num_pinned is None for window in _without_rest(windows))
 
 
 def _without_rest(windows: Sequence[Window]) -> list[Window]:
-    """Those in which the pinning thread did not rest, where they are half of the time or more: a queue that was full of
-    pinned batches has none before the thread until the workers have made the next ones."""
-    busy = [w for w in windows if w.num_pinned is not None and (w.least_unpinned or 0) > 0]
+    """Those in which whoever takes batches from the workers did not rest, where they are half of the time or more: a
+    queue that was full of pinned batches has none before the thread until the workers have made the next ones."""
+    busy = [w for w in windows if (w.least_unpinned or w.least_untaken or 0) > 0 and _num_taken_over(w) is not None]
     return busy if sum(w.seconds for w in busy) >= sum(w.seconds for w in windows) / 2 else []
 
 
-def _pinned_samples(windows: Sequence[Window]) -> float:
-    """What the thread would have pinned in all of the time, by the windows in which it did not rest; no less than it
-    did pin, for others may have been its fast ones. Infinite where it rested, or was not watched: then it says nothing.
+def _taken_over_samples(windows: Sequence[Window]) -> float:
+    """What the pinning thread, or else the training process, could have taken over in all of the time, by the windows
+    in which it did not rest; no less than it did, for others may have been its fast ones. Infinite where it rested, or
+    was not watched: then it says nothing.
     """
     busy = _without_rest(windows)
     busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
     if busy_s <= 0 or steps == 0:
         return math.inf
     samples_a_step = sum(w.num_samples for w in windows) / steps
-    num_pinned = _count_pinned(busy) * sum(w.seconds for w in windows) / busy_s
-    return samples_a_step * max(num_pinned, _count_pinned(windows))
+    return samples_a_step * max(_could_take(busy) * sum(w.seconds for w in windows) / busy_s, _could_take(windows))
 
 
-def _count_pinned(windows: Sequence[Window]) -> int:
-    return sum(w.num_pinned or 0 for w in windows)
+def _could_take(windows: Sequence[Window]) -> float:
+    """Batches that can be taken over in the time of these windows, were it all there is to do, and the steps where the
+    training process does both: it takes them over while it seems to wait, and may have had some that it took before."""
+    num_taken = _count_taken_over(windows)
+    if any(w.num_pinned is not None for w in windows):
+        return num_taken
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    stepping = (seconds - waited) / max(1, sum(w.num_steps for w in windows))
+    return seconds / (waited / num_taken + stepping) if num_taken > 0 and seconds > 0 else math.inf
+
+
+def _count_taken_over(windows: Sequence[Window]) -> int:
+    return sum(_num_taken_over(window) or 0 for window in windows)
+
+
+def _num_taken_over(window: Window) -> int | None:
+    return window.num_taken if window.num_pinned is None else window.num_pinned
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:
@@ -122,10 +149,10 @@ def half_width_fraction(windows: Sequence[Window]) -> float | None:
     """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
 
     It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where the rate is
-    what was pinned, steps may be steadier than the thread: it is no narrower than one batch of those counted.
+    what was taken over, steps may be steadier than that: it is no narrower than one batch of those counted.
     """
     width = intervals.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
-    num_pinned = _count_pinned(_without_rest(windows))
-    if width is None or not num_pinned or _pinned_samples(windows) > delivered_samples(windows):
+    num_taken = _count_taken_over(_without_rest(windows))
+    if width is None or not num_taken or _taken_over_samples(windows) > delivered_samples(windows):
         return width
-    return max(width, 1 / num_pinned)
+    return max(width, 1 / num_taken)

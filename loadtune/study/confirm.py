@@ -7,6 +7,7 @@ to be true (simulated: it overclaims by 6% at 5% noise).
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t
@@ -40,8 +41,9 @@ def pick_finalists(
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     The leader, the user's own, the best beside that and, where asked, the best beside it at the user's batch in any
-    case; then the second, the smallest contender, and what `leaner` may name: a smaller relative of the leader that the
-    search did not look at. Those in `kept` were measured again before an interruption, and stay as well.
+    case; then the second, the smallest contender, and what `leaner` may name: a smaller relative of the leader, unless
+    the search saw it or one nearly as small fall short. Those in `kept` were measured again before an interruption, and
+    stay as well.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))
@@ -54,10 +56,19 @@ def pick_finalists(
     if yours is not None and at_your_batch:
         needed += [config for config in rivals if config.batch_size == yours.batch_size][:1]
     slim = leaner(*ranked[0])
-    spare = [*contenders[:NUM_TOP], min(contenders, key=size), *([] if slim is None else [slim])]
+    relatives = [slim] if slim is not None and _nearest_tried(slim, ranked) in contenders else []
+    spare = [*contenders[:NUM_TOP], min(contenders, key=size), *relatives]
     fixed = list(dict.fromkeys([*needed, *kept]))
     left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, ranked) for config in fixed)
     return (*fixed, *_repeatable([config for config in dict.fromkeys(spare) if config not in fixed], ranked, left_s))
+
+
+def _nearest_tried(slim: TrialConfig, ranked: Ranked) -> TrialConfig:
+    """Of those that differ from it in nothing but workers, of which they have as many or more, that with the fewest; of
+    a relative of the leader, the leader at the last."""
+    tried = [config for config, _ in ranked if config.loader.num_workers >= slim.loader.num_workers]
+    alike = (c for c in tried if replace(c, loader=replace(c.loader, num_workers=slim.loader.num_workers)) == slim)
+    return min(alike, key=size)
 
 
 def _repeatable(spare: Sequence[TrialConfig], ranked: Ranked, left_s: float) -> Iterator[TrialConfig]:

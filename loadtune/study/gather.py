@@ -14,6 +14,7 @@ from loadtune.records import (
     Window,
     WorkloadFacts,
     pinning_seldom_rests,
+    taking_seldom_rests,
 )
 from loadtune.study.evidence import usually_held_back
 from loadtune.study.walls import Evidence
@@ -79,7 +80,8 @@ def gather(
         waits_each_step=finalist.config.recipe.waits_each_step,
         on_gpu=device.kind == "cuda",
         pinned=loader.pin_memory,
-        pinning_seldom_rests=_pinning_seldom_rests(finalist),
+        pinning_seldom_rests=_in_every_run(finalist, pinning_seldom_rests, lambda window: window.least_unpinned),
+        taking_seldom_rests=_in_every_run(finalist, taking_seldom_rests, lambda window: window.least_untaken),
         persistent=loader.persistent_workers if loader.num_workers else None,
         compile_tried=compile_tried,
     )
@@ -102,11 +104,13 @@ def _in_training(finalist: Finalist) -> dict[str, float | None]:
     }
 
 
-def _pinning_seldom_rests(finalist: Finalist) -> bool | None:
-    """In all of its runs. None: nothing pinned by a thread, or it was not watched."""
-    if any(window.least_unpinned is None for run in finalist.runs for window in run.windows):
+def _in_every_run(
+    finalist: Finalist, seldom_rests: Callable[[Sequence[Window]], bool], least: Callable[[Window], int | None]
+) -> bool | None:
+    """Whether it is so in all of its runs. None: there is no such thing, or it was not watched."""
+    if any(least(window) is None for run in finalist.runs for window in run.windows):
         return None
-    return all(pinning_seldom_rests(run.windows) for run in finalist.runs)
+    return all(seldom_rests(run.windows) for run in finalist.runs)
 
 
 def _of_the_machine(watched: Sequence[Telemetry]) -> dict[str, float | None]:

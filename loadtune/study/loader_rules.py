@@ -62,6 +62,18 @@ def slow_samples(e: Evidence) -> Hindrance | None:
     return named("slow_samples", figures, least(without_share(e.wait_fraction), _gain(e)))
 
 
+def taking(e: Evidence) -> Hindrance | None:
+    """What looks like waiting is the training process's own work: it takes over batches that are there."""
+    if not (e.waits and e.taking_seldom_rests) or cores(e) is not None:
+        return None
+    there = "" if e.ready_batches is None else f" {e.ready_batches:.1f} made batches stand before it:"
+    figures = (
+        f"The training process spends {percent_text(e.wait_fraction)} of the time on getting its next batch, though"
+        f"{there} it rebuilds each by itself as it takes it from a worker."
+    )
+    return named("loader", figures, without_share(e.wait_fraction))
+
+
 def host_memory(e: Evidence) -> Hindrance | None:
     """More workers could help, and have no room for their batches."""
     room, cores_there, there = e.most_workers_in_memory, e.num_usable_cores or math.inf, e.num_workers or 0

@@ -122,6 +122,9 @@ def _compute(e: Evidence) -> str:
 
 
 def _loader(e: Evidence) -> str:
+    if e.taking_seldom_rests:
+        pin = "Try pin_memory=True: a thread takes them then. " if e.on_gpu and e.pinned is False else ""
+        return f"More workers cannot fix it. {pin}Make batches of few, large tensors. {_fewer_bytes(e)}"
     if e.workers_per_s is None:
         return f"Fewer bytes help against either. {_fewer_bytes(e)}"
     return (

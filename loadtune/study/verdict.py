@@ -18,6 +18,7 @@ WORTH_NAMING = 1.05
 RULES: tuple[Callable[[Evidence], Hindrance | None], ...] = (
     loader_rules.slow_worker,
     loader_rules.slow_samples,
+    loader_rules.taking,
     loader_rules.host_memory,
     loader_rules.storage,
     loader_rules.cores,

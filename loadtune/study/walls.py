@@ -71,6 +71,8 @@ class Evidence:
     """Likewise those that could be handed out."""
     pinning_seldom_rests: bool | None = None
     """In each run batches stood before the pinning thread throughout half of the time or more."""
+    taking_seldom_rests: bool | None = None
+    """Likewise before the training process, where it takes them from the workers itself."""
 
     num_workers: float | None = None
     num_usable_cores: float | None = None

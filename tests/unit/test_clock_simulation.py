@@ -1,4 +1,5 @@
-"""What a trial of seconds tells, beside what the same pipeline trains over minutes: workers, pinning thread, steps."""
+"""What a trial of seconds tells, beside what the same pipeline trains over minutes: workers, perhaps a pinning thread,
+and steps."""
 
 import random
 import statistics
@@ -102,6 +103,32 @@ class Pipeline:
         return sum(made <= now for made in self.made) - bisect_right(self.taken, now)
 
 
+class WithoutThread(Pipeline):
+    """The training process takes batches from the workers itself; what `pin` takes is its own time."""
+
+    def run(self, seconds: float, seed: int) -> "Pipeline":
+        chance, now, untaken = random.Random(seed), self.begins, list[tuple[float, int]]()
+        for number in range(NUM_WORKERS * PREFETCH):
+            heappush(untaken, (self.make_one(chance, number, 0.0), number))
+        while now < self.begins + seconds:
+            number = len(self.handed)
+            self.asked.append(now)
+            self.free = now
+            while number not in self.pinned:
+                self.pin_one(chance, *heappop(untaken))
+            self.handed.append(self.free)
+            further = number + NUM_WORKERS * PREFETCH
+            heappush(untaken, (self.make_one(chance, further, self.handed[-1]), further))
+            now = self.handed[-1] + self.step(chance, self.handed[-1])
+        return self
+
+    def window(self, first: int, last: int) -> Window:
+        told = super().window(first, last)
+        return replace(
+            told, num_pinned=None, least_unpinned=None, num_taken=told.num_pinned, least_untaken=told.least_unpinned
+        )
+
+
 def trial(pipeline: Pipeline, seed: int, batch_s: float = 0.0) -> list[Window]:
     """The windows that count."""
     rule = StoppingRule(num_workers=NUM_WORKERS, max_s=MAX_S, batch_s=batch_s)
@@ -111,15 +138,19 @@ def trial(pipeline: Pipeline, seed: int, batch_s: float = 0.0) -> list[Window]:
     raise AssertionError("it wanted more")
 
 
-def trained_per_s(parts: dict[str, Seconds]) -> float:
-    minutes = Pipeline(**parts).run(600.0, seed=0)
+def trained_per_s(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> float:
+    minutes = kind(**parts).run(600.0, seed=0)
     return len(minutes.handed) / minutes.handed[-1]
 
 
-def told(parts: dict[str, Seconds], rate: Callable[[list[Window]], float] = samples_per_s) -> float:
+def told(
+    parts: dict[str, Seconds],
+    rate: Callable[[list[Window]], float] = samples_per_s,
+    kind: type[Pipeline] = Pipeline,
+) -> float:
     """What trials tell on average, of what minutes of the same pipeline train."""
-    rates = [rate(trial(Pipeline(**parts), seed)) for seed in range(1, 61)]
-    return statistics.fmean(rates) / trained_per_s(parts)
+    rates = [rate(trial(kind(**parts), seed)) for seed in range(1, 61)]
+    return statistics.fmean(rates) / trained_per_s(parts, kind)
 
 
 def in_turn(slow: float, fast: float, period: float) -> Seconds:
@@ -149,6 +180,39 @@ def test_neither_the_queue_as_a_whole_nor_what_was_trained_on_tells_what_a_pinni
     """Without these the test above could not fail where the thread is the wall."""
     assert told(PINNING, lambda kept: samples_per_s([replace(w, num_pinned=None) for w in kept])) > 1.08
     assert told(PINNING, lambda kept: sum(w.num_samples for w in kept) / sum(w.seconds for w in kept)) > 1.15
+
+
+TAKING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.06, 0.3), "step": about(0.015)}
+"""The training process is the wall, and spends its time on taking batches over."""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(TAKING, id="taking"),
+        pytest.param({"make": about(0.9), "pin": about(0.075, 0.3), "step": about(0.001)}, id="nothing-but-taking"),
+        pytest.param({"make": about(0.9), "pin": about(0.002), "step": about(0.08)}, id="steps"),
+        pytest.param({"make": about(0.9), "pin": about(0.04), "step": about(0.04)}, id="taking-and-steps"),
+        pytest.param({"make": about(1.2, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}, id="all-alike"),
+    ],
+)
+def test_a_trial_without_a_pinning_thread_tells_what_minutes_train(parts: dict[str, Seconds]) -> None:
+    assert told(parts, kind=WithoutThread) == pytest.approx(1.0, abs=0.02)
+
+
+def by_the_queue(kept: list[Window]) -> float:
+    return samples_per_s([replace(window, num_taken=None) for window in kept])
+
+
+def test_the_queue_as_a_whole_does_not_tell_what_the_training_process_can_take() -> None:
+    """Without this the test above could not fail where taking over is the wall."""
+    assert told(TAKING, by_the_queue, WithoutThread) > 1.05
+
+
+@pytest.mark.parametrize("make_s", [1.6, 2.4])
+def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall(make_s: float) -> None:
+    parts: dict[str, Seconds] = {"make": about(make_s, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}
+    assert told(parts, kind=WithoutThread) == pytest.approx(told(parts, by_the_queue, WithoutThread), rel=0.005)
 
 
 @pytest.mark.parametrize("batch_s", [1.4, 3.0])

@@ -124,6 +124,36 @@ def test_a_pinning_thread_that_rested_most_of_the_time_is_not_judged() -> None:
     assert not pinning_seldom_rests([replace(BUSY, num_pinned=None, least_unpinned=None)])
 
 
+TAKING = replace(ten_batches(8.0, (10.0, 15.0)), least_untaken=2, num_taken=10)
+"""Eight of ten seconds went into taking ten batches over, while the workers made fifteen."""
+
+
+def test_batches_that_pile_up_before_a_training_process_that_takes_them_are_no_rate() -> None:
+    assert delivered_samples([TAKING]) == pytest.approx(10.0)
+    assert delivered_samples([replace(TAKING, least_untaken=0)]) == pytest.approx(15.0), "then it waited for workers"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "num_taken", "samples"),
+    [
+        (8.0, 5, 10 / (8 / 5 + 2 / 10)),  # the other five were taken before, which is no throughput
+        (8.0, 16, 10 / (8 / 16 + 2 / 10)),  # six more were taken, and steps have still to be done with them
+        (0.0, 5, 10.0),  # taking one costs nothing
+        (8.0, 0, 15.0),  # nothing was seen of it
+    ],
+)
+def test_a_training_process_does_its_steps_beside_taking_batches(wait_s: float, num_taken: int, samples: float) -> None:
+    window = replace(TAKING, wait_s=wait_s, num_taken=num_taken)
+    assert delivered_samples([window]) == pytest.approx(samples)
+
+
+def test_a_training_process_is_judged_by_the_windows_in_which_it_waited_for_no_worker() -> None:
+    waited = replace(TAKING, least_untaken=0, num_taken=6, num_steps=6, num_samples=6)
+    assert delivered_samples([waited, TAKING, TAKING]) == pytest.approx(30.0)
+    assert delivered_samples([waited, waited, TAKING]) == pytest.approx(37.0), "what the workers made"
+    assert not pinning_seldom_rests([TAKING])
+
+
 def test_what_was_pinned_counts_in_samples() -> None:
     eights = replace(BUSY, num_samples=80)
     assert delivered_samples([eights]) == pytest.approx(56.0)

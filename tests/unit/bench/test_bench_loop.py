@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
 from loadtune.study.evidence import held_back
 
 SLOW_S, QUICK_S = 0.02, 0.001
+TAKE_S = 0.03
 
 
 class Sleeping(Dataset[Any]):
@@ -34,6 +36,28 @@ class Sleeping(Dataset[Any]):
         slow = worker is not None and worker.id == self.slow_worker
         time.sleep(self.sample_s * (4 if slow else 1))
         return torch.zeros(2), 0
+
+
+class Unwieldy(dict[str, torch.Tensor]):
+    """A batch's part that takes long to rebuild for whoever takes it from a worker."""
+
+    def __reduce__(self) -> Any:
+        return _rebuilt, (dict(self),)
+
+    def __copy__(self) -> "Unwieldy":
+        return Unwieldy(self)
+
+
+def _rebuilt(parts: dict[str, torch.Tensor]) -> Unwieldy:
+    time.sleep(TAKE_S)
+    return Unwieldy(parts)
+
+
+class LongToTake(Sleeping):
+    """Quickly made, slowly taken over."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), Unwieldy(part=torch.zeros(1))
 
 
 def run(
@@ -144,3 +168,14 @@ def test_shares_of_one_loader_are_in_the_order_of_its_workers() -> None:
     _, shares = run(SleepingTrainer(), Sleeping(QUICK_S), num_workers=2, num_windows=1)
     assert len(shares) == 2
     assert abs(shares[0].num_batches - shares[1].num_batches) <= 1
+
+
+def test_batches_that_pile_up_before_a_training_process_that_takes_them_slowly_are_no_throughput() -> None:
+    """Two workers make 40 batches a second, of which the training process takes 30: a queue of 48 fills for seconds."""
+    windows = run(SleepingTrainer(step_s=QUICK_S), LongToTake(0.025), 2, 4, window_s=0.4, prefetch_factor=24)[0]
+    trained = sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
+    by_the_queue = samples_per_s([replace(window, num_taken=None) for window in windows])
+    assert (windows[-1].queue_end or 0.0) > (windows[0].queue_start or 0.0) + 5
+    assert by_the_queue > 1.15 * trained
+    assert samples_per_s(windows) == pytest.approx(trained, rel=0.05)
+    assert all(w.num_pinned is None and w.unpinned is None for w in windows)

@@ -40,7 +40,7 @@ def test_batches_set_aside_count_as_ready():
         _task_info={0: (0,), 1: (1, "batch"), 2: (0, "batch"), 3: (1,), 4: (0,)},
         _tasks_outstanding=3,
     )
-    assert queue_depth(iterator) == Depth(unpinned=None, ready=4)
+    assert queue_depth(iterator) == Depth(unpinned=None, ready=4, untaken=2)
 
 
 def test_what_the_pinning_thread_has_not_taken_is_told_apart():

@@ -133,9 +133,19 @@ def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None
     assert (stocks.num_pinned, stocks.least_unpinned) == (1, 1), "the look at one's end is the next one's first"
 
 
+def test_what_the_training_process_took_is_what_was_handed_out_and_what_it_set_aside_more() -> None:
+    watch = QueueWatch(Told(*(Depth(None, ready, untaken) for ready, untaken in [(5, 4), (5, 3), (7, 2), (9, 6)])))
+    for _ in range(2):
+        watch.step()
+    stocks = watch.cut(2)
+    assert (stocks.num_taken, stocks.least_untaken) == (4, 2), "two handed out, and three set aside where there was one"
+    assert stocks.ready == 6.0
+
+
 @pytest.mark.parametrize("depth", [None, Depth(None, 3)])
 def test_without_a_pinning_thread_nothing_is_told_of_it(depth: Depth | None) -> None:
     watch = QueueWatch(Told(depth, depth, depth))
     watch.step()
     stocks = watch.cut(1)
     assert (stocks.unpinned, stocks.num_pinned, stocks.least_unpinned) == (None, None, None)
+    assert (stocks.num_taken, stocks.least_untaken) == (None, None)

@@ -73,6 +73,36 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
     assert picked_in(time_s) == finalists
 
 
+def in_another_precision(what: TrialConfig) -> TrialConfig:
+    return replace(what, recipe=replace(what.recipe, precision="bf16"))
+
+
+def pinned(what: TrialConfig) -> TrialConfig:
+    return replace(what, loader=replace(what.loader, pin_memory=True))
+
+
+@pytest.mark.parametrize(
+    ("others", "is_tried"),
+    [
+        ({config(512, 12): 60.0}, False),
+        ({config(512, 7): 60.0}, False),
+        ({config(512, 12): 90.0}, True),
+        ({config(512, 4): 60.0}, True),  # fewer workers than the relative say nothing of it
+        ({config(512, 20): 60.0}, True),  # more than the leader crowd each other
+        ({config(512, 14): 60.0, config(512, 8): 95.0}, True),  # the nearest says most
+        ({config(512, 14): 95.0, config(512, 8): 60.0}, False),
+        ({config(256, 12): 60.0}, True),
+        ({in_another_precision(config(512, 12)): 60.0}, True),
+        ({pinned(config(512, 12)): 60.0}, True),
+    ],
+)
+def test_a_leaner_relative_is_measured_unless_it_or_one_nearly_as_lean_fell_short(
+    others: dict[TrialConfig, float], is_tried: bool
+) -> None:
+    trials = [trial(number, rate, what) for number, (what, rate) in enumerate({LEADER: 100.0, **others}.items())]
+    assert (LEAN in pick_finalists(trials, YOURS, leaner=lambda *_: LEAN)) == is_tried
+
+
 def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
     trials = [lasting(10.0, 100.0, LEADER), lasting(10.0, 99.0, SECOND), lasting(4.0, 95.0, SMALL)]
     assert pick_finalists(trials, None, time_s=39.0) == (LEADER, SMALL)

@@ -124,6 +124,21 @@ def test_a_pinning_thread_seldom_rests_where_it_does_so_in_every_run(
     assert found.pinning_seldom_rests is seldom_rests
 
 
+@pytest.mark.parametrize(("least", "seldom_rests"), [((3, 1), True), ((3, 0), False), ((3, None), None)])
+def test_a_training_process_seldom_rests_where_it_does_so_in_every_run(
+    least: tuple[int, int | None], seldom_rests: bool | None
+) -> None:
+    runs = tuple(
+        Measurement(
+            windows=(replace(window(1000, 0.3), num_taken=4, least_untaken=each),), first_batch_s=1.0, seconds=2.0
+        )
+        for each in least
+    )
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3), recipe=Recipe())
+    found = gather(Finalist(config=config, runs=runs), facts=FACTS, host=fake_host(), device=GPU)
+    assert (found.taking_seldom_rests, found.pinning_seldom_rests) == (seldom_rests, None)
+
+
 def test_what_training_looked_like_inside() -> None:
     """Figures of windows are means over steps, those of the machine over runs; a slow worker is one in most runs."""
     inside = replace(window(1000, 0.3), copy_s=0.2, compute_s=0.5, idle_s=0.3, unpinned=3.0, ready=0.25)

@@ -177,6 +177,51 @@ def test_where_one_verdict_gives_way_to_another(changed: Evidence, was: str, now
     assert (judge(whole[was]).bound_by, judge(changed).bound_by) == (bound, now)
 
 
+# Batches of an MLP's vectors: the training process maps and copies what 16 workers made, one batch after the other.
+TAKEN = replace(
+    H200,
+    trained_per_s=850_000.0,
+    compute_per_s=5.4e6,
+    transfer_per_s=53e6,
+    workers_per_s=731_000.0,
+    wait_fraction=0.86,
+    num_workers=16,
+    pinned=False,
+    worker_cores=0.4,
+    ready_batches=15.0,
+    taking_seldom_rests=True,
+    sample_bytes=1032,
+    uint8_bytes=None,
+    half_bytes=520,
+)
+
+
+def test_a_training_process_that_takes_made_batches_over_does_not_wait_for_workers() -> None:
+    found = judge(TAKEN)
+    assert found.bound_by == "loader"
+    assert "86% of the time" in found.evidence
+    assert "15.0 made batches" in found.evidence
+    assert "More workers cannot fix it" in found.advice
+    assert "pin_memory=True" in found.advice
+    assert "pin_memory" not in judge(replace(TAKEN, pinned=True)).advice
+    assert "pin_memory" not in judge(replace(TAKEN, on_gpu=False)).advice
+
+
+@pytest.mark.parametrize(
+    ("changed", "bound_by"),
+    [
+        (replace(TAKEN, taking_seldom_rests=False), "workers"),
+        (replace(TAKEN, taking_seldom_rests=None), "workers"),
+        (replace(TAKEN, throttled_fraction=0.3), "cores"),
+        (replace(TAKEN, slowest_worker_ratio=2.0, slowest_wait_fraction=0.9), "slow_worker"),
+        (replace(TAKEN, disk_read_bytes_per_s=160e6), "loader"),  # workers rest because their queue is full
+        (replace(TAKEN, wait_fraction=0.02), "unclear"),
+    ],
+)
+def test_what_taking_over_explains_and_what_it_does_not(changed: Evidence, bound_by: str) -> None:
+    assert judge(changed).bound_by == bound_by
+
+
 def test_steps_that_slow_down_are_said_with_and_without_a_cause() -> None:
     """0.94 of the time at 3,390/s, where 5,879/s are computed alone."""
     assert "1.6 times as long as alone" in judge(STRETCHED).evidence
