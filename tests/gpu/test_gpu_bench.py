@@ -103,7 +103,21 @@ def test_training_streams_windows_that_abut(bench: BenchClient) -> None:
         assert 0 <= w.least_unpinned <= w.unpinned
         assert w.num_pinned is not None
         assert abs(w.num_pinned - w.num_steps) <= 2 * 4  # as many as four workers keep ahead
+        assert (w.num_taken, w.least_untaken) == (None, None)
     assert len(run.workers) == 4
+
+
+def test_without_a_pinning_thread_the_training_process_takes_batches(bench: BenchClient) -> None:
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=4), recipe=FAST)
+    run = bench.time_training(config, 0.2, Enough(4))
+    assert isinstance(run, TrainingRun)
+    for w in run.windows:
+        assert (w.unpinned, w.num_pinned, w.least_unpinned) == (None, None, None)
+        assert w.num_taken is not None
+        assert abs(w.num_taken - w.num_steps) <= 2 * 4  # as many as may be set aside
+        assert w.ready is not None
+        assert w.least_untaken is not None
+        assert 0 <= w.least_untaken <= w.ready
 
 
 def test_the_allocator_books_what_locking_takes() -> None:
