@@ -107,6 +107,7 @@ class TimedLoop:
         asked = time.monotonic()
         batch = self._loader.next_batch()
         waited = time.monotonic() - asked
+        self._queue.took()
         self._loader.waited(waited)
         counts.wait_s += waited
         _step(self._trainer, batch, self._marks)

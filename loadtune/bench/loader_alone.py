@@ -53,6 +53,7 @@ def _window(loader: EndlessLoader, rule: WindowRule, queue: QueueWatch, line: Li
     while not rule.ends(time.monotonic() - queue.at_s, steps):
         queue.step()
         samples += len(loader.next_batch()[0])
+        queue.took()
         steps += 1
         line.pulse()
     stocks = queue.cut(steps)

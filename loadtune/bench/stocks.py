@@ -39,7 +39,7 @@ class _Edge(NamedTuple):
 
 
 class QueueWatch:
-    """Looks at a loader's queue as its windows begin, before each of their steps, and as they end.
+    """Looks at a loader's queue as its windows begin, before and after each of their batches, and as they end.
 
     The first window begins as this is made.
     """
@@ -59,11 +59,17 @@ class QueueWatch:
         if depth is not None:
             self._depths.append(depth)
 
+    def took(self) -> None:
+        """It was handed out. Whoever looked for it in the queue has taken all that came before it."""
+        depth = self._loader.depth()
+        if depth is not None and depth.untaken is not None:
+            self._left.append(depth.untaken)
+
     def cut(self, num_steps: int) -> Stocks:
         """The window ends here, after so many steps, and the next begins."""
         begun, ended = self._edge, self._look()
         unpinned = [depth.unpinned for depth in self._depths if depth.unpinned is not None]
-        untaken = [depth.untaken for depth in self._depths if depth.untaken is not None]
+        untaken = [depth.untaken for depth in self._depths if depth.untaken is not None] + self._left
         ready = [depth.ready for depth in self._depths]
         stocks = Stocks(
             start_s=begun.at_s,
@@ -83,6 +89,7 @@ class QueueWatch:
     def _begin(self, edge: _Edge) -> None:
         self._edge = edge
         self._depths: list[Depth] = []
+        self._left: list[int] = []
 
     def _look(self) -> _Edge:
         return _Edge(time.monotonic(), self._loader.num_ahead(), self._loader.depth())

@@ -52,8 +52,9 @@ class Window:
     """Batches that the training process itself took from the workers in this window, and rebuilt. None: a pinning
     thread does that, or there is no queue."""
     least_untaken: int | None = None
-    """The fewest that it had not taken when a step asked for its batch, likewise. Above 0 it hardly ever waited for a
-    worker: what it spends in ``next(loader)`` is its own work, and `num_taken` is all it can do."""
+    """The fewest that it had not taken when a step asked for its batch, and when it had it, likewise. Above 0 it hardly
+    ever waited for a worker: what it spends in ``next(loader)`` is its own work, and `num_taken` is all it can do. One
+    that looks for a batch which is not made yet takes all others on the way, and leaves none."""
     page_lock_s: float | None = None
     """Host time in page-locking memory that batches are pinned into; of a call that has ended in this window all, where
     it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
@@ -121,13 +122,14 @@ def _taken_over_samples(windows: Sequence[Window]) -> float:
 
 def _could_take(windows: Sequence[Window]) -> float:
     """Batches that can be taken over in the time of these windows, were it all there is to do, and the steps where the
-    training process does both: it takes them over while it seems to wait, and may have had some that it took before."""
+    training process does both: it takes them over while it seems to wait. Some it may have taken before, out of their
+    turn, and of others the steps may be still to come."""
     num_taken = _count_taken_over(windows)
     if any(w.num_pinned is not None for w in windows):
         return num_taken
     seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
-    stepping = (seconds - waited) / max(1, sum(w.num_steps for w in windows))
-    return seconds / (waited / num_taken + stepping) if num_taken > 0 and seconds > 0 else math.inf
+    steps = sum(w.num_steps for w in windows)
+    return seconds / (waited / num_taken + (seconds - waited) / steps) if num_taken > 0 and seconds > 0 else math.inf
 
 
 def _count_taken_over(windows: Sequence[Window]) -> int:

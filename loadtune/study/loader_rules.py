@@ -63,15 +63,17 @@ def slow_samples(e: Evidence) -> Hindrance | None:
 
 
 def taking(e: Evidence) -> Hindrance | None:
-    """What looks like waiting is the training process's own work: it takes over batches that are there."""
-    if not (e.waits and e.taking_seldom_rests) or cores(e) is not None:
+    """What looks like waiting is the training process's own work: it takes over batches that are there.
+
+    By its CPU, too: a batch that its worker has counted and not sent yet is there and cannot be taken.
+    """
+    if not (e.waits and e.is_taking_the_wall) or cores(e) is not None:
         return None
-    there = "" if e.ready_batches is None else f" {e.ready_batches:.1f} made batches stand before it:"
     figures = (
-        f"The training process spends {percent_text(e.wait_fraction)} of the time on getting its next batch, though"
-        f"{there} it rebuilds each by itself as it takes it from a worker."
+        f"Made batches stand before the training process, which spends {percent_text(e.wait_fraction)} of the time on "
+        f"getting its next one: it rebuilds each by itself ({cores_text(e.main_cores)} core){device_takes(e)}."
     )
-    return named("loader", figures, without_share(e.wait_fraction))
+    return named("loader", figures, least(without_share(e.wait_fraction), _gain(e)))
 
 
 def host_memory(e: Evidence) -> Hindrance | None:

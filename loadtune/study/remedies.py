@@ -122,7 +122,7 @@ def _compute(e: Evidence) -> str:
 
 
 def _loader(e: Evidence) -> str:
-    if e.taking_seldom_rests:
+    if e.is_taking_the_wall:
         pin = "Try pin_memory=True: a thread takes them then. " if e.on_gpu and e.pinned is False else ""
         return f"More workers cannot fix it. {pin}Make batches of few, large tensors. {_fewer_bytes(e)}"
     if e.workers_per_s is None:

@@ -176,6 +176,11 @@ class Evidence:
         return tight or behind or self._is_pin_thread_full
 
     @property
+    def is_taking_the_wall(self) -> bool:
+        """The training process itself takes batches from the workers, seldom finds none, and uses a whole core."""
+        return bool(self.taking_seldom_rests) and (self.main_cores or 0.0) >= FULL
+
+    @property
     def pinning_stretches(self) -> bool:
         """Steps take longer than alone beside a pinning thread that uses a whole core."""
         return self._is_pin_thread_full and self.is_stretched

@@ -134,12 +134,23 @@ def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None
 
 
 def test_what_the_training_process_took_is_what_was_handed_out_and_what_it_set_aside_more() -> None:
-    watch = QueueWatch(Told(*(Depth(None, ready, untaken) for ready, untaken in [(5, 4), (5, 3), (7, 2), (9, 6)])))
+    watch = QueueWatch(
+        Told(*(Depth(None, ready, untaken) for ready, untaken in [(5, 4), (5, 3), (6, 3), (7, 2), (8, 1), (9, 6)]))
+    )
     for _ in range(2):
         watch.step()
+        watch.took()
     stocks = watch.cut(2)
-    assert (stocks.num_taken, stocks.least_untaken) == (4, 2), "two handed out, and three set aside where there was one"
+    assert (stocks.num_taken, stocks.least_untaken) == (4, 1), "two handed out, and three set aside where there was one"
     assert stocks.ready == 6.0
+
+
+def test_what_is_left_once_a_batch_was_found_is_of_its_own_window() -> None:
+    watch = QueueWatch(Told(*(Depth(None, untaken, untaken) for untaken in (4, 3, 0, 4, 3, 2, 4))))
+    for least in (0, 2):
+        watch.step()
+        watch.took()
+        assert watch.cut(1).least_untaken == least
 
 
 @pytest.mark.parametrize("depth", [None, Depth(None, 3)])

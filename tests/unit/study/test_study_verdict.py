@@ -188,7 +188,7 @@ TAKEN = replace(
     num_workers=16,
     pinned=False,
     worker_cores=0.4,
-    ready_batches=15.0,
+    main_cores=0.97,
     taking_seldom_rests=True,
     sample_bytes=1032,
     uint8_bytes=None,
@@ -200,7 +200,9 @@ def test_a_training_process_that_takes_made_batches_over_does_not_wait_for_worke
     found = judge(TAKEN)
     assert found.bound_by == "loader"
     assert "86% of the time" in found.evidence
-    assert "15.0 made batches" in found.evidence
+    assert "0.97 core" in found.evidence
+    assert found.gain_at_most == pytest.approx(1 / (1 / 5.4e6 + 1 / 53e6) / 850_000.0), "the next wall, not all waiting"
+    assert judge(replace(TAKEN, compute_per_s=None)).gain_at_most == pytest.approx(1 / 0.14)
     assert "More workers cannot fix it" in found.advice
     assert "pin_memory=True" in found.advice
     assert "pin_memory" not in judge(replace(TAKEN, pinned=True)).advice
@@ -212,6 +214,10 @@ def test_a_training_process_that_takes_made_batches_over_does_not_wait_for_worke
     [
         (replace(TAKEN, taking_seldom_rests=False), "workers"),
         (replace(TAKEN, taking_seldom_rests=None), "workers"),
+        (replace(TAKEN, main_cores=0.2), "workers"),  # counted by their workers, and not sent yet
+        (replace(TAKEN, main_cores=None), "workers"),
+        (replace(TAKEN, late_wait_fraction=0.6, late_batch_ratio=6.0), "slow_samples"),
+        (replace(TAKEN, num_memory_failures=1, num_workers=12), "loader"),
         (replace(TAKEN, throttled_fraction=0.3), "cores"),
         (replace(TAKEN, slowest_worker_ratio=2.0, slowest_wait_fraction=0.9), "slow_worker"),
         (replace(TAKEN, disk_read_bytes_per_s=160e6), "loader"),  # workers rest because their queue is full
