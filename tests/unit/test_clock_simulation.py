@@ -52,15 +52,18 @@ class Pipeline:
         for number in range(NUM_WORKERS * PREFETCH):
             heappush(unpinned, (self.make_one(chance, number, 0.0), number))
         while now < self.begins + seconds:
-            number = len(self.handed)
-            while number not in self.pinned:
-                self.pin_one(chance, *heappop(unpinned))
             self.asked.append(now)
-            self.handed.append(max(now, self.pinned[number]))
-            further = number + NUM_WORKERS * PREFETCH
+            self.handed.append(self.hand_out(chance, len(self.handed), unpinned))
+            further = len(self.asked) - 1 + NUM_WORKERS * PREFETCH
             heappush(unpinned, (self.make_one(chance, further, self.handed[-1]), further))
             now = self.handed[-1] + self.step(chance, self.handed[-1])
         return self
+
+    def hand_out(self, chance: random.Random, number: int, unpinned: list[tuple[float, int]]) -> float:
+        """When this batch is there for who has just asked for it."""
+        while number not in self.pinned:
+            self.pin_one(chance, *heappop(unpinned))
+        return max(self.asked[-1], self.pinned[number])
 
     def make_one(self, chance: random.Random, number: int, asked: float) -> float:
         self.begun.append(max(asked, self.made[number - NUM_WORKERS] if number >= NUM_WORKERS else 0.0))
@@ -107,21 +110,10 @@ class Pipeline:
 class WithoutThread(Pipeline):
     """The training process takes batches from the workers itself; what `pin` takes is its own time."""
 
-    def run(self, seconds: float, seed: int) -> "Pipeline":
-        chance, now, untaken = random.Random(seed), self.begins, list[tuple[float, int]]()
-        for number in range(NUM_WORKERS * PREFETCH):
-            heappush(untaken, (self.make_one(chance, number, 0.0), number))
-        while now < self.begins + seconds:
-            number = len(self.handed)
-            self.asked.append(now)
-            self.free = now
-            while number not in self.pinned:
-                self.pin_one(chance, *heappop(untaken))
-            self.handed.append(self.free)
-            further = number + NUM_WORKERS * PREFETCH
-            heappush(untaken, (self.make_one(chance, further, self.handed[-1]), further))
-            now = self.handed[-1] + self.step(chance, self.handed[-1])
-        return self
+    def hand_out(self, chance: random.Random, number: int, unpinned: list[tuple[float, int]]) -> float:
+        self.free = self.asked[-1]
+        super().hand_out(chance, number, unpinned)
+        return self.free
 
     def window(self, first: int, last: int) -> Window:
         told = super().window(first, last)

@@ -109,34 +109,19 @@ def test_what_a_sample_could_weigh(
     assert smaller_bytes(facts) == (uint8, half)
 
 
+@pytest.mark.parametrize("pins", [True, False])
 @pytest.mark.parametrize(("least", "seldom_rests"), [((3, 1), True), ((3, 0), False), ((3, None), None)])
-def test_a_pinning_thread_seldom_rests_where_it_does_so_in_every_run(
-    least: tuple[int, int | None], seldom_rests: bool | None
+def test_whoever_takes_batches_over_seldom_rests_where_it_does_so_in_every_run(
+    least: tuple[int, int | None], seldom_rests: bool | None, pins: bool
 ) -> None:
-    runs = tuple(
-        Measurement(
-            windows=(replace(window(1000, 0.3), num_pinned=4, least_unpinned=each),), first_batch_s=1.0, seconds=2.0
-        )
-        for each in least
-    )
-    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3, pin_memory=True), recipe=Recipe())
+    """The pinning thread, or without one the training process."""
+    seen = [{"num_pinned": 4, "least_unpinned": n} if pins else {"num_taken": 4, "least_untaken": n} for n in least]
+    windows = [replace(window(1000, 0.3), **each) for each in seen]
+    runs = tuple(Measurement(windows=(each,), first_batch_s=1.0, seconds=2.0) for each in windows)
+    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3, pin_memory=pins), recipe=Recipe())
     found = gather(Finalist(config=config, runs=runs), facts=FACTS, host=fake_host(), device=GPU)
-    assert found.pinning_seldom_rests is seldom_rests
-
-
-@pytest.mark.parametrize(("least", "seldom_rests"), [((3, 1), True), ((3, 0), False), ((3, None), None)])
-def test_a_training_process_seldom_rests_where_it_does_so_in_every_run(
-    least: tuple[int, int | None], seldom_rests: bool | None
-) -> None:
-    runs = tuple(
-        Measurement(
-            windows=(replace(window(1000, 0.3), num_taken=4, least_untaken=each),), first_batch_s=1.0, seconds=2.0
-        )
-        for each in least
-    )
-    config = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=3), recipe=Recipe())
-    found = gather(Finalist(config=config, runs=runs), facts=FACTS, host=fake_host(), device=GPU)
-    assert (found.taking_seldom_rests, found.pinning_seldom_rests) == (seldom_rests, None)
+    told = (found.pinning_seldom_rests, found.taking_seldom_rests)
+    assert told == ((seldom_rests, None) if pins else (None, seldom_rests))
 
 
 def test_what_training_looked_like_inside() -> None:
