@@ -11,6 +11,7 @@ from loadtune.records import (
     half_width_fraction,
     intervals,
     pinning_seldom_rests,
+    taking_seldom_rests,
 )
 
 
@@ -151,7 +152,13 @@ def test_a_training_process_is_judged_by_the_windows_in_which_it_waited_for_no_w
     waited = replace(TAKING, least_untaken=0, num_taken=6, num_steps=6, num_samples=6)
     assert delivered_samples([waited, TAKING, TAKING]) == pytest.approx(30.0)
     assert delivered_samples([waited, waited, TAKING]) == pytest.approx(37.0), "what the workers made"
-    assert not pinning_seldom_rests([TAKING])
+    assert taking_seldom_rests([waited, TAKING])
+    assert not taking_seldom_rests([waited, waited, TAKING])
+
+
+def test_who_seldom_rests_is_told_apart() -> None:
+    assert (pinning_seldom_rests([TAKING]), taking_seldom_rests([TAKING])) == (False, True)
+    assert (pinning_seldom_rests([BUSY]), taking_seldom_rests([BUSY])) == (True, False)
 
 
 def test_what_was_pinned_counts_in_samples() -> None:
@@ -166,6 +173,8 @@ def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> N
     assert half_width_fraction([replace(BUSY, num_pinned=12)] * 8) == pytest.approx(0.0, abs=1e-12)
     short_of_batches = replace(RESTED, num_pinned=3)
     assert half_width_fraction([BUSY, BUSY, short_of_batches]) == pytest.approx(1 / 14)
+    assert half_width_fraction([TAKING] * 8) == pytest.approx(1 / 80), "taken by the training process itself"
+    assert half_width_fraction([replace(TAKING, least_untaken=0)] * 8) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_an_interval_over_uneven_windows_is_not_narrowed_by_what_was_pinned() -> None:
