@@ -1,12 +1,13 @@
-"""The command line: words to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
+"""The command line: options to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
 `cli_report`, `cli_dashboard`, `cli_check` and `ending` the only module that prints or exits.
 
-Exit codes: 0 an answer; 1 the run ended without one; 2 something a user can mend; 130 Ctrl-C; 143 SIGTERM; 141 the
-reader of the output went away. Whatever is heavy is imported where it is used, so that ``--help`` answers at once.
+Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user can correct; 130 Ctrl-C; 143 SIGTERM; 141
+the reader of the output closed it. Heavy modules are imported where they are used, so that ``--help`` is quick.
 """
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, TextIO
@@ -45,7 +46,8 @@ _LOGS = {
 }  # nobody reads them where there is no result beside them
 
 app = typer.Typer(
-    help="Finds the batch size, workers, pinning and precision that train the most samples a second on this machine.",
+    help="Find the DataLoader settings, batch size and precision that train the most samples per second here.",
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -71,7 +73,7 @@ def _all_commands(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What comes before a command's name."""
+    """Options that stand before a command's name."""
 
 
 @app.command(cls=options.RunCommand, epilog=options.RUN_EXAMPLES)
@@ -102,13 +104,15 @@ def run(
     out: options.Out = _DEFAULT.out,
     seed: options.Seed = _DEFAULT.seed,
     json: options.Json = False,
+    verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
-    """Find the configuration that trains fastest here, and confirm it.
+    """Find the fastest settings for training on this machine.
 
-    Builds the workload, probes memory, searches, measures the finalists again, prints the best beside yours, and
-    keeps all of it in a folder of its own. Ctrl-C ends early and keeps what was measured.
+    Finds the largest batch that fits, measures real training steps with different settings, then measures the best
+    ones and your settings (the baseline) again. Prints the best beside the baseline and writes everything into a folder
+    of its own. Ctrl-C ends the run early and keeps what was measured.
     """
     with told_plainly(debug):
         workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
@@ -133,16 +137,20 @@ def run(
         given = _given(ctx)
         folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
         reopen = folder is not None and "trials" in given
-        _run(config, folder, reopen=reopen, as_json=json, quiet=quiet, debug=debug)
+        _run(config, folder, Printed(as_json=json, verbose=verbose, quiet=quiet), reopen=reopen, debug=debug)
 
 
 @app.command()
 def doctor(
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    freest_gpu: Annotated[bool, typer.Option("--freest-gpu", help="Print one GPU's UUID and nothing else.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    freest_gpu: Annotated[
+        bool, typer.Option("--freest-gpu", help="Print only the UUID of the GPU with most free memory.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks.")] = False,
 ) -> None:
-    """Show what this machine offers and which device a run would take.
+    """Show GPUs, cores, memory and what can be measured.
+
+    The device that `loadtune run` would use is marked.
 
     Examples:
 
@@ -179,13 +187,13 @@ app.command("check")(check_command)
 
 
 def _given(ctx: typer.Context) -> set[str]:
-    """The options that stand on the command line."""
+    """Names of the options that were given on the command line."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
-    """The run's folder, and its own config with what was given over it."""
+    """The run's folder, and its config with the given options in place of its own."""
     from loadtune.report.journal import newest_run, read_journal
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
@@ -193,25 +201,38 @@ def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, Tune
     return folder, check(resumed_config(kept.head.config, asked, given, kept.num_run))
 
 
-def _run(config: TuneConfig, resumed: Path | None, *, reopen: bool, as_json: bool, quiet: bool, debug: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """What `loadtune run` prints, and where: with `as_json` only the JSON goes to stdout."""
+
+    as_json: bool
+    verbose: bool
+    quiet: bool
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr if self.as_json else sys.stdout
+
+
+def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: bool, debug: bool) -> None:
     from loadtune.host import read_host
     from loadtune.report import store
 
     facts = read_host()
-    _print_banner(facts, config.device, sys.stderr if as_json else sys.stdout, quiet=quiet)
+    _print_machine(facts, config.device, printed)
     _warn_of_workers(config, facts)
     out = Path(config.out)
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = resumed or store.new_run_folder(out, config.workload.label)
     try:
-        result = _tune(config, folder, quiet, resume=resumed is not None, reopen=reopen)
+        result = _tune(config, folder, printed.quiet, resume=resumed is not None, reopen=reopen)
     except (LoadtuneError, KeyboardInterrupt):
         if not debug and resumed is None:
             _remove_if_empty(folder, made)
         raise
     has_begun = resumed is None or bool(result.stage_seconds.keys() - {"start"})
     goes_on = result.cut_short is not None and has_begun
-    _print_result(result, folder, as_json=as_json, quiet=quiet, goes_on=goes_on)
+    _print_result(result, folder, printed, f"loadtune run --resume {quote(str(folder))}" if goes_on else None)
     if code := exit_code(result):
         raise typer.Exit(code)
 
@@ -224,15 +245,17 @@ def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen
         return tune_loader(config, folder=folder, listener=display, resume=resume, reopen=reopen)
 
 
-def _print_banner(facts: HostFacts, requested: str | None, stream: TextIO, *, quiet: bool = False) -> None:
-    """The device is chosen even when nothing is printed: one that is not there ends the run before it begins."""
+def _print_machine(facts: HostFacts, requested: str | None, printed: Printed) -> None:
+    """The device is chosen even where nothing is printed: one that is not there ends the run before it begins."""
     from loadtune.host import choose_device
     from loadtune.report.text import banner_text
-    from loadtune.report.view import banner
+    from loadtune.report.view import banner, machine_line
 
-    view = banner(facts, choose_device(facts, requested))
-    if not quiet:
-        show(banner_text(view), stream)
+    device = choose_device(facts, requested)
+    if printed.verbose:
+        show(banner_text(banner(facts, device)), printed.stream)
+    elif not printed.quiet:
+        typer.echo(machine_line(facts, device), file=printed.stream)
 
 
 def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
@@ -240,29 +263,31 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
     for option, asked in (("--num-workers", config.yours.num_workers), ("--max-workers", config.max_workers)):
         if asked is not None and asked > facts.num_usable_cores:
             typer.echo(
-                f"warning: {option} {asked} is above the {cores}; more workers than cores seldom help.", err=True
+                f"warning: {option} is {asked}, more than the {cores}. More workers than cores help only where workers"
+                " wait, for a disk or a network.",
+                err=True,
             )
 
 
-def _print_result(result: TuningResult, folder: Path, *, as_json: bool, quiet: bool, goes_on: bool) -> None:
-    """`goes_on`: it was cut short, and ``--resume`` would do what it was asked."""
+def _print_result(result: TuningResult, folder: Path, printed: Printed, resume_command: str | None) -> None:
+    """`resume_command` is set where the run was cut short and can go on."""
     from loadtune.report import store
+    from loadtune.report.answer import answer
     from loadtune.report.page.write import PAGE_FILE
-    from loadtune.report.text import summary_text
+    from loadtune.report.text import answer_text, summary_text
     from loadtune.report.view import summary
 
-    if not (as_json and quiet):
-        show(summary_text(summary(result)), sys.stderr if as_json else sys.stdout)
-        page = folder / PAGE_FILE
-        shown = f"Report page: {page}\n" if page.exists() else ""
-        go_on = f"\nGo on with it: loadtune run --resume {quote(str(folder))}" if goes_on else ""
-        typer.echo(f"\n{shown}Kept in {folder}{go_on}", err=as_json)
-    if as_json:
+    if printed.verbose:
+        show(summary_text(summary(result)), printed.stream)
+    if not (printed.as_json and printed.quiet):
+        has_page = (folder / PAGE_FILE).exists()
+        show(answer_text(answer(result, folder, has_page=has_page, resume_command=resume_command)), printed.stream)
+    if printed.as_json:
         typer.echo(store.as_json(result), nl=False)
 
 
 def _remove_if_empty(folder: Path, made: list[Path]) -> None:
-    """A run that ended in an error leaves none of the folders `made` for it, unless something was measured."""
+    """Remove the folders `made` for a run that ended in an error, unless something was measured."""
     with suppress(OSError):
         if {path.name for path in folder.iterdir()} <= _LOGS:
             for name in _LOGS:

@@ -1,4 +1,4 @@
-"""``loadtune dashboard``: a run's study in the browser, while it runs or afterwards. Words to a server."""
+"""``loadtune dashboard``: a run's study in the browser, while it runs or afterwards."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,24 +12,24 @@ from loadtune.records import TuneConfig
 def dashboard(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run's folder, or one above it: the newest counts. [default: the newest]"),
+        typer.Argument(help="A run's folder, or a folder above it: the newest run below. [default: the newest run]"),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of 127.0.0.1. 0: any free one.")] = 8080,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 takes any free one.")] = 8080,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks.")] = False,
 ) -> None:
-    """Show a run's study in optuna-dashboard, live while it runs.
+    """Show a run's trials in optuna-dashboard, live.
 
-    Only reads: the study is not changed, and a run that writes it is not disturbed. Configurations that do not run are
-    infeasible there, those that a bound screened out are pruned and have no value. Ctrl-C ends it.
+    Only reads: it does not change the study, and does not disturb a run that writes it. The server listens on
+    127.0.0.1 until Ctrl-C. A configuration that failed is shown as infeasible, one that was not measured as pruned.
 
-    Takes the extra: pip install '.[live]' in the checkout.
+    Needs optuna-dashboard: pip install '.[live]' in the checkout.
 
     Examples:
 
     \b
       loadtune dashboard
       loadtune dashboard loadtune-results/FakeData-resnet50 --port 0
-      ssh -L 8080:127.0.0.1:8080 HOST    # from elsewhere, then the same address
+      ssh -L 8080:127.0.0.1:8080 HOST    # on your own computer; then open the same address
     """
     with told_plainly(debug), termination_as_interruption():
         from loadtune.dashboard import dashboard_server, study_file

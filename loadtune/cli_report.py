@@ -1,6 +1,6 @@
-"""``loadtune report``: a page anew from a result, or one page over many. Words to paths, a file's name to the terminal.
+"""``loadtune report``: the HTML report of one result, or one page over several. Measures nothing.
 
-It reads what was measured and measures nothing. What is heavy is imported within the command.
+Heavy modules are imported within the command.
 """
 
 from pathlib import Path
@@ -18,18 +18,23 @@ _BOARD = "loadtune-board.html"
 def report(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="A result.json or a folder above it. Several: one page over all below them."),
+        typer.Argument(
+            help="A result.json, or a folder that holds one. Several: one page over all results below them."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help=f"[default: report.html beside the result; of many, {_BOARD}]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help=f"HTML file to write. [default: report.html beside the result; for several, {_BOARD}]"
+        ),
     ] = None,
-    board: Annotated[bool, typer.Option("--board", help="One page over all results, also of one folder.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    board: Annotated[bool, typer.Option("--board", help="One page over all results below the folders.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks.")] = False,
 ) -> None:
-    """Write the report page of a result, or a board over many.
+    """Write the HTML report of one result, or of several.
 
-    One file that opens offline in any browser. Of one folder with several runs the newest counts, or
-    with --board all of them.
+    The report is one file that opens offline in any browser. For a folder with several runs it shows the newest one,
+    or with --board a page over all of them.
 
     Examples:
 
@@ -41,7 +46,7 @@ def report(
     """
     with told_plainly(debug):
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
-            raise UsageError(f"--out {out}: it takes the name of an HTML file, such as report.html.")
+            raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
         typer.echo(_written(results or [Path(TuneConfig().out)], out, board=board))
 
 

@@ -1,7 +1,7 @@
-"""optuna-dashboard over a run's study, on loopback, for reading alone.
+"""optuna-dashboard over a run's study, on 127.0.0.1, read-only.
 
-In: a folder and a port. Out: a server that answers until it is closed. A module of its own because it is the only one
-that knows optuna-dashboard, which comes with the extra ``live``.
+In: a folder and a port. Out: a server that answers until it is closed. The only module that imports optuna-dashboard,
+which comes with the extra ``live``.
 """
 
 import importlib.util
@@ -33,7 +33,7 @@ class Server(ThreadingMixIn, WSGIServer):
 
 @contextmanager
 def dashboard_server(study: Path, port: int) -> Iterator[Server]:
-    """A server that is bound and not serving yet. Port 0 is any free one. Raises UsageError, ResultError."""
+    """A server that listens but does not answer yet. Port 0 takes any free port. Raises UsageError, ResultError."""
     _check_installed()
     import optuna_dashboard
 
@@ -44,8 +44,8 @@ def dashboard_server(study: Path, port: int) -> Iterator[Server]:
         server = Server((HOST, port), _SilentHandler)
     except OSError as error:
         raise UsageError(
-            f"--port {port}: it cannot be listened at ({error.strerror or error}). It takes a port that is free and"
-            " that this user may use. Name another one; --port 0 takes any."
+            f"--port is {port}, which cannot be used ({error.strerror or error}). It must be a free port that this user"
+            " may open. Choose another one, or --port 0 for any free port."
         ) from error
     with server:
         server.set_app(app)
@@ -53,18 +53,18 @@ def dashboard_server(study: Path, port: int) -> Iterator[Server]:
 
 
 def study_file(where: Path) -> Path:
-    """The ``study.db`` itself, or that of a run's folder, or of the newest run below. Raises ResultError on none."""
+    """The ``study.db`` given, that of a run's folder, or of the newest run below. Raises ResultError if there is none."""
     found = where if where.is_file() else newest_with(where, STUDY_FILE)
     if found is None:
         raise ResultError(
-            f"{where} holds no study: no {STUDY_FILE} in it or up to two folders below. A run writes it once its search"
-            " begins, after the probes. Run `loadtune run`, or name a run's folder."
+            f"{where} holds no study: there is no {STUDY_FILE} in it or up to two folders below. A run writes it when its"
+            " search begins. Run `loadtune run`, or name the folder of a run."
         )
     return found
 
 
 def reading_only(app: "WSGIApplication") -> "WSGIApplication":
-    """What would change the study is refused before the dashboard sees it."""
+    """Refuse every request that could change the study."""
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
@@ -78,8 +78,8 @@ def reading_only(app: "WSGIApplication") -> "WSGIApplication":
 def _check_installed() -> None:
     if importlib.util.find_spec("optuna_dashboard") is None:
         raise UsageError(
-            "loadtune dashboard shows a study with optuna-dashboard, which is not installed here. Install it with"
-            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` needs no more than is here."
+            "`loadtune dashboard` needs optuna-dashboard, which is not installed. Install it with"
+            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` works without it."
         )
 
 

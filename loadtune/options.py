@@ -1,72 +1,87 @@
-"""The options of ``loadtune run``, each with its help. Apart from `cli`, so that a command reads as what it does."""
+"""The options of ``loadtune run`` with their help texts."""
 
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-Dataset = Annotated[str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")]
-Model = Annotated[str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")]
-DataRoot = Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")]
-ImageSize = Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")]
-NumClasses = Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")]
-Optimizer = Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")]
-BatchSize = Annotated[int | None, typer.Option(help="What you train with now; gives a second winner, at this size.")]
-NumWorkers = Annotated[int | None, typer.Option(help="What you use now. [default: 0]")]
-PinMemory = Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", help="What you do now. [default: no]")]
-Amp = Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="What you use now. [default: off]")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 or a UUID. [default: the freest GPU]")]
+Dataset = Annotated[
+    str, typer.Option(help="FakeData, a class name of torchvision.datasets, or pkg.mod:factory (your own).")
+]
+Model = Annotated[str, typer.Option(help="A model name of torchvision, or pkg.mod:factory (your own).")]
+DataRoot = Annotated[str | None, typer.Option(help="Folder that the torchvision dataset reads.")]
+ImageSize = Annotated[int | None, typer.Option(help="Image height and width in pixels. [default: the model's]")]
+NumClasses = Annotated[int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")]
+Optimizer = Annotated[str, typer.Option(metavar="sgd|adamw", help="The optimizer; sgd has momentum 0.9.")]
+BatchSize = Annotated[
+    int | None, typer.Option(help="Baseline: your batch size. The best at this size is reported too. [default: 64]")
+]
+NumWorkers = Annotated[int | None, typer.Option(help="Baseline: your num_workers. [default: 0]")]
+PinMemory = Annotated[
+    bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Baseline: your pin_memory. [default: no]")
+]
+Amp = Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Baseline: your AMP dtype. [default: off]")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1 or a GPU's UUID. [default: the GPU with most free memory]")
+]
 Precisions = Annotated[
     list[str] | None,
-    typer.Option(metavar="off|fp16|bf16", help="Which to consider; repeat or join by commas. [default: all]"),
+    typer.Option(
+        metavar="off|fp16|bf16",
+        help="Precisions to try; repeat, or join by commas. [default: all that the device supports]",
+    ),
 ]
-MaxBatchSize = Annotated[int | None, typer.Option(help="Largest to consider. [default: what fits]")]
+MaxBatchSize = Annotated[int | None, typer.Option(help="Largest batch size to try. [default: what fits]")]
 MaxGpuMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Most that training may take of the GPU, such as 24GiB.")
+    str | None, typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all]")
 ]
-MaxWorkers = Annotated[int | None, typer.Option(help="Most to consider. [default: the usable cores]")]
+MaxWorkers = Annotated[int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores]")]
 Tune = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="DIMENSION",
-        help="Search it too: prefetch_factor, memory_format, in_order, persistent_workers, compile; repeat or join by"
-        " commas.",
+        metavar="NAME",
+        help="Tune this as well: prefetch_factor, memory_format, in_order, persistent_workers or compile; repeat, or"
+        " join by commas.",
     ),
 ]
 Fix = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Do not search this dimension; repeat or join by commas."),
+    typer.Option(metavar="NAME=VALUE", help="Keep a setting at this value; repeat, or join by commas."),
 ]
 WarmStart = Annotated[
-    str | None, typer.Option(metavar="RESULT", help="Try the winner of this result.json, or run's folder, first.")
+    str | None,
+    typer.Option(metavar="RESULT", help="Try the best configuration of this result.json or run's folder first."),
 ]
 Resume = Annotated[
     str | None,
-    typer.Option(metavar="[FOLDER]", help="Go on with this run, or the newest; --trials then says how many more."),
+    typer.Option(metavar="[FOLDER]", help="Continue this run, or the newest one; --trials then adds that many."),
 ]
 Objective = Annotated[
     str,
-    typer.Option(metavar="samples-per-s|samples-per-joule", help="What the best has most of; joules are the GPU's."),
+    typer.Option(
+        metavar="samples-per-s|samples-per-joule", help="What to maximize; joules are those of the GPU board."
+    ),
 ]
-Trials = Annotated[int, typer.Option(help="Most trials that are really run.")]
-TimeBudget = Annotated[float, typer.Option(help="Seconds for the whole run.")]
-Out = Annotated[str, typer.Option(help="Parent of the run's own folder.")]
-Seed = Annotated[int, typer.Option(help="Of the search and of the workload.")]
-Json = Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No banner, no progress; warnings stay.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks, and the log of a run that failed.")]
+Trials = Annotated[int, typer.Option(help="Largest number of trials that are measured.")]
+TimeBudget = Annotated[float, typer.Option(help="Time limit of the whole run, in seconds.")]
+Out = Annotated[str, typer.Option(help="Folder in which the run makes its own folder.")]
+Seed = Annotated[int, typer.Option(help="Seed of the search and of the data order.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout, everything else to stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Print every figure that was measured, not only the answer.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress; warnings stay.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks; keep the log of a run that failed.")]
 
 
 def stray(word: str) -> str:
-    """What to do about a word that follows no option: mostly a name whose flag was left out."""
-    found = f"{word!r} is given without an option before it. "
+    """The message for a word that follows no option, such as a model's name without ``--model``."""
+    found = f"{word!r} stands without an option. "
     if not word[:1].isalpha():
-        return f"{found}Each option takes one value, and nothing stands alone."
-    return f"{found}If it names the model, write --model {word}; if the dataset, --dataset {word}."
+        return f"{found}Each option takes one value. Remove the word, or put its option before it."
+    return f"{found}If it is the model, write --model {word}; if it is the dataset, write --dataset {word}."
 
 
 class RunCommand(TyperCommand):
-    """It takes options alone, and ``--resume`` may come without a folder: typer knows no way to say either well."""
+    """Takes options only, and lets ``--resume`` come without a folder; typer can declare neither."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for at, word in enumerate(args):
@@ -80,7 +95,7 @@ class RunCommand(TyperCommand):
 
 
 NEWEST = ":newest"
-"""Stands for the newest run: no folder is called so, as a colon is no part of a run's name."""
+"""Stands for the newest run; no folder of a run has a colon in its name."""
 
 RUN_EXAMPLES = """\b
 Examples:

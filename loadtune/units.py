@@ -39,12 +39,15 @@ def counted(number: float, noun: str) -> str:
 
 
 def rate_text(samples_per_s: float | None) -> str:
-    """Samples a second: ``3,412/s``; below 100 with one or two decimals."""
-    if samples_per_s is None:
+    """Throughput: ``3,412 samples/s``; below 100 with one or two decimals."""
+    return MISSING if samples_per_s is None else f"{number_text(samples_per_s)} samples/s"
+
+
+def number_text(value: float | None) -> str:
+    """A figure whose unit stands elsewhere: ``3,412``, ``27.3``."""
+    if value is None:
         return MISSING
-    if samples_per_s < 100:
-        return f"{_figures(samples_per_s)}/s"
-    return f"{samples_per_s:,.0f}/s"
+    return _figures(value) if value < 100 else f"{value:,.0f}"
 
 
 def percent_text(fraction: float | None, decimals: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""The winners beside the user's own configuration, setting by setting and figure by figure.
+"""The winners beside the baseline (the user's own settings): one table for the answer, a longer one for the details.
 
 In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only figures of the confirmation are shown.
 """
@@ -7,9 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
-from loadtune.report.utilization import mean_known, utilization_rows
-from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilization_rows
+from loadtune.units import (
+    MISSING,
+    bytes_text,
+    efficiency_text,
+    number_text,
+    percent_text,
+    rate_text,
+    ratio_text,
+    seconds_text,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +36,7 @@ class _Column:
     title: str
     config: TrialConfig
     winner: Winner | None
-    """None: the user's own configuration."""
+    """None: the baseline."""
     finalist: Finalist | None
     """None: it was not confirmed."""
     assumed: tuple[str, ...]
@@ -38,20 +46,30 @@ class _Column:
         return " (assumed)" if setting in self.assumed else ""
 
 
+def answer_table(result: TuningResult) -> Table | None:
+    """The rows of the answer. None: nothing was confirmed."""
+    return _table(result, "", _answer_rows)
+
+
 def figures(result: TuningResult) -> Table | None:
-    """None: nothing was confirmed, so there is nothing to set side by side."""
+    """Every row that was measured. None: nothing was confirmed."""
+    return _table(result, "Confirmed", _rows)
+
+
+def _table(result: TuningResult, title: str, rows_of: "_RowsOf") -> Table | None:
     columns = _columns(result)
     if not columns:
         return None
-    rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(columns, result.device.kind)]
-    return Table(title="Confirmed", columns=("", *(column.title for column in columns)), rows=tuple(rows))
+    rows = [(name, *(cell(column) for column in columns)) for name, cell in rows_of(columns, result.device.kind)]
+    return Table(title=title, columns=("", *(column.title for column in columns)), rows=tuple(rows))
 
 
 def _columns(result: TuningResult) -> list[_Column]:
-    named = [("best", result.best), ("best at your batch", result.best_at_your_batch)]
+    at_size = f"best at batch {result.config.yours.batch_size}"
+    named = [("best", result.best), (at_size, result.best_at_your_batch)]
     columns = [_winner_column(result, title, winner) for title, winner in named if winner is not None]
     if columns and result.yours is not None:
-        columns.append(_your_column(result, result.yours))
+        columns.append(_baseline_column(result, result.yours))
     return columns
 
 
@@ -66,10 +84,10 @@ def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
     )
 
 
-def _your_column(result: TuningResult, yours: TrialConfig) -> _Column:
+def _baseline_column(result: TuningResult, yours: TrialConfig) -> _Column:
     finalist = _finalist(result, yours)
     return _Column(
-        title="yours",
+        title="baseline",
         config=yours,
         winner=None,
         finalist=finalist,
@@ -92,32 +110,88 @@ def _compute_fraction(result: TuningResult, finalist: Finalist | None) -> float 
 
 
 _Cell = Callable[[_Column], str]
+_RowsOf = Callable[[Sequence[_Column], str], list[tuple[str, _Cell]]]
 
 
-def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
-    on_gpu = device_kind != "cpu"
+def _answer_rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
+    settings, optional = _settings(), _optional_settings()
+    return [
+        *settings,
+        *((name, cell) for name, (cell, usual) in optional.items() if any(cell(column) != usual for column in columns)),
+        ("samples/s (95% CI)", _rate_in_a_line),
+        ("speed-up (95% CI)", _speedup_in_a_line),
+        *([] if not _by_energy(columns) else [("samples per joule", lambda c: _efficiency(c).replace("\n", " "))]),
+        *([] if device_kind == "cpu" else [("GPU utilization", lambda c: gpu_text(_telemetry(c)))]),
+        ("CPU utilization", lambda c: cpu_text(_telemetry(c))),
+        _peak_row(device_kind),
+    ]
+
+
+def _settings() -> list[tuple[str, _Cell]]:
     return [
         ("batch_size", lambda c: f"{c.config.batch_size}{c.assumed_mark('batch_size')}"),
         ("num_workers", lambda c: f"{c.config.loader.num_workers}{c.assumed_mark('num_workers')}"),
         ("pin_memory", lambda c: f"{c.config.loader.pin_memory}{c.assumed_mark('pin_memory')}"),
-        ("prefetch_factor", lambda c: str(c.config.loader.prefetch_factor) if c.config.loader.num_workers else MISSING),
-        ("precision", lambda c: f"{PRECISION_TEXT[c.config.precision]}{_on_own_line(c.assumed_mark('precision'))}"),
+        ("precision", lambda c: f"{c.config.precision}{c.assumed_mark('precision')}"),
         ("memory format", lambda c: c.config.recipe.memory_format),
-        ("fused optimizer", lambda c: "yes" if c.config.recipe.fused_optimizer else "no"),
-        *([("torch.compile", _compiled)] if any(column.config.recipe.compile for column in columns) else []),
-        ("throughput", _throughput),
-        ("speed-up", _speedup),
-        *_efficiency_rows(columns),
-        ("of compute-only rate", lambda c: percent_text(c.compute_fraction)),
-        ("data wait", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
-        *_utilization(columns, device_kind),
-        ("peak GPU memory" if on_gpu else "peak RAM", _peak_gpu_memory if on_gpu else _peak_ram),
-        ("first batch", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
     ]
 
 
-def _compiled(column: _Column) -> str:
-    return "yes" if column.config.recipe.compile else "no"
+def _optional_settings() -> dict[str, tuple[_Cell, str]]:
+    """Each with the value that PyTorch uses by default: the answer leaves out a row in which every cell has it."""
+    return {
+        "fused optimizer": (lambda c: "yes" if c.config.recipe.fused_optimizer else "no", "no"),
+        "torch.compile": (lambda c: "yes" if c.config.recipe.compile else "no", "no"),
+        "prefetch_factor": (lambda c: str(c.config.loader.prefetch_factor), "2"),
+        "in_order": (lambda c: str(c.config.loader.in_order), "True"),
+    }
+
+
+def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
+    return [
+        *_settings(),
+        *((name, cell) for name, (cell, _) in _optional_settings().items()),
+        ("throughput", _throughput),
+        ("speed-up", _speedup),
+        *([] if not _by_energy(columns) else [("samples per joule", _efficiency), ("gain in it", _efficiency_gain)]),
+        ("share of compute-only rate", lambda c: percent_text(c.compute_fraction)),
+        ("blocked in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
+        *_utilization(columns, device_kind),
+        _peak_row(device_kind),
+        ("first batch after", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
+    ]
+
+
+def _by_energy(columns: Sequence[_Column]) -> bool:
+    """Whether the run looked for samples per joule."""
+    return any(column.winner and column.winner.efficiency for column in columns)
+
+
+def _peak_row(device_kind: str) -> tuple[str, _Cell]:
+    return ("peak RAM", _peak_ram) if device_kind == "cpu" else ("peak GPU memory", _peak_gpu_memory)
+
+
+def _rate_in_a_line(column: _Column) -> str:
+    known = column.winner or column.finalist
+    if known is None:
+        return "not measured"
+    half_width = known.half_width_fraction
+    interval = " (one run)" if len(_runs(column)) == 1 else ""
+    if half_width is not None:
+        interval = f" ± {number_text(known.samples_per_s * half_width)}"
+    return f"{number_text(known.samples_per_s)}{interval}"
+
+
+def _speedup_in_a_line(column: _Column) -> str:
+    winner = column.winner
+    if winner is None or winner.speedup is None:
+        return MISSING
+    if winner.speedup_low is None or winner.speedup_high is None:
+        return f"{ratio_text(winner.speedup)} (no interval)"
+    if winner.speedup_low == winner.speedup_high:  # compared with itself
+        return "baseline is best"
+    gain = ratio_text(winner.speedup) if winner.different else "none"
+    return f"{gain} ({winner.speedup_low:.2f}–{winner.speedup_high:.2f})"
 
 
 def _throughput(column: _Column) -> str:
@@ -125,17 +199,10 @@ def _throughput(column: _Column) -> str:
     if known is None:
         return "not measured"
     half_width = known.half_width_fraction
-    interval = f"± {rate_text(known.samples_per_s * half_width)}" if half_width is not None else "no interval"
+    interval = f"± {number_text(known.samples_per_s * half_width)}" if half_width is not None else "no interval"
     if len(_runs(column)) == 1:
         interval += ", one run"
     return f"{rate_text(known.samples_per_s)}\n{interval}"
-
-
-def _efficiency_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
-    """Where the run looked for samples per joule."""
-    if not any(column.winner and column.winner.efficiency for column in columns):
-        return []
-    return [("samples per joule", _efficiency), ("gain in that", _efficiency_gain)]
 
 
 def _efficiency(column: _Column) -> str:
@@ -154,9 +221,9 @@ def _efficiency_gain(column: _Column) -> str:
     if found.gain_low is None or found.gain_high is None:
         return f"{ratio_text(found.gain)}, too few\nruns to be sure"
     if found.gain_low == found.gain_high:  # over itself: nothing was compared
-        return "yours is the best"
-    told = ratio_text(found.gain) if not found.gain_low <= 1.0 <= found.gain_high else "no difference"
-    return f"{told}\n({ratio_text(found.gain_low)} to {ratio_text(found.gain_high)})"
+        return "baseline is best"
+    gain = ratio_text(found.gain) if not found.gain_low <= 1.0 <= found.gain_high else "no difference"
+    return f"{gain}\n({ratio_text(found.gain_low)} to {ratio_text(found.gain_high)})"
 
 
 def _speedup(column: _Column) -> str:
@@ -167,7 +234,7 @@ def _speedup(column: _Column) -> str:
     if winner.different is None:
         return f"{ratio_text(winner.speedup)}, too few\nruns to be sure"
     if winner.speedup_low == winner.speedup_high:  # over itself: nothing was compared
-        return "yours is the best"
+        return "baseline is best"
     interval = f"({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
     return f"{ratio_text(winner.speedup) if winner.different else 'no difference'}\n{interval}"
 
@@ -198,7 +265,3 @@ def _telemetry(column: _Column) -> list[Telemetry]:
 
 def _highest(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)
-
-
-def _on_own_line(mark: str) -> str:
-    return f"\n{mark.strip()}" if mark else ""

@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from loadtune.records import MemoryCeiling
+from loadtune.report.answer import Answer
 from loadtune.report.comparison import HandoverView
 from loadtune.report.figures import Table
 from loadtune.report.footprint import FootprintView
@@ -41,8 +42,21 @@ def banner_text(view: Banner) -> RenderableType:
     return table
 
 
+def answer_text(view: Answer) -> RenderableType:
+    """The answer: a table, the bottleneck, code to paste, where the rest is."""
+    table = () if view.table is None else (_table(view.table),)
+    warned = () if view.warning is None else (Text(view.warning, style="bold yellow"),)
+    blocks: list[Sequence[RenderableType]] = [
+        (Text(view.title, style="bold"), *warned, *table),
+        [Text(line) for line in view.lines],
+        [Text(line, no_wrap=True, overflow="ignore") for line in view.code],
+        [Text(line, no_wrap=True, overflow="ignore") for line in view.files],
+    ]
+    return Group(*(Group(Text(), *block) for block in blocks if block))
+
+
 def summary_text(view: Summary) -> RenderableType:
-    """Top to bottom: what it is, figures, what to beware of, limits, code."""
+    """Everything that was measured, top to bottom: title, figures, memory, notes, code."""
     parts: list[RenderableType] = [Text(view.title, style="bold")]
     if view.warning is not None:
         parts.append(Text(view.warning, style="bold yellow"))
@@ -104,7 +118,9 @@ class _Fitting:
 
 
 def _table(view: Table) -> RenderableType:
-    table = RichTable(title=view.title, title_justify="left", title_style="bold", box=None, padding=(0, _GAP, 0, 0))
+    table = RichTable(
+        title=view.title or None, title_justify="left", title_style="bold", box=None, padding=(0, _GAP, 0, 0)
+    )
     for number, column in enumerate(view.columns):
         table.add_column(column, style="" if number else "dim", header_style="bold", overflow="fold")
     for row in view.rows:

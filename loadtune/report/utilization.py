@@ -1,7 +1,7 @@
-"""What the machine did, in words for a table and for ``loadtune doctor``.
+"""Utilization of GPU and CPU, as strings for a table and for ``loadtune doctor``.
 
-In: `Telemetry`, of one span or of several runs of one configuration. Out: strings. A module of its own because which
-figures exist differs from machine to machine, and what cannot be had is left out rather than shown as a dash.
+In: `Telemetry`, of one span of time or of several runs of one configuration. Out: strings. Which figures exist differs
+from machine to machine: a row that no column can fill is left out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,43 +26,52 @@ _NAMES = {
     "gpu_sm_clock_hz": "SM clock",
     "gpu_memory_clock_hz": "memory clock",
     "gpu_throttle_fractions": "throttle reasons",
-    "gpu_others_memory_bytes": "others' GPU memory",
-    "gpu_others_sm_fraction": "others' SM share",
+    "gpu_others_memory_bytes": "GPU memory of other processes",
+    "gpu_others_sm_fraction": "SM share of other processes",
     "cpu_utilization_fraction": "CPU utilization",
-    "core_utilization_fractions": "CPU by core",
-    "cgroup_cpu_cores": "the group's CPU",
+    "core_utilization_fractions": "CPU utilization by core",
+    "cgroup_cpu_cores": "CPU of the cgroup",
     "num_cpu_throttles": "CPU throttling",
-    "bench_cpu_cores": "bench CPU",
-    "bench_rss_bytes": "bench memory",
-    "pin_thread_cores": "pin thread",
+    "bench_cpu_cores": "CPU of the training process",
+    "bench_rss_bytes": "RAM of the training process",
+    "pin_thread_cores": "CPU of the pinning thread",
     "ram_available_bytes": "RAM available",
     "ram_used_bytes": "RAM used",
     "shm_used_bytes": "/dev/shm used",
     "disk_read_bytes_per_s": "disk reads",
 }
-"""What is looked for, one name for figures that come and go together."""
+"""What is sampled, with one name for figures that are available together."""
+
+
+def gpu_text(runs: Runs) -> str:
+    """Duty cycle, and SM activity where the GPU reports it: ``56%, SM 48%``."""
+    duty = percent_text(mean_known(t.gpu_utilization_fraction for t in runs))
+    activity = mean_known(t.gpu_sm_activity_fraction for t in runs)
+    return duty if activity is None else f"{duty}, SM {percent_text(activity)}"
+
+
+def cpu_text(runs: Runs) -> str:
+    """Share of the usable cores: ``86%``."""
+    return percent_text(mean_known(t.cpu_utilization_fraction for t in runs))
 
 
 def utilization_rows(every: Sequence[Runs], device_kind: str) -> list[Row]:
-    """The rows of a table whose columns are ``every``; those that not every machine has, where a column can fill them.
-
-    Cells are short: three configurations stand side by side in 80 columns.
-    """
+    """The rows of a table whose columns are ``every``, each the telemetry of one configuration's runs."""
     known = [telemetry for runs in every for telemetry in runs]
 
     def where_known(figure: str, name: str, cell: Callable[[Runs], str]) -> list[Row]:
         return [(name, cell)] if any(getattr(telemetry, figure) is not None for telemetry in known) else []
 
     on_gpu = [
-        ("GPU busy (duty cycle)", _duty),
+        ("GPU utilization", _duty),
         *where_known("gpu_utilization_p95_fraction", "  5th–95th percentile", _swing),
         *where_known("gpu_sm_activity_fraction", "SM / tensor activity", _activity),
         *where_known("gpu_power_w", "GPU power", _power),
     ]
     return [
         *(on_gpu if device_kind != "cpu" else []),
-        ("CPU busy", lambda runs: percent_text(mean_known(t.cpu_utilization_fraction for t in runs))),
-        *where_known("workers_cpu_cores", "  of it by workers", _workers),
+        ("CPU utilization", cpu_text),
+        *where_known("workers_cpu_cores", "  used by workers", _workers),
     ]
 
 
@@ -99,7 +108,7 @@ def mean_known(values: Iterable[float | None]) -> float | None:
 
 
 def missing_lines(telemetry: Telemetry) -> tuple[str, ...]:
-    """What cannot be had, by reason: ``SM activity, SM occupancy: not supported by this GPU``."""
+    """What is not available, by reason: ``SM activity, SM occupancy: not supported by this GPU``."""
     by_reason: dict[str, list[str]] = {}
     for figure, name in _NAMES.items():
         if figure in telemetry.missing:
@@ -108,9 +117,9 @@ def missing_lines(telemetry: Telemetry) -> tuple[str, ...]:
 
 
 def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, str], ...]:
-    """How much can be had, and one row for each reason why something cannot."""
+    """How many figures are available, and one row for each reason why some are not."""
     num_seen = sum(getattr(telemetry, figure) is not None for figure in _NAMES)
     num_missing = sum(figure in telemetry.missing for figure in _NAMES)
     share = f"{num_seen} of {num_seen + num_missing} figures" if num_missing else f"all {num_seen} figures"
     share += " of CPU and memory; there is no GPU" if device_kind == "cpu" else " of GPU, CPU and memory"
-    return (("telemetry", share), *(("", f"without {line}") for line in missing_lines(telemetry)))
+    return (("telemetry", share), *(("", f"not available: {line}") for line in missing_lines(telemetry)))

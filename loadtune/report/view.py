@@ -72,6 +72,17 @@ def banner(host: HostFacts, device: Device | None = None) -> Banner:
     return Banner(rows=tuple(rows))
 
 
+def machine_line(host: HostFacts, device: Device) -> str:
+    """The chosen device, cores, RAM and versions in one line."""
+    gpu = next((gpu for gpu in host.gpus if gpu.uuid == device.uuid), None)
+    free = "" if gpu is None else f" ({bytes_text(gpu.free_bytes)} of {bytes_text(gpu.total_bytes)} free)"
+    cuda = f" (CUDA {host.cuda})" if gpu is not None and host.cuda else ""
+    return (
+        f"{device.name}{free}, {counted(host.num_usable_cores, 'usable core')}, "
+        f"{bytes_text(host.ram_available_bytes)} RAM available, torch {host.torch or MISSING}{cuda}"
+    )
+
+
 def _gpu_rows(gpus: tuple[GpuFacts, ...], device: Device | None) -> list[tuple[str, str]]:
     if not gpus:
         return [("GPU", "none")]
@@ -100,20 +111,20 @@ def _ram_limit(host: HostFacts) -> str:
 
 
 def summary(result: TuningResult) -> Summary:
-    """Claims what was confirmed and nothing else: a run without a winner names the best trial as seen once."""
+    """Every measured figure in words; a run without a winner names its best trial, which ran once."""
     table = figures(result)
     sections = (
-        Section(title="Seen once, not confirmed", lines=() if table else _seen_once(result)),
-        Section(title="Mind the batch size", lines=_batch_caution(result)),
-        Section(title="What holds it back", lines=_verdict(result)),
+        Section(title="Measured once, not confirmed", lines=seen_once(result)),
+        Section(title="Batch size", lines=batch_caution(result)),
+        Section(title="Bottleneck", lines=_verdict(result)),
         Section(title="Epochs and checkpoints", lines=cost_lines(result)),
-        Section(title="Recipe, compute only", lines=_recipes(result)),
-        Section(title="What it took", lines=_took(result)),
+        Section(title="Memory format and optimizer, compute only", lines=_recipes(result)),
+        Section(title="Time taken", lines=_took(result)),
         Section(title="Notes", lines=result.notes),
     )
     return Summary(
         title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
-        warning=_warning(result),
+        warning=warning(result),
         figures=table,
         sections=tuple(section for section in sections if section.lines),
         ceilings=ceilings_table(result.ceilings, result.device.kind),
@@ -122,38 +133,43 @@ def summary(result: TuningResult) -> Summary:
     )
 
 
-def _warning(result: TuningResult) -> str | None:
+def warning(result: TuningResult) -> str | None:
+    """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
     if result.cut_short is not None:
-        scope = "Fewer runs stand behind the figures than planned."
+        scope = "The figures come from fewer runs than planned."
         if was_confirmed_whole(result):
-            scope = "What is confirmed was measured to its end."
+            scope = "The confirmation was complete before that."
         if result.best is None:
             scope = "Nothing was confirmed."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
     return "No configuration could be confirmed." if result.best is None else None
 
 
-def _seen_once(result: TuningResult) -> tuple[str, ...]:
+def seen_once(result: TuningResult) -> tuple[str, ...]:
+    """The best trial of a run that confirmed nothing. Empty: there is an answer."""
+    if result.best is not None:
+        return ()
     timed = [(trial.measurement, trial.config) for trial in result.trials if trial.measurement is not None]
     if not timed:
-        return ("no trial was measured",)
+        return ("No trial was measured.",)
     best, config = max(timed, key=lambda pair: pair[0].score(result.config.objective))
     efficiency = f", {efficiency_text(best.samples_per_joule)}" if _by_energy(result) else ""
-    return (f"{rate_text(best.samples_per_s)}{efficiency} with {settings_text(config)}",)
+    return (
+        f"The fastest trial, measured once: {rate_text(best.samples_per_s)}{efficiency} with {settings_text(config)}.",
+    )
 
 
 def _by_energy(result: TuningResult) -> bool:
     return result.config.objective == "samples-per-joule"
 
 
-def _batch_caution(result: TuningResult) -> tuple[str, ...]:
+def batch_caution(result: TuningResult) -> tuple[str, ...]:
+    """What another batch size changes in training. Empty: it is the baseline's."""
     if result.best is None or result.yours is None or result.best.config.batch_size == result.yours.batch_size:
         return ()
-    whose = "the assumed" if "batch_size" in result.assumed else "your"
     return (
-        f"The best batch size, {result.best.config.batch_size}, is not {whose} {result.yours.batch_size}. A changed"
-        " batch size changes the optimisation: set the learning rate anew and check that the model still generalises."
-        " Samples/s says nothing about either.",
+        f"Batch size {result.best.config.batch_size} instead of {result.yours.batch_size}: tune the learning rate again"
+        " and check the accuracy.",
     )
 
 
@@ -163,7 +179,7 @@ def _verdict(result: TuningResult) -> tuple[str, ...]:
 
 def _recipes(result: TuningResult) -> tuple[str, ...]:
     return tuple(
-        f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {ratio_text(choice.gain)} the plain rate"
+        f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {ratio_text(choice.gain)} the rate without"
         for choice in result.recipes
     )
 
@@ -178,7 +194,7 @@ def _trial_counts(trials: tuple[Trial, ...]) -> str:
     measured = sum(trial.measurement is not None for trial in trials)
     screened = sum(trial.screened is not None for trial in trials)
     failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
-    return f"{counted(len(trials), 'trial')}: {measured} measured, {screened} screened out by a bound, {failed}"
+    return f"{counted(len(trials), 'trial')}: {measured} measured, {screened} pruned, {failed}"
 
 
 def _curve(result: TuningResult) -> CeilingView | None:

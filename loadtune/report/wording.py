@@ -1,4 +1,4 @@
-"""Records in a few words: settings, limits, failures. In: a record. Out: a string, with no judgement in it."""
+"""Records as short text: settings, limits, failures. In: a record. Out: a string."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,6 @@ from loadtune.records import (
     FailureKind,
     GpuFacts,
     GpuProcess,
-    Hindrance,
     Objective,
     Precision,
     Recipe,
@@ -18,7 +17,7 @@ from loadtune.records import (
     TrialFailure,
     Verdict,
 )
-from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text, ratio_text
+from loadtune.units import bytes_text, counted, efficiency_text, rate_text
 
 VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
@@ -27,12 +26,12 @@ daemons that hold less stand on many machines."""
 PRECISION_TEXT: Mapping[Precision, str] = {"fp32": "fp32 (no AMP)", "fp16": "fp16 (AMP)", "bf16": "bf16 (AMP)"}
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
-    "memory": "device memory",
-    "failure": "larger ones fail, and not for lack of memory",
-    "dataset": "length of the dataset",
+    "memory": "GPU memory",
+    "failure": "an error at larger batches that is not out of memory",
+    "dataset": "the length of the dataset",
     "cap": "--max-batch-size",
-    "host_memory": "the machine's RAM: prefetched batches would not fit",
-    "time": "the time that one larger step takes",
+    "host_memory": "RAM: prefetched batches would not fit",
+    "time": "the time of one step (1% of --time-budget)",
 }
 
 FAILURE_TEXT: Mapping[FailureKind, str] = {
@@ -47,19 +46,35 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 """Of a table's width: 13 characters at most."""
 
 BOUND_TEXT: Mapping[Bound, str] = {
-    "compute": "the device's own compute",
-    "workers": "the workers that make samples",
-    "slow_worker": "one slow worker",
+    "compute": "compute on the device",
+    "workers": "the worker processes that load samples",
+    "slow_worker": "one slow worker process",
     "slow_samples": "a few slow samples",
-    "storage": "storage",
-    "host_memory": "RAM or /dev/shm",
-    "cores": "the CPU's cores",
+    "storage": "reading from storage",
+    "host_memory": "RAM or /dev/shm, which leave no room for more workers",
+    "cores": "the CPU cores",
     "pinning": "the pinning thread",
-    "transfer": "the copies to the device",
-    "startup": "the start of each epoch",
-    "loader": "the loader",
-    "unclear": "nothing that these figures show",
+    "transfer": "host-to-device copies",
+    "startup": "the start of the workers at each epoch",
+    "loader": "the data loader",
+    "unclear": "not clear from what was measured",
 }
+
+TRY_TEXT: Mapping[Bound, str] = {
+    "compute": "More workers will not help. Try --tune compile, a smaller model or image.",
+    "workers": "Try cheaper samples: decode at a smaller size, cache, fewer transforms on the CPU.",
+    "slow_worker": "Try in_order=False or a larger prefetch_factor.",
+    "slow_samples": "Try in_order=False or a larger prefetch_factor.",
+    "storage": "Try a local SSD, data in RAM, or fewer and larger files.",
+    "host_memory": "Try smaller samples (uint8), prefetch_factor=1, or a larger /dev/shm.",
+    "cores": "Try cheaper samples, or a machine with more cores.",
+    "pinning": "Try fewer bytes a sample: send uint8 and scale on the GPU.",
+    "transfer": "Try fewer bytes a sample: send uint8 and scale on the GPU.",
+    "startup": "Try persistent_workers=True, or fewer workers.",
+    "loader": "Try fewer and larger tensors in a batch, or prefetch_factor=4.",
+    "unclear": "Look at a few steps with torch.profiler.",
+}
+"""What is most worth trying. Whether it gains anything was not measured."""
 
 
 def score_text(value: float | None, objective: Objective) -> str:
@@ -68,7 +83,7 @@ def score_text(value: float | None, objective: Objective) -> str:
 
 
 def short_score_text(value: float, objective: Objective) -> str:
-    """Where there is little room and an axis says what of: ``4,050/s``, ``7.40/J``."""
+    """Where there is little room: ``4,050/s``, ``7.40/J``."""
     return score_text(value, objective).replace(" samples", "")
 
 
@@ -79,52 +94,17 @@ def interval_text(score: Score) -> str:
 
 
 def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
-    """What bounds it, how much there is to gain, the figures, what to do: five lines of a terminal at most."""
-    headline = f"Bound by {BOUND_TEXT[verdict.bound_by]}{_headroom_text(verdict)}"
-    if verdict.accelerator_utilization is not None:
-        headline += f". AU {percent_text(verdict.accelerator_utilization)}"
-    return tuple(line for line in (f"{headline}.", _figures_text(verdict), verdict.advice) if line)
-
-
-_MOST_GAIN = 1000.0
-"""Beyond, a share of the time was next to nothing, and its inverse is no figure."""
-
-
-def _headroom_text(verdict: Verdict) -> str:
-    gain = verdict.gain_at_most
-    if gain is None:
-        return ""
-    if gain > _MOST_GAIN:
-        return "" if verdict.bound_by == "compute" else f": over {_MOST_GAIN:,.0f}× to gain"
-    if verdict.bound_by == "compute":  # which nobody can take away
-        return f": the rest keeps up to {_gain_text(gain)}"
-    return f": at most {_gain_text(gain)} to gain"
-
-
-_MOST_FIGURES = 145
-"""Characters that go into two lines of 78 wherever those are broken, at words of ten characters."""
-
-
-def _figures_text(verdict: Verdict) -> str:
-    """And what else holds it back, where there is room: `Verdict.also` has it in any case."""
-    also = f" Also: {_hindrance_text(verdict.also[0])}." if verdict.also else ""
-    return verdict.evidence + (also if len(verdict.evidence + also) <= _MOST_FIGURES else "")
-
-
-def _hindrance_text(other: Hindrance) -> str:
-    return f"{BOUND_TEXT[other.bound_by]} ({_gain_text(other.gain_at_most)})"
-
-
-def _gain_text(gain: float | None) -> str:
-    """A bound's: of tenfold and more nobody asks for hundredths."""
-    return ratio_text(gain) if gain is None or gain < 10 else f"{gain:,.0f}×"
+    """The bottleneck, the figures behind it, what to do."""
+    headline = f"{BOUND_TEXT[verdict.bound_by][:1].upper()}{BOUND_TEXT[verdict.bound_by][1:]}."
+    also = [f"Also: {BOUND_TEXT[other.bound_by]}." for other in verdict.also[:1]]
+    return tuple(line for line in (headline, verdict.evidence, *also, verdict.advice) if line)
 
 
 def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:
     """`LIMIT_TEXT` for a kind of device, because a CPU's memory is the machine's. None: not known which."""
     if limit != "memory" or device_kind == "cuda":
         return LIMIT_TEXT[limit]
-    return "memory" if device_kind is None else "the machine's RAM"
+    return "memory" if device_kind is None else "RAM"
 
 
 def settings_text(config: TrialConfig) -> str:
