@@ -1,6 +1,6 @@
-"""What the command line was given, checked. In: words and a `TuneConfig`. Out: the same, or a UsageError.
+"""Options of the command line, parsed and checked. In: strings and a `TuneConfig`. Out: values, or a UsageError.
 
-Every message names the flag, what was found, what is allowed and what to do. Apart from `cli`, because it is pure.
+Every message names the option, what was found, what is allowed and what to do.
 """
 
 import math
@@ -34,15 +34,15 @@ _UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), 1)},
 }
 _LEAST_BYTES = 1024**2
-"""No step trains in less: whoever asks for it has forgotten the unit."""
+"""No training step needs less: a smaller size has lost its unit."""
 _LARGEST_SEED = 2**32 - 1  # NumPy's limit, which Optuna's samplers share
 
 
 def precision_of(flag: str, word: str) -> Precision:
-    """``off`` is what people call fp32 when they speak of AMP."""
+    """``off`` (no AMP) is fp32."""
     found = "fp32" if word.lower() == "off" else word.lower()
     if found not in PRECISIONS:
-        raise UsageError(f"{flag} is {word!r}; it can be off (the same as fp32), fp16 or bf16. Name one of these.")
+        raise UsageError(f"{flag} is {word!r}; it must be off (the same as fp32), fp16 or bf16.")
     return found
 
 
@@ -58,7 +58,7 @@ def objective_of(word: str) -> Objective:
     """What ``--objective`` names."""
     found = next((objective for objective in OBJECTIVES if objective == word), None)
     if found is None:
-        raise UsageError(f"--objective is {word!r}; it must be one of {', '.join(OBJECTIVES)}. Choose one of them.")
+        raise UsageError(f"--objective is {word!r}; it must be one of {', '.join(OBJECTIVES)}.")
     return found
 
 
@@ -67,9 +67,9 @@ def tuned_of(words: list[str]) -> tuple[OptionalDimension, ...]:
     named = [part.strip() for word in words for part in word.split(",")]
     for name in named:
         if name not in OPTIONAL_DIMENSIONS:
-            always = " It is always searched." if name in DIMENSIONS else ""
+            always = f" {name} is always tuned; leave it out." if name in DIMENSIONS else ""
             raise UsageError(
-                f"--tune is {name!r}; it can be {', '.join(OPTIONAL_DIMENSIONS)}.{always} Name some of these."
+                f"--tune is {name!r}; it must be one or more of {', '.join(OPTIONAL_DIMENSIONS)}.{always}"
             )
     return tuple(name for name in OPTIONAL_DIMENSIONS if name in named)
 
@@ -81,7 +81,7 @@ def fixed_of(words: list[str]) -> tuple[Fixed, ...]:
         name, _, value = (part.strip() for part in word.partition("="))
         dimension = next((dimension for dimension in DIMENSIONS if dimension == name), None)
         if dimension is None:
-            raise UsageError(f"--fix is {word!r}; it takes name=value, and a name can be {', '.join(DIMENSIONS)}.")
+            raise UsageError(f"--fix is {word!r}; it must be name=value, where name is one of {', '.join(DIMENSIONS)}.")
         fixing = Fixed(name=dimension, value=_setting_of(name, value))
         if fixed.setdefault(name, fixing) != fixing:
             raise UsageError(f"--fix gives {name} twice, as {fixed[name].value} and {fixing.value}. Give it once.")
@@ -107,13 +107,13 @@ def _setting_of(name: str, word: str) -> Setting:
     else:
         allowed, found = "true or false", _BOOLEANS.get(word.lower())
     if found is None:
-        raise UsageError(f"--fix {name} is {word!r}; it can be {allowed}. Write {name}=value so.")
+        raise UsageError(f"--fix {name} is {word!r}; the value must be {allowed}.")
     return found
 
 
 def optimizer_of(word: str) -> OptimizerName:
     if word not in get_args(OptimizerName):
-        raise UsageError(f"--optimizer is {word!r}; it can be sgd (with momentum 0.9) or adamw. Name one of these.")
+        raise UsageError(f"--optimizer is {word!r}; it must be sgd (with momentum 0.9) or adamw.")
     return cast(OptimizerName, word)
 
 
@@ -123,13 +123,12 @@ def memory_of(flag: str, word: str) -> int:
     factor = _UNITS.get(found[2].upper()) if found else None
     if found is None or factor is None or not (count := int(float(found[1]) * factor)):
         raise UsageError(
-            f"{flag} is {word!r}; it can be a number above 0 with a unit such as 24GiB, 80GB or 512MiB, or of bytes."
-            " Write it so."
+            f"{flag} is {word!r}; it must be a size above 0 with its unit, such as 24GiB, 80GB or 512MiB."
         )
     if count < _LEAST_BYTES:
         raise UsageError(
-            f"{flag} is {word!r}, which is {bytes_text(count)}; it can be 1 MiB or more. Give the unit, as in 24GiB,"
-            " 80GB or 512MiB: without one it is a number of bytes."
+            f"{flag} is {word!r}, which is {bytes_text(count)}; it must be 1 MiB or more. Give the unit, as in 24GiB"
+            " or 80GB; without one it is a number of bytes."
         )
     return count
 
@@ -139,7 +138,7 @@ def share_of(flag: str, word: str) -> float:
     found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", word.strip())
     share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
     if not 0 < share < 1:
-        raise UsageError(f"{flag} is {word!r}; it can be above 0% and below 100%, as 5% or 0.05. Write it so.")
+        raise UsageError(f"{flag} is {word!r}; it must be above 0% and below 100%, written as 5% or 0.05.")
     return share
 
 
@@ -165,7 +164,7 @@ def workload_of(
 
 
 def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool | None, amp: str | None) -> YourSettings:
-    """The user's own configuration, as far as it was given."""
+    """The baseline, as far as it was given."""
     return YourSettings(
         batch_size=batch_size,
         num_workers=num_workers,
@@ -222,8 +221,7 @@ def check_at_least(flag: str, value: int | None, least: int) -> None:
 def check_seconds(flag: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise UsageError(
-            f"{flag} is {value:g}; it must be a number of seconds above 0. Give a minute at least for an answer"
-            f" worth having, or leave {flag} out."
+            f"{flag} is {value:g}; it must be a number of seconds above 0. Give at least 60, or leave {flag} out."
         )
 
 
@@ -236,23 +234,23 @@ def _check_batches(config: TuneConfig) -> None:
     yours, largest = config.yours.batch_size, config.max_batch_size
     if yours is not None and largest is not None and yours > largest:
         raise UsageError(
-            f"--batch-size is {yours}, above --max-batch-size {largest}; your own batch size must be among those"
-            " considered. Raise --max-batch-size, or leave one of them out."
+            f"--batch-size is {yours}, more than --max-batch-size {largest}. Raise --max-batch-size, or leave one of"
+            " them out."
         )
 
 
 def _check_fixed(config: TuneConfig) -> None:
-    """What is fixed must be neither searched nor ruled out by another option."""
+    """A fixed setting must be neither tuned nor excluded by another option."""
     for fixed in config.fix:
         if fixed.name in config.tune:
-            raise UsageError(f"{fixed.name} is given to --tune and to --fix; it is searched or fixed. Leave one out.")
+            raise UsageError(f"{fixed.name} is given to both --tune and --fix. Leave one of them out.")
     for name, flag, most in (
         ("batch_size", "--max-batch-size", config.max_batch_size),
         ("num_workers", "--max-workers", config.max_workers),
     ):
         value = next((int(fixed.value) for fixed in config.fix if fixed.name == name), 0)
         if most is not None and value > most:
-            raise UsageError(f"--fix {name} is {value}, above {flag} {most}. Raise {flag}, or leave one of them out.")
+            raise UsageError(f"--fix {name} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out.")
     precision = config.fixed("precision")
     if precision is not None and config.precisions is not None and precision not in config.precisions:
-        raise UsageError(f"--fix precision is {precision}, which --precision leaves out. Leave one of them out.")
+        raise UsageError(f"--fix precision is {precision}, which --precision does not include. Leave one of them out.")

@@ -40,7 +40,7 @@ def told_plainly(debug: bool) -> Iterator[None]:
         _silence(sys.stdout)
         raise typer.Exit(READER_GONE) from None
     except KeyboardInterrupt as interruption:
-        typer.echo("Interrupted; nothing was concluded.", err=True)
+        typer.echo("Interrupted. No result was written.", err=True)
         raise typer.Exit(interruption_code(str(interruption))) from None
     except LoadtuneError as error:
         _show(error, debug)

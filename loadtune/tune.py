@@ -1,7 +1,7 @@
-"""The story of a run, one line a stage: from what the machine offers to an answer that was measured twice.
+"""The story of a run, one line a stage: from the machine's facts to a confirmed answer.
 
-In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. The stages decide nothing here: each
-calls the module that does, and keeps what it found in `Findings`.
+In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. Each stage calls the module that decides,
+and keeps what it found in `Findings`.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ def tune_loader(
     resume: bool = False,
     reopen: bool = False,
 ) -> TuningResult:
-    """Find the fastest configuration for this machine; writes ``result.json``, ``report.html`` and more to `folder`.
+    """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
 
-    `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
-    ``config.num_trials`` trials in all; a search that had ended by itself stays ended, unless that or the time budget
-    is more than it had, or `reopen` is set. A run that is refused stays as it was. Ctrl-C ends early: the result says
-    so and claims nothing that was not confirmed. Raises LoadtuneError for what a user can mend.
+    `folder` defaults to a new one below ``config.out``. With `resume` the run in `folder` continues, up to
+    ``config.num_trials`` trials in all. A search that had ended continues only if the trials or the time budget were
+    raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early: the result
+    says so and contains only what was confirmed. Raises LoadtuneError for an error that the user can correct.
     """
     check(config)
     host = read_host()
@@ -104,8 +104,8 @@ def _keep(run: Run) -> TuningResult:
     found = run.found
     before = result_in(run.folder) if run.kept is not None and found.best is None else None
     if before is not None and before.best is not None:
-        since = "" if run.is_as_it_was else " What was tried since is in the journal, for the next --resume."
-        found.note(f"The answer of {before.created} stands: {RESULT_FILE} and {PAGE_FILE} are as they were.{since}")
+        since = "" if run.is_as_it_was else " The trials measured since are in the journal, for the next --resume."
+        found.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
         return found.result()
     return found.result() if run.is_as_it_was else _write(found, run.folder)
 

@@ -24,13 +24,13 @@ def choose_device(host: HostFacts, requested: str | None) -> Device:
         return _cuda(_numbered(host, requested, wanted.removeprefix("cuda:")))
     if wanted.startswith(("gpu-", "mig-")):
         return _cuda(_named(host, requested, wanted))
-    raise DeviceError(f"device {requested!r} is not known. {_found(host)} {_allowed(host)}")
+    raise DeviceError(f"--device is {requested!r}, which is not a device name. {_found(host)} {_allowed(host)}")
 
 
 def freest_gpu(host: HostFacts) -> GpuFacts:
     """Most free memory, then least utilization, then CUDA's order. Raises DeviceError where there is no GPU."""
     if not host.gpus:
-        raise DeviceError(f"there is no GPU to take. {_found(host)} {_allowed(host)}")
+        raise DeviceError(f"This machine has no GPU that can be used. {_found(host)} {_allowed(host)}")
     enough = max(gpu.free_bytes for gpu in host.gpus) * (1 - FREE_TIE_FRACTION)
     return min((gpu for gpu in host.gpus if gpu.free_bytes >= enough), key=_busyness)
 
@@ -42,15 +42,15 @@ def _busyness(gpu: GpuFacts) -> tuple[bool, float]:
 
 def _numbered(host: HostFacts, requested: str, number: str) -> GpuFacts:
     if not number.isdecimal() or int(number) >= len(host.gpus):
-        raise DeviceError(f"device {requested!r} is not there. {_found(host)} {_allowed(host)}")
+        raise DeviceError(f"--device is {requested!r}, which this machine does not have. {_found(host)} {_allowed(host)}")
     return host.gpus[int(number)]
 
 
 def _named(host: HostFacts, requested: str, wanted: str) -> GpuFacts:
     uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
     if len(uuids) != 1:
-        problem = f"could be any of {len(uuids)} GPUs" if uuids else "is not there"
-        raise DeviceError(f"device {requested!r} {problem}. {_found(host)} {_allowed(host)}")
+        problem = f"matches {len(uuids)} GPUs" if uuids else "this machine does not have"
+        raise DeviceError(f"--device is {requested!r}, which {problem}. {_found(host)} {_allowed(host)}")
     return next(gpu for gpu in host.gpus if gpu.uuid == uuids[0])
 
 

@@ -67,11 +67,11 @@ def _point_of(choice: RecipeChoice) -> ComputePoint:
 def _failed(best: ComputePoint, failure: TrialFailure, *, asked_for: bool) -> str:
     if asked_for:
         raise WorkloadError(
-            f"A batch of {best.batch_size} does not train compiled in {best.recipe.precision}, as --fix compile=on "
-            f"asks: {failure.message.rstrip('.')}. Mend that, or leave compile out of --fix.",
+            f"--fix compile=on: batch {best.batch_size} does not train with torch.compile in {best.recipe.precision} "
+            f"({failure.message.rstrip('.')}). Correct that, or leave compile out of --fix.",
             failure.log_tail or None,
         )
-    return f"torch.compile was left out in {best.recipe.precision}: {failure.message}"
+    return f"torch.compile is not used in {best.recipe.precision}: {failure.message}"
 
 
 def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed_s: float, left_s: float) -> str:
@@ -80,7 +80,7 @@ def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed
     if num_compiled > 1:
         each, fewer = f" in each of {num_compiled} precisions", ", or a single precision (--precision),"
     return (
-        f"torch.compile was left out: in {best.recipe.precision} it gives {gain} the rate, but compiling some "
-        f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)}, and {seconds_text(left_s)} are "
-        f"left. A larger --time-budget{fewer} makes room for it; --fix compile=on takes it in any case."
+        f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling about "
+        f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the {seconds_text(left_s)} left. Raise "
+        f"--time-budget{fewer} to make room for it, or force it with --fix compile=on."
     )

@@ -36,9 +36,9 @@ def host_memory_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts
     needed = ram_bytes(loader, sample_bytes)
     if needed > RAM_SHARE * host.ram_available_bytes:
         room = bytes_text(RAM_SHARE * host.ram_available_bytes)
-        return f"prefetched batches need {bytes_text(needed)} of RAM, {room} are to be had"
+        return f"prefetched batches need {bytes_text(needed)} of RAM, but {room} are available"
     needed = prefetch_bytes(loader, sample_bytes)
     if loader.num_workers > 0 and host.shm_free_bytes is not None and needed > SHM_SHARE * host.shm_free_bytes:
         room = bytes_text(SHM_SHARE * host.shm_free_bytes)
-        return f"prefetched batches need {bytes_text(needed)} of /dev/shm, {room} are to be had"
+        return f"prefetched batches need {bytes_text(needed)} of /dev/shm, but {room} are available"
     return None

@@ -99,9 +99,8 @@ def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str |
     if not 0 < left < smallest:
         return None
     return (
-        f"{dataset_length:,} samples leave {left} over at a batch of {batch_size}, and the model does not train on "
-        f"fewer than {smallest}, as batch normalisation does not: with drop_last=False an epoch's last step would "
-        "fail. Keep drop_last=True."
+        f"Keep drop_last=True: with batch size {batch_size} the last batch of an epoch has {left} of the "
+        f"{dataset_length:,} samples, and the model needs at least {smallest}, as batch normalization does."
     )
 
 
@@ -120,8 +119,8 @@ def _first(tries: Tries, size: int) -> None:
         raise _untrainable(report, report.failure)
     if report.failure is not None:
         raise NothingFitsError(
-            f"Not even a batch of {size} trains in {report.precision}: {report.failure.message.rstrip('.')}. "
-            "Free some memory, pick another device with --device, or take a smaller model or --image-size."
+            f"Even batch size {size} does not train in {report.precision}: {report.failure.message.rstrip('.')}. "
+            "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
 
 

@@ -148,10 +148,10 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
         return scout
     if scout.kind == "oom":
         raise NothingFitsError(
-            f"Not even a batch of {smallest} trains in the memory that is free: {scout.message.rstrip('.')}. "
-            "Free some memory, pick another device with --device, or take a smaller model or --image-size."
+            f"Even batch size {smallest} does not fit in the free memory: {scout.message.rstrip('.')}. "
+            "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
-    raise WorkloadError(f"A batch of {smallest} cannot be trained: {scout.message}", scout.log_tail or None)
+    raise WorkloadError(f"Batch size {smallest} does not train: {scout.message}", scout.log_tail or None)
 
 
 def _best_recipe(

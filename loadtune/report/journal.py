@@ -168,8 +168,8 @@ class Journal:
                 os.fsync(file.fileno())
         except OSError as error:
             raise ResultError(
-                f"{self._path} could not be written ({error.strerror or error}). It takes a folder with room that this "
-                "user may write to. Make room, or name another place with --out."
+                f"{self._path} could not be written ({error.strerror or error}). The folder must be writable and have "
+                "free space. Free some, or choose another folder with --out."
             ) from error
 
 
@@ -180,12 +180,12 @@ def read_journal(folder: Path) -> Kept:
         lines = list(_lines(path))
     except OSError as error:
         raise ResultError(
-            f"{path} cannot be read ({error.strerror or error}), so there is nothing to resume. It takes the folder of "
-            "a run. Name one, or run without --resume."
+            f"{path} cannot be read ({error.strerror or error}), so there is nothing to resume. Give the folder of a "
+            "run, or run without --resume."
         ) from error
     heads = [line for line in lines if isinstance(line, Head)]
     if not heads:
-        raise ResultError(f"{path} ends before it says what was run. There is nothing to resume: run without --resume.")
+        raise ResultError(f"{path} has no complete line, so there is nothing to resume. Run without --resume.")
     run = (at for at, line in enumerate(lines) if isinstance(line, Tried) and line.trial.screened is None)
     since = max(run, default=0)
     return Kept(
@@ -213,8 +213,8 @@ def newest_run(out: Path) -> Path:
     found = newest_with(out, JOURNAL_FILE)
     if found is None:
         raise ResultError(
-            f"{out} holds no run that could be resumed: no {JOURNAL_FILE} in it or up to two folders below. Name a "
-            "run's folder, or run without --resume."
+            f"{out} holds no run to resume: there is no {JOURNAL_FILE} in it or up to two folders below. Give the folder of "
+            "a run, or run without --resume."
         )
     return found.parent
 
@@ -232,7 +232,8 @@ def _lines(path: Path) -> Iterator[Line]:
             yield msgspec.json.decode(content, type=Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ResultError(
-                f"Line {number} of {path} is damaged: {error}. It takes an unchanged journal. Run without --resume."
+                f"Line {number} of {path} is damaged: {error}. A run can be resumed only from an unchanged journal. Run "
+                    "without --resume."
             ) from error
 
 

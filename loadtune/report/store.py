@@ -32,8 +32,8 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
         return _first_free(out / label, name)
     except OSError as error:
         raise UsageError(
-            f"--out {out}: no folder can be made there ({error.strerror or error}). It takes a folder that this user"
-            " may write to, or a path where one can be made. Name another one with --out."
+            f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that this user"
+            " may write to. Choose another one."
         ) from error
 
 
@@ -70,8 +70,8 @@ def write_whole(path: Path, content: bytes) -> Path:
         temporary.replace(path)
     except OSError as error:
         raise ResultError(
-            f"{path} could not be written ({error.strerror or error}). It takes a folder with room that this user may"
-            " write to. Make room, or name another place with --out."
+            f"{path} could not be written ({error.strerror or error}). The folder must be writable and have free"
+            " space. Free some, or choose another folder with --out."
         ) from error
     finally:  # also where Ctrl-C comes in between
         temporary.unlink(missing_ok=True)
@@ -88,8 +88,8 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
         content = file.read_bytes()
     except OSError as error:
         raise ResultError(
-            f"{file} cannot be read ({error.strerror or error}). It takes a result.json that this user may read."
-            " Mend its permissions, or name another result."
+            f"{file} cannot be read ({error.strerror or error}). It must be a result.json that this user may read."
+            " Change its permissions, or give another result."
         ) from error
     return _decoded(content, file)
 
@@ -113,15 +113,14 @@ def result_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ResultError(
-            f"{path} does not exist. A result is a result.json, a run's folder, a workload's folder, or the folder that"
-            " holds those. Run `loadtune run` first, or name where its result lies."
+            f"{path} does not exist. Give a result.json, or a folder with one in it or up to two folders below. `loadtune"
+            " run` writes them."
         )
     if found := files_with(path, RESULT_FILE):
         return found
     raise ResultError(
-        f"{path} holds no result: no {RESULT_FILE} in it or up to two folders below. A run that is killed, or ends"
-        " in an error before its search, writes none; `loadtune run --resume` goes on with it. Run `loadtune run`, or"
-        " name another folder."
+        f"{path} holds no result: there is no {RESULT_FILE} in it or up to two folders below. A run that was killed has"
+        " none; `loadtune run --resume` continues it. Run `loadtune run`, or give another folder."
     )
 
 
@@ -152,10 +151,10 @@ def _decoded(content: bytes, file: Path) -> TuningResult:
             )
         return msgspec.json.decode(content, type=TuningResult)
     except msgspec.ValidationError as error:  # before DecodeError, its base
-        what = f"is not a result as loadtune writes it: {error}"
+        what = f"is not a result of loadtune: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what = f"is damaged: {error}"
     raise ResultError(
-        f"{file} {what}. It takes an unchanged {RESULT_FILE} of schema_version {SCHEMA_VERSION}."
-        " Name another run's folder, or run `loadtune run` again."
+        f"{file} {what}. It must be an unchanged {RESULT_FILE} of schema_version {SCHEMA_VERSION}."
+        " Give the folder of another run, or run `loadtune run` again."
     )

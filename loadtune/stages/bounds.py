@@ -78,7 +78,7 @@ def _time_loader(run: Run, loader: LoaderConfig, winner: Finalist) -> None:
             run.keep(Winners(config=winner.config, loader_point=point))
         run.found.loader_points += (point,)
         pinned = "pinned" if loader.pin_memory else "not pinned"
-        run.found.tell(f"the winner's loader alone, {pinned}: {rate_text(point.samples_per_s)}")
+        run.found.tell(f"the loader without training, {pinned}: {rate_text(point.samples_per_s)}")
 
 
 def _with_pin(point: LoaderPoint | None, pin_memory: bool) -> LoaderPoint | None:
@@ -96,7 +96,7 @@ def _time_transfer(run: Run, winner: Finalist) -> None:
             run.keep(Winners(config=winner.config, transfer_point=point))
         run.found.transfer_points += (point,)
         run.found.tell(
-            f"copies to the device alone: {rate_text(point.samples_per_s)}, {bytes_text(point.bytes_per_s)}/s"
+            f"host-to-device copies alone: {rate_text(point.samples_per_s)}, {bytes_text(point.bytes_per_s)}/s"
         )
 
 
@@ -108,10 +108,10 @@ def _asked(run: Run, overhead_s: float, ask: Callable[[float], _Point | TrialFai
     try:
         point = ask(seconds)
     except LoadtuneError as error:  # what was confirmed stands without it
-        run.found.tell(f"not timed: {error}")
+        run.found.tell(f"not measured: {error}")
         return None
     if isinstance(point, TrialFailure):
-        run.found.tell(f"not timed: {point.message}")
+        run.found.tell(f"not measured: {point.message}")
         return None
     return point
 

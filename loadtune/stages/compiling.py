@@ -29,7 +29,7 @@ def compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
         needed_s = compile_seconds(run, config)
         if not needed_s or (number > 0 and needed_s + kept_s > run.found.left_s):
             continue
-        run.found.tell(f"a batch of {config.batch_size} is compiled anew, before it is timed")
+        run.found.tell(f"torch.compile runs again for batch {config.batch_size}")
         try:
             point = run.bench.time_compute(config.recipe, config.batch_size, 0.0)
         except LoadtuneError:

@@ -23,7 +23,7 @@ def costs(run: Run) -> None:
         try:
             _time_costs(run, finalist)
         except LoadtuneError as error:  # what was confirmed stands without them
-            run.found.tell(f"What epochs and checkpoints cost was not timed: {error}", warning=True)
+            run.found.tell(f"The start-up cost of an epoch and the time of a checkpoint were not measured: {error}", warning=True)
 
 
 def _time_costs(run: Run, finalist: Finalist) -> None:
@@ -51,4 +51,4 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
 
 
 def _tell_not_timed(run: Run, failure: TrialFailure) -> None:
-    run.found.tell(f"Not timed ({failure.phase}): {failure.message}", warning=True)
+    run.found.tell(f"Not measured ({failure.phase}): {failure.message}", warning=True)

@@ -1,4 +1,4 @@
-"""What other processes take of the device's memory: while the ceilings are found, and from then on."""
+"""What other processes take of the GPU's memory, during the memory probe and after it."""
 
 import math
 
@@ -11,9 +11,9 @@ LOST, LOST_BYTES = 0.01, 1 << 30
 """Share of the budget, or bytes, that have to be gone before anything is said: a bench that was replaced takes its
 context anew, 0.75 GiB on an H200, and libraries keep workspaces."""
 
-NOT_SEARCHED = "Larger batches than what is left holds are not searched"
-MAY_FAIL = "What needs more than is left may run out of memory in the confirmation"
-GAINED = "another process gave it back. Larger batches than these ceilings train now; run again to have them found."
+NOT_SEARCHED = "Batch sizes that no longer fit are not tried"
+MAY_FAIL = "Batch sizes that no longer fit may run out of memory in the confirmation"
+GAINED = "another process released it. Larger batches fit now; run again to measure them."
 
 
 def most_free(run: Run) -> int | None:
@@ -33,9 +33,8 @@ def tell_crowded(run: Run) -> None:
         missing = most - min(_budgets(ceiling), default=most)
         if ceiling.limit == "memory" and missing > _worth_a_word(most):
             run.found.note(
-                f"While the ceiling of {ceiling.precision} was found, up to {bytes_text(missing)} less of the GPU's "
-                "memory was free than at other times: another process had taken it. Larger batches may train without "
-                "it; run again when the GPU is yours alone."
+                f"While memory was probed in {ceiling.precision}, another process used up to {bytes_text(missing)} of the GPU's "
+                "memory. Larger batches may fit without it; run again when no other process uses the GPU."
             )
 
 
@@ -53,8 +52,8 @@ def check_budget(run: Run) -> None:
     found.lost_bytes = lost_bytes
     consequence = MAY_FAIL if found.stage_name == "confirm" else NOT_SEARCHED
     found.note(
-        f"{bytes_text(lost_bytes)} less of the GPU's memory is free than when the ceilings were found: another process "
-        f"took it. {consequence}; run again when the GPU is yours alone."
+        f"Another process has taken {bytes_text(lost_bytes)} of the GPU's memory since memory was probed. {consequence}; "
+        "run again when no other process uses the GPU."
     )
 
 
@@ -65,7 +64,7 @@ def _tell_gained(run: Run, gained_bytes: float, budget: int) -> None:
     bound = any(ceiling.limit == "memory" for ceiling in run.found.ceilings)
     if bound and not told and gained_bytes > 2 * _worth_a_word(budget) + model_bytes:
         run.found.note(
-            f"{bytes_text(gained_bytes)} more of the GPU's memory is free than when the ceilings were found: {GAINED}"
+            f"{bytes_text(gained_bytes)} more of the GPU's memory is free than when memory was probed: {GAINED}"
         )
 
 

@@ -11,15 +11,14 @@ ENERGY = "gpu_energy_j"
 def check_energy(device: Device, seen: Callable[[], Telemetry]) -> None:
     """Raise DeviceError where the GPU's energy counter cannot be read. `seen` is what can be had of the machine now."""
     if device.kind != "cuda":
-        _refuse(f"{device.name} is no GPU")
+        _refuse(f"{device.name} is not a GPU")
     telemetry = seen()
     if telemetry.gpu_energy_j is None:
-        _refuse(f"{device.name} gives none: {telemetry.missing.get(ENERGY, 'the driver does not say why')}")
+        _refuse(f"{device.name} has none that can be read: {telemetry.missing.get(ENERGY, 'the driver does not say why')}")
 
 
 def _refuse(why: str) -> None:
     raise DeviceError(
-        f"--objective samples-per-joule needs a GPU's energy counter, and {why.rstrip('.')}. NVIDIA GPUs since Volta "
-        "have one, with a driver that reads it. Choose such a GPU with --device, or leave --objective out for "
-        "samples/s."
+        f"--objective samples-per-joule needs the energy counter of a GPU, but {why.rstrip('.')}. NVIDIA GPUs since Volta "
+        "have one. Choose such a GPU with --device, or leave --objective out."
     )

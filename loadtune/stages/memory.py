@@ -45,7 +45,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
                 step_limit=_step_limit(run, facts, point_of(choice.points, recipe)),
             )
             found.ceilings.append(ceiling)
-            found.tell(_told(ceiling, found.device))
+            found.tell(_ceiling_line(ceiling, found.device))
         for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
             found.note(note)
         _tell_slow(run, facts)
@@ -66,7 +66,7 @@ def find_ceiling(
     num_steps: int = 3,
     step_limit: StepLimit | None = None,
 ) -> MemoryCeiling:
-    """Probe under `caps` and the host's memory; `host_before` was read before the bench took any of the device's."""
+    """Probe under `caps` and the host's memory; `host_before` was read before the training process used the device."""
     room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
     ceiling = probe_memory(
         bench,
@@ -86,34 +86,32 @@ def find_ceiling(
     )
 
 
-def _told(ceiling: MemoryCeiling, device: Device) -> str:
-    peak = f", {bytes_text(ceiling.peak_bytes)} at its peak" if ceiling.peak_bytes else ""
+def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
+    peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
     return (
-        f"{ceiling.precision}: batches up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} safely; "
-        f"kept from more by {limit_text(ceiling.limit, device.kind)}; sizes tried: "
-        f"{', '.join(str(probe.batch_size) for probe in ceiling.probes)}"
+        f"{ceiling.precision}: batch sizes up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} with "
+        f"5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
     )
 
 
 def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
-    """Say what the time of a step kept out, and from which size on it is foretold to be too long."""
+    """Report which batch sizes the time of a step leaves out."""
     widest = max(run.found.ceilings, key=lambda ceiling: ceiling.batch_size)
     largest = widest.batch_size
     if widest.limit != "time" or largest >= loader_top(
         run, facts
     ):  # else the loader keeps larger ones out, and says so
         return
-    limit = f"{seconds_text(run.step_limit_s)}, 1% of the time budget"
-    foretold = max(largest, largest_within(run.step_limit_s, step_seconds(widest.probes)))
-    beyond = "one step" if foretold == largest else f"by the steps that were timed, one of more than {foretold}"
+    predicted = max(largest, largest_within(run.step_limit_s, step_seconds(widest.probes)))
+    beyond = "one step" if predicted == largest else f"one step above batch {predicted}"
     run.found.note(
-        f"Batches above {largest} were left out: {beyond} would take more than {limit}. A larger --time-budget admits "
-        "them."
+        f"Batch sizes above {largest} were not tried: {beyond} would take more than {seconds_text(run.step_limit_s)}, "
+        "1% of the time budget. Raise --time-budget to try them."
     )
 
 
 def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory and the time of a step."""
+    """Limits of the batch size other than memory and the time of a step."""
     config = run.found.config
     caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length}
     if config.max_batch_size is not None:
@@ -122,7 +120,7 @@ def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
 
 
 def _step_limit(run: Run, facts: WorkloadFacts, point: ComputePoint) -> StepLimit:
-    """What a step may take, and what it was seen to; a batch that the user named is never too slow to look at."""
+    """What a step may take, and what steps took. A batch size that the user gave is never too slow to try."""
     return StepLimit(
         seconds=run.step_limit_s,
         known={point.batch_size: point.quickest_step_s},

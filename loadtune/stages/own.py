@@ -1,7 +1,6 @@
-"""The user's own loader settings, timed before anything slow: what they leave to be gained is said within a minute.
+"""The baseline's loader settings, measured before the memory probe: a user sees within a minute what there is to gain.
 
-Probing memory and the compute curve took 24 to 132 s on H200s. What is measured is the study's first trial, earlier;
-where the space turns out to be without that batch, no trial of it.
+The measurement is the first trial of the study, unless the search space turns out not to contain its batch size.
 """
 
 from collections.abc import Mapping
@@ -84,7 +83,7 @@ def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:
 
 
 def _share_text(run: Run, config: TrialConfig, measured: Measurement) -> str:
-    """Of the compute-only rate; nothing where that cannot be timed, or was misread."""
+    """Share of the compute-only rate; empty where that could not be measured."""
     try:
         point = run.bench.time_compute(config.recipe, config.batch_size, point_seconds(run.found.config.time_budget_s))
     except LoadtuneError:  # it is but a sentence
@@ -92,7 +91,7 @@ def _share_text(run: Run, config: TrialConfig, measured: Measurement) -> str:
     if not isinstance(point, ComputePoint) or measured.samples_per_s > MISREAD * point.quickest_per_s:
         return ""
     share = measured.samples_per_s / point.quickest_per_s
-    told = f", {percent_text(min(1.0, share))} of what the device trains with such batches there already"
+    text = f", {percent_text(min(1.0, share))} of the compute-only rate at this batch size"
     if share >= NEAR_CEILING:
-        told += "; no num_workers or pin_memory gains more than the rest, another batch size or precision may"
-    return told
+        text += ". Only another batch size or precision can be much faster"
+    return text

@@ -1,4 +1,4 @@
-"""The first stages: what bounds hold. Workload built, recipe per precision, compute curve."""
+"""The first stages: the workload is built, a recipe is chosen per precision, the compute curve is measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +17,7 @@ from loadtune.units import rate_text, ratio_text, seconds_text
 
 
 def start(run: Run) -> WorkloadFacts:
-    """Build the workload in the bench and check what was asked for against it."""
+    """Build the workload in the training process and check the options against it."""
     run.found.assumed = assumed_settings(run.found.config.yours)
     with run.found.stage("start"):
         if run.found.facts is None:  # else the study had its seeds, and the file may be gone
@@ -33,15 +33,15 @@ def start(run: Run) -> WorkloadFacts:
         check_against_facts(run.found.config, facts, run.found.device.kind)
         shape = "×".join(map(str, facts.input_shape))
         run.found.tell(
-            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, one takes a worker "
-            f"{seconds_text(facts.sample_s)}; {facts.num_parameters:,} parameters"
+            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, loaded in {seconds_text(facts.sample_s)} each; "
+            f"the model has {facts.num_parameters:,} parameters"
         )
         run.keep_probes()
     return facts
 
 
 def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
-    """Decide memory format, optimizer and whether to compile, per precision."""
+    """Choose memory format, optimizer and torch.compile for each precision."""
     config = run.found.config
     if run.found.recipes:
         return {choice.chosen.precision: choice.chosen for choice in run.found.recipes}
@@ -69,29 +69,28 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             run.found.note(note)
         _tell_compiling(run, chosen.choices)
         for choice in chosen.choices:
-            gain = f", {choice.gain:.2f}× the plain rate" if choice.gain else ""
+            gain = f", {choice.gain:.2f}× the compute-only rate without it" if choice.gain else ""
             run.found.tell(f"{choice.chosen.precision}: {recipe_text(choice.chosen)}{gain}")
         run.keep_probes()
     return chosen.by_precision
 
 
 def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
-    """What compiling took and gained, and what it leaves of the time budget."""
+    """Report what torch.compile took and gained, and what it leaves of the time budget."""
     for choice in choices:
         for point in (point for point in choice.points if point.compile_s is not None):
             plain = point_of(choice.points, replace(point.recipe, compile=False))
             run.found.tell(
                 f"{choice.chosen.precision}: compiling a batch of {point.batch_size} took "
                 f"{seconds_text(point.compile_s)}; {ratio_text(point.quickest_per_s / plain.quickest_per_s)} the rate "
-                "of the same recipe without"
+                "of the same settings without torch.compile"
             )
     needed_s = compiling_seconds(choices)
     if needed_s > COMPILE_SHARE * max(0.0, run.found.left_s):
         run.found.note(
-            f"Every batch size is compiled for itself, which may take {seconds_text(needed_s)} in all: little is left "
-            f"of a time budget of {seconds_text(run.found.config.time_budget_s)} for the search. A larger "
-            "--time-budget gives it more; one precision (--precision), or one batch size (--fix batch_size=…), leaves "
-            "it more."
+            f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time budget of "
+            f"{seconds_text(run.found.config.time_budget_s)} is left for the search. Raise --time-budget, or limit the "
+            "search to one precision (--precision) or one batch size (--fix batch_size=…)."
         )
 
 
@@ -114,10 +113,9 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
         for choice in found.recipes:
             best = knee(found.compute_points, choice.chosen)
             ended = reaches(found.compute_points, choice.chosen, run_to[choice.chosen.precision])
-            where = f"from a batch of {best.batch_size} on" if ended else f"at {best.batch_size}, and larger not timed"
+            where = f"from batch {best.batch_size} on" if ended else f"at batch {best.batch_size}, the largest measured"
             found.tell(
-                f"{choice.chosen.precision}: {rate_text(best.samples_per_s)} with the batch on the device already, "
-                f"{where}"
+                f"{choice.chosen.precision}: compute-only rate {rate_text(best.samples_per_s)}, {where}"
             )
         run.keep_probes()
 

@@ -21,10 +21,10 @@ def refusal(
 def _does_not_fit(run: Run, facts: WorkloadFacts, searched: SearchSpace, config: TrialConfig) -> Refusal | None:
     excess = searched.excess(config)
     if excess > 0:
-        return Refusal(reason=f"above the memory ceiling by {excess}", excess=excess)
+        return Refusal(reason=f"above the largest batch size that fits by {excess}", excess=excess)
     excess = excess_now(run, config.precision, config.batch_size)
     if excess > 0:
-        return Refusal(reason=f"above what other processes left of the GPU's memory by {excess}", excess=excess)
+        return Refusal(reason=f"above the batch size that fits beside other processes by {excess}", excess=excess)
     no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.found.host)
     if no_room is not None:  # virtual machines show 31 GiB at first and grow to 256: ask again before believing it
         no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.host_now())
@@ -46,11 +46,11 @@ def _ran_out(trial: Trial, config: TrialConfig, facts: WorkloadFacts) -> Refusal
         excess = config.batch_size - trial.config.batch_size + 1
         if config.precision != trial.config.precision or excess <= 0:
             return None
-        return Refusal(reason=f"a batch of {trial.config.batch_size} ran out of memory in a trial", excess=excess)
+        return Refusal(reason=f"batch {trial.config.batch_size} ran out of memory in a trial", excess=excess)
     failed, needed = (prefetch_bytes(each.loader, facts.sample_bytes) for each in (trial.config, config))
     if needed < failed:
         return None
-    return Refusal(reason=f"{bytes_text(failed)} of prefetched batches were too much in a trial", excess=1.0)
+    return Refusal(reason=f"a trial with {bytes_text(failed)} of prefetched batches ran out of memory", excess=1.0)
 
 
 def _cannot_win(run: Run, facts: WorkloadFacts, config: TrialConfig, best: float | None) -> Refusal | None:
@@ -59,15 +59,15 @@ def _cannot_win(run: Run, facts: WorkloadFacts, config: TrialConfig, best: float
         return None  # the user's own size has a winner of its own, which need not beat other sizes
     bound = _compute_bound(run, config)
     if bound is not None and bound < best:
-        return Refusal(reason=f"at most {rate_text(bound)} by compute alone", bound=bound)
+        return Refusal(reason=f"at most {rate_text(bound)} by the compute-only rate", bound=bound)
     if found.device.kind != "cuda":
         return None
     bound = workers_bound(config.loader, found.trials, facts.least_sample_s)
     if bound is not None and bound < best:
-        return Refusal(reason=f"at most {rate_text(bound)} by what a sample takes a worker", bound=bound)
+        return Refusal(reason=f"at most {rate_text(bound)} by the time that a worker needs for a sample", bound=bound)
     bound = loader_bound(config, found.trials, lambda measured: _compute_bound(run, measured))
     if bound is not None and bound < best:
-        return Refusal(reason=f"at most {rate_text(bound)} by what its loader was seen to deliver", bound=bound)
+        return Refusal(reason=f"at most {rate_text(bound)} by what its loader delivered in other trials", bound=bound)
     return None
 
 

@@ -1,8 +1,7 @@
-"""Going on with a run that was ended, or extending one that had come to its end.
+"""Continues a run that was cut short, or extends one that had ended.
 
-In: what was left before in the run's folder. Out: `Findings` as they were then. A study never mixes machines,
-workloads or spaces: what differs is named, and nothing is measured. What may differ and still say something of the
-figures is a note.
+In: the journal in the run's folder. Out: `Findings` as they were then. A study never mixes machines, workloads or
+search spaces: a difference is named and nothing is measured. Smaller differences are a note.
 """
 
 from collections.abc import Iterable
@@ -40,8 +39,8 @@ def restore(kept: Kept, found: Findings) -> None:
     found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
-        f"{_RESUMED}: {kept.num_run} of its trials, and what the probes found before them, are of before that. "
-        "What it took is told since then alone."
+        f"{_RESUMED}: {kept.num_run} trials, the memory probe and the compute-only rates were measured before. The time "
+        "taken is that of this part alone."
     )
     for note in _notes(kept, found):
         found.note(note)
@@ -56,7 +55,7 @@ def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
     # What is there once alone is no difference: whatever uses it differs too, or it is not used.
     changed = [part.name for part in now.code if code.get(part.name, part.sha256) != part.sha256]
     if changed:
-        differences.append(f"the code of the workload ({', '.join(changed)}) is not what was measured")
+        differences.append(f"the code of the workload has changed ({', '.join(changed)})")
     _refuse_if(differences)
 
 
@@ -66,13 +65,13 @@ def _notes(kept: Kept, found: Findings) -> list[str]:
     hosts = _others((head.host.hostname for head in kept.heads), found.host.hostname)
     if versions:
         notes.append(
-            f"This run was begun with loadtune {versions} and goes on with {found.version}: what another "
-            "version timed may not compare with what this one does."
+            f"This run was begun with loadtune {versions} and continued with {found.version}. Figures of the two versions "
+            "may not be comparable."
         )
     if hosts and found.device.kind == "cpu":  # a GPU has a name of its own
         notes.append(
-            f"This run was begun on {hosts} and goes on on {found.host.hostname}: as far as can be told the same kind "
-            "of machine. Where it is not the same one, run without --resume."
+            f"This run was begun on {hosts} and continued on {found.host.hostname}, which looks like the same kind of "
+            "machine. If it is another one, run without --resume."
         )
     return notes
 
@@ -103,7 +102,7 @@ def _of_another_machine(then: HostFacts, now: HostFacts, device: Device) -> list
         found.append(f"python was {then.python!r} and is {now.python!r}")
     ram = [host.ram_total_bytes for host in (then, now)]
     if ram[0] - ram[1] > _SAME_RAM * ram[0]:
-        found.append(f"the machine's RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}")
+        found.append(f"the RAM was {bytes_text(ram[0])} and is {bytes_text(ram[1])}")
     return found
 
 
@@ -116,6 +115,6 @@ def _unlike(then: object, now: object, names: tuple[str, ...]) -> list[str]:
 def _refuse_if(differences: list[str]) -> None:
     if differences:
         raise ResultError(
-            f"That run cannot be resumed here: {'; '.join(differences)}. A study holds for one machine and one job. "
-            "Run without --resume for a new one; --warm-start takes over another run's winner."
+            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine and one workload. "
+            "Run without --resume; --warm-start tries the best configuration of another run first."
         )

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.errors import ResultError
+from loadtune.findings import Findings
 from loadtune.probe.compute import as_fast, knee, reaches
 from loadtune.records import (
     ComputePoint,
-    Objective,
     Precision,
     Trial,
     TrialConfig,
@@ -61,13 +61,13 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.note(str(error))  # nothing is asked of it any more
             return
         if asked.renewed is not None:
-            found.note(f"{asked.renewed} The study was built anew from the journal, which has every trial of it.")
+            found.note(f"{asked.renewed} The study was rebuilt from the journal, which has every trial.")
         if ended:
             return
         loop = study_loop(run, facts, searched, asked, num_seeds=len(first))
         for trial in loop.trials():
             found.trials.append(trial)
-            found.tell(None if trial.screened is not None else _outcome_text(trial, config.objective))
+            found.tell(None if trial.screened is not None else _trial_line(found, trial))
         found.tell(f"The search ended: {loop.ended}.")
         notes = end_notes(
             loop, found, searched, whole=run_whole(run, searched), predictions_left=asked.has_predictions_left
@@ -186,8 +186,10 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
     )
 
 
-def _outcome_text(trial: Trial, objective: Objective) -> str:
-    return outcome_text(trial.config, trial.outcome, objective)
+def _trial_line(found: Findings, trial: Trial) -> str:
+    number = sum(each.screened is None for each in found.trials)
+    outcome = outcome_text(trial.config, trial.outcome, found.config.objective)
+    return f"trial {number}/{found.config.num_trials}: {outcome}"
 
 
 def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:

@@ -1,7 +1,7 @@
 """One configuration timed for a stage: how long it may take, who is shown its windows, how its outcome reads."""
 
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
-from loadtune.report.wording import settings_text
+from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
 from loadtune.study.stopping import StoppingRule
 from loadtune.study.trial import run_trial
@@ -29,7 +29,7 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
 def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None, objective: Objective) -> str:
     what = settings_text(config)
     if not isinstance(outcome, Measurement):
-        return f"{what}: {outcome.kind if outcome else 'nothing'} ({outcome.message if outcome else ''})"
+        return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
     efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
     return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}"
 

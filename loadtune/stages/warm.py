@@ -1,4 +1,4 @@
-"""Another run's winner, brought along by whoever starts this one. Read before anything is measured."""
+"""The best configuration of another run, given by ``--warm-start``."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from loadtune.report.store import load_result
 
 
 def warm_start(path: str | None) -> TrialConfig | None:
-    """The winner of another run. Raises ResultError where there is none."""
+    """The best configuration of the run at `path`. Raises ResultError where there is none."""
     if path is None:
         return None
     result = load_result(Path(path))
     if result.best is None:
         raise ResultError(
-            f"--warm-start {path}: that run confirmed no winner, so there is nothing to start with. Name another "
-            "result, or leave --warm-start out."
+            f"--warm-start is {path}, a run that confirmed no configuration. Give the result of another run, or leave "
+            "--warm-start out."
         )
     return result.best.config

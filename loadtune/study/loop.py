@@ -150,24 +150,24 @@ class StudyLoop:
 
     def _end(self) -> str:
         if self._num_run >= self.num_trials:
-            return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} run"
+            return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} measured"
         if self.yours_suffices:
             share = f"{NEAR_CEILING:.0%} of the compute-only rate"
-            return f"your own loader settings trained at {share} or more when first timed"
+            return f"the baseline's loader settings reach {share} or more"
         if self.num_configs is not None and self._num_fitting >= self.num_configs:
-            return "every configuration of the space was looked at"
+            return "every configuration was considered"
         if self._idle >= MAX_IDLE and self._num_asked >= self.num_seeds:  # no seed is passed over
-            return "no configuration was left that could win"
+            return "no configuration was left that could be faster"
         if self._stale >= PATIENCE:
             return f"{PATIENCE} trials in a row brought no gain"
         if self._num_run >= self.num_seeds and self._reaches_ceiling(self.best):
-            return "the compute-only rate is reached"
+            return "the compute-only rate was reached"
         if self._num_run < max(MIN_TRIALS, self._num_known + 1) or not self._seconds:
             return ""
         enough = self._num_run >= max(ENOUGH_TRIALS, self.num_seeds)
         until_s = min(self.until_s, self.enough_until_s) if enough else self.until_s
         self.out_of_time = self.clock.now() + statistics.fmean(self._seconds) > until_s
-        return "the time set aside for the search was spent" if self.out_of_time else ""
+        return "its share of the time budget was used" if self.out_of_time else ""
 
     @property
     def _num_fitting(self) -> int:
@@ -224,8 +224,8 @@ def raise_for_the_user(outcome: Measurement | TrialFailure) -> None:
     """Raise WorkloadError where it is the user's own code that failed: so would every other trial."""
     if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
         raise WorkloadError(
-            f"{outcome.message.rstrip('.')}. Every sample has to be readable and every batch trainable: mend the "
-            "dataset or the model, and run again.",
+            f"{outcome.message.rstrip('.')}. Every sample must load and every batch must train. Correct the dataset or the "
+            "model, and run again.",
             outcome.log_tail or None,
         )
 

@@ -34,8 +34,8 @@ def open_or_renew(file: Path, num_known: int) -> tuple[optuna.Study, str | None]
         _put_aside(file)
         renewed = _usable(file, 0)
         if isinstance(renewed, str):
-            raise ResultError(f"{file} cannot be written: {renewed}. It takes a folder with room. Make room there.")
-        return renewed, f"{file.name} could not be used ({found}) and lies beside the result as {file.name}{_ASIDE}."
+            raise ResultError(f"{file} cannot be written: {renewed}. The folder must have free space. Free some, and run again.")
+        return renewed, f"{file.name} could not be used ({found}) and was renamed to {file.name}{_ASIDE}."
     if num_known and not found.get_trials(deepcopy=False):
         return found, f"{file.name} was {'missing' if missing else 'empty'}."
     return found, None
@@ -96,7 +96,7 @@ def _put_aside(file: Path) -> None:
                 part.replace(file.with_name(file.name + _ASIDE + end))
     except OSError as error:
         raise ResultError(
-            f"{file} is damaged and cannot be put aside ({error.strerror or error}). Take it out of the folder."
+            f"{file} is damaged and cannot be renamed ({error.strerror or error}). Move it out of the folder."
         ) from error
 
 

@@ -37,30 +37,30 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
         if batch_size is not None and batch_size > facts.dataset_length and found != "--max-batch-size":
             samples = counted(facts.dataset_length, "sample")
             raise UsageError(
-                f"{found} {batch_size} is larger than the dataset, which has {samples}: no full batch could be made. "
-                f"Allowed: 1 to {facts.dataset_length:,}."
+                f"{found} is {batch_size}, but the dataset has only {samples}. It must be from 1 to "
+                f"{facts.dataset_length:,}."
             )
     for precision in (*(config.considered or ()), config.yours.precision or "fp32"):
         if precision not in facts.precisions:
             raise UsageError(
-                f"{precision} is not available on {facts.device_name}. Allowed there: {', '.join(facts.precisions)}. "
-                "Choose among them with --precision, --fix precision=… and --amp."
+                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. Choose one of "
+                "them with --precision, --fix precision=… or --amp."
             )
 
 
 def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
     if config.fixed("pin_memory") and device_kind != "cuda":
-        raise UsageError("--fix pin_memory=true: pinning does nothing without a GPU. Leave it out, or choose a GPU.")
+        raise UsageError("--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device.")
     if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
         raise UsageError(
-            "--max-gpu-memory limits a GPU's memory, and this run has none. Leave it out, or choose a GPU."
+            "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
         )
     wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
     if wanted and not facts.takes_channels_last:
         shape = "×".join(map(str, facts.input_shape))
         raise UsageError(
-            f"channels_last is for batches of images, and a sample of this dataset is {shape}. Leave memory_format out "
-            "of --tune and --fix."
+            f"channels_last needs samples with three or four dimensions; a sample of this dataset is {shape}. Leave "
+            "memory_format out of --tune and --fix."
         )
 
 
@@ -83,6 +83,6 @@ def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
     for found, batch_size in allowed.items():
         if batch_size is not None and batch_size < least:
             raise UsageError(
-                f"{found}, but a batch of this model has to hold at least {least}: it refused to train on fewer, as "
-                f"batch normalisation does. Allow {least} or more, or take another model."
+                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. Allow "
+                f"{least} or more, or use another model."
             )
