@@ -68,9 +68,7 @@ def tuned_of(words: list[str]) -> tuple[OptionalDimension, ...]:
     for name in named:
         if name not in OPTIONAL_DIMENSIONS:
             always = f" {name} is always tuned; leave it out." if name in DIMENSIONS else ""
-            raise UsageError(
-                f"--tune is {name!r}; it must be one or more of {', '.join(OPTIONAL_DIMENSIONS)}.{always}"
-            )
+            raise UsageError(f"--tune is {name!r}; it must be one or more of {', '.join(OPTIONAL_DIMENSIONS)}.{always}")
     return tuple(name for name in OPTIONAL_DIMENSIONS if name in named)
 
 
@@ -122,9 +120,7 @@ def memory_of(flag: str, word: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", word.strip())
     factor = _UNITS.get(found[2].upper()) if found else None
     if found is None or factor is None or not (count := int(float(found[1]) * factor)):
-        raise UsageError(
-            f"{flag} is {word!r}; it must be a size above 0 with its unit, such as 24GiB, 80GB or 512MiB."
-        )
+        raise UsageError(f"{flag} is {word!r}; it must be a size above 0 with its unit, such as 24GiB, 80GB or 512MiB.")
     if count < _LEAST_BYTES:
         raise UsageError(
             f"{flag} is {word!r}, which is {bytes_text(count)}; it must be 1 MiB or more. Give the unit, as in 24GiB"
@@ -250,7 +246,9 @@ def _check_fixed(config: TuneConfig) -> None:
     ):
         value = next((int(fixed.value) for fixed in config.fix if fixed.name == name), 0)
         if most is not None and value > most:
-            raise UsageError(f"--fix {name} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out.")
+            raise UsageError(
+                f"--fix {name} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out."
+            )
     precision = config.fixed("precision")
     if precision is not None and config.precisions is not None and precision not in config.precisions:
         raise UsageError(f"--fix precision is {precision}, which --precision does not include. Leave one of them out.")

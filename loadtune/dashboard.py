@@ -53,12 +53,12 @@ def dashboard_server(study: Path, port: int) -> Iterator[Server]:
 
 
 def study_file(where: Path) -> Path:
-    """The ``study.db`` given, that of a run's folder, or of the newest run below. Raises ResultError if there is none."""
+    """`where` itself if it is a file, else the newest ``study.db`` below it. Raises ResultError if there is none."""
     found = where if where.is_file() else newest_with(where, STUDY_FILE)
     if found is None:
         raise ResultError(
-            f"{where} holds no study: there is no {STUDY_FILE} in it or up to two folders below. A run writes it when its"
-            " search begins. Run `loadtune run`, or name the folder of a run."
+            f"{where} holds no study: there is no {STUDY_FILE} in it or up to two folders below. A run writes it when"
+            " its search begins. Run `loadtune run`, or name the folder of a run."
         )
     return found
 

@@ -42,7 +42,9 @@ def _busyness(gpu: GpuFacts) -> tuple[bool, float]:
 
 def _numbered(host: HostFacts, requested: str, number: str) -> GpuFacts:
     if not number.isdecimal() or int(number) >= len(host.gpus):
-        raise DeviceError(f"--device is {requested!r}, which this machine does not have. {_found(host)} {_allowed(host)}")
+        raise DeviceError(
+            f"--device is {requested!r}, which this machine does not have. {_found(host)} {_allowed(host)}"
+        )
     return host.gpus[int(number)]
 
 

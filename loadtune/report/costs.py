@@ -1,4 +1,4 @@
-"""What epochs and checkpoints cost, in whole lines. In: a `TuningResult`. Out: strings, or none: nothing was timed."""
+"""Start-up cost of an epoch and time of a checkpoint, in words. Nothing where they were not measured."""
 
 import statistics
 
@@ -7,7 +7,7 @@ from loadtune.units import bytes_text, counted, percent_text, seconds_text
 
 
 def cost_lines(result: TuningResult) -> tuple[str, ...]:
-    """Costs beside the steady rate, which knows neither."""
+    """Costs that the throughput does not contain."""
     lines: list[str] = []
     if result.epoch_cost is not None:
         lines += _epoch_lines(result.epoch_cost, _epoch_s(result), _fresh_start_s(result))
@@ -17,14 +17,14 @@ def cost_lines(result: TuningResult) -> tuple[str, ...]:
 
 
 def _epoch_s(result: TuningResult) -> float | None:
-    """Of the user's dataset at the winner's rate."""
+    """Seconds of an epoch at the winner's throughput."""
     if result.best is None or result.facts is None:
         return None
     return result.facts.dataset_length / result.best.samples_per_s
 
 
 def _fresh_start_s(result: TuningResult) -> float | None:
-    """From the start of new workers to their first batch, as the winner's runs of the confirmation began."""
+    """Median seconds from the start of new workers to their first batch, in the winner's runs of the confirmation."""
     runs = (f.runs for f in result.finalists if result.best is not None and f.config == result.best.config)
     return next((statistics.median(measured.first_batch_s for measured in own) for own in runs if own), None)
 
@@ -38,12 +38,16 @@ def _epoch_lines(cost: EpochCost, epoch_s: float | None, fresh_start_s: float | 
     if epoch_s:
         shares = f"{percent_text(kept / epoch_s, 1)} and {percent_text(None if anew is None else anew / epoch_s, 1)}"
         between += f": {shares} of an epoch of {seconds_text(epoch_s)}"
-    return [f"First batch after {seconds_text(cost.first_batch_s)}.", f"From epoch to epoch {between}."]
+    return [
+        f"The first batch of a new loader takes {seconds_text(cost.first_batch_s)}.",
+        f"Between two epochs no batch is ready for {between}.",
+    ]
 
 
 def _saving_line(cost: SavingCost) -> str:
     workers = f"{counted(cost.num_workers, 'worker')} {'runs' if cost.num_workers == 1 else 'run'}"
     return (
-        f"Saving a checkpoint of {bytes_text(cost.checkpoint_bytes)}: {seconds_text(cost.median_beside_workers_s)} "
-        f"while {workers}, {seconds_text(cost.median_alone_s)} without workers."
+        f"Saving a checkpoint of {bytes_text(cost.checkpoint_bytes)} takes "
+        f"{seconds_text(cost.median_beside_workers_s)} while {workers}, {seconds_text(cost.median_alone_s)} without "
+        "workers."
     )

@@ -213,8 +213,8 @@ def newest_run(out: Path) -> Path:
     found = newest_with(out, JOURNAL_FILE)
     if found is None:
         raise ResultError(
-            f"{out} holds no run to resume: there is no {JOURNAL_FILE} in it or up to two folders below. Give the folder of "
-            "a run, or run without --resume."
+            f"{out} holds no run to resume: there is no {JOURNAL_FILE} in it or up to two folders below. Give the "
+            "folder of a run, or run without --resume."
         )
     return found.parent
 
@@ -232,8 +232,8 @@ def _lines(path: Path) -> Iterator[Line]:
             yield msgspec.json.decode(content, type=Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ResultError(
-                f"Line {number} of {path} is damaged: {error}. A run can be resumed only from an unchanged journal. Run "
-                    "without --resume."
+                f"Line {number} of {path} is damaged: {error}. A run can be resumed only from an unchanged journal. "
+                "Run without --resume."
             ) from error
 
 

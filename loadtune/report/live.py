@@ -1,7 +1,6 @@
-"""What is shown while a run goes on: a display that redraws itself on a terminal, plain lines elsewhere.
+"""What is shown during a run: a display that redraws itself on a terminal, plain lines elsewhere.
 
-In: `Progress`, one after the other; `LiveDisplay` is a listener. Out: the stream it was given. Reads no sensor: the
-progress carries the newest reading.
+In: `Progress` records, which carry the newest sensor reading. Out: lines on a stream. `LiveDisplay` is a listener.
 """
 
 import time
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from loadtune.records import Progress, TrialConfig
-from loadtune.report.wording import searched_text
+from loadtune.report.wording import STAGE_TEXT, searched_text
 from loadtune.units import MISSING, efficiency_text, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ _REDRAWS_PER_S = 4
 
 
 def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
-    """The redrawn part as plain data: a fixed number of rows, so that nothing jumps."""
+    """The redrawn part as plain data, always the same number of rows."""
     reading = progress.reading
     gpu = percent_text(reading.gpu_utilization_fraction if reading else None)
     cpu = percent_text(reading.cpu_utilization_fraction if reading else None)
@@ -30,15 +29,16 @@ def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
         ("stage", f"{_stage(progress)}, at most {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
         ("best so far", _measured(progress.best_samples_per_s, progress.best_config, progress.best_samples_per_joule)),
-        ("busy", f"GPU {gpu} (duty cycle), CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
+        ("utilization", f"GPU {gpu}, CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
     )
 
 
 def _stage(progress: Progress) -> str:
-    if progress.trial_number is None:
-        return progress.stage
+    name = STAGE_TEXT.get(progress.stage, progress.stage)
+    if progress.stage != "study" or progress.trial_number is None:
+        return name
     total = "" if progress.num_trials is None else f"/{progress.num_trials}"
-    return f"{progress.stage}, trial {progress.trial_number}{total}"
+    return f"{name}, {progress.trial_number}{total} trials"
 
 
 def _measured(rate: float | None, config: TrialConfig | None, samples_per_joule: float | None = None) -> str:
@@ -50,14 +50,15 @@ def _measured(rate: float | None, config: TrialConfig | None, samples_per_joule:
 
 
 def plain_line(progress: Progress) -> str | None:
-    """What stays of a progress where nothing can be redrawn. None: only its figures moved."""
+    """The line that is printed and stays. None: only the figures of the redrawn part have changed."""
     if progress.message is None:
         return None
-    return f"warning: {progress.message}" if progress.warning else f"[{_stage(progress)}] {progress.message}"
+    name = STAGE_TEXT.get(progress.stage, progress.stage)
+    return f"warning: {progress.message}" if progress.warning else f"[{name}] {progress.message}"
 
 
 class LiveDisplay:
-    """A listener with a border: ``with LiveDisplay(sys.stderr) as display: tune(config, listener=display)``."""
+    """A listener: ``with LiveDisplay(sys.stderr) as display: tune_loader(config, listener=display)``."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         """``quiet`` shows warnings only."""
@@ -95,7 +96,7 @@ class LiveDisplay:
         self._newest, self._newest_s = progress, time.monotonic()
 
     def _redrawn(self) -> "RenderableType":
-        """What is drawn by a thread of rich's, some times a second: nothing new, but the time goes down."""
+        """Called by rich's thread several times a second; only the time left changes between two records."""
         from loadtune.report.text import banner_text
         from loadtune.report.view import Banner
 

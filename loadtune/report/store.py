@@ -32,8 +32,8 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
         return _first_free(out / label, name)
     except OSError as error:
         raise UsageError(
-            f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that this user"
-            " may write to. Choose another one."
+            f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that this "
+            "user may write to. Choose another one."
         ) from error
 
 
@@ -113,8 +113,8 @@ def result_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ResultError(
-            f"{path} does not exist. Give a result.json, or a folder with one in it or up to two folders below. `loadtune"
-            " run` writes them."
+            f"{path} does not exist. Give a result.json, or a folder with one in it or up to two folders below. "
+            "`loadtune run` writes them."
         )
     if found := files_with(path, RESULT_FILE):
         return found

@@ -11,7 +11,7 @@ from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.wording import failures_text, held_text, recipe_text, settings_text, verdict_lines
+from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_text, settings_text, verdict_lines
 from loadtune.units import (
     MISSING,
     bytes_text,
@@ -168,8 +168,8 @@ def batch_caution(result: TuningResult) -> tuple[str, ...]:
     if result.best is None or result.yours is None or result.best.config.batch_size == result.yours.batch_size:
         return ()
     return (
-        f"Batch size {result.best.config.batch_size} instead of {result.yours.batch_size}: tune the learning rate again"
-        " and check the accuracy.",
+        f"Batch size {result.best.config.batch_size} instead of {result.yours.batch_size}: tune the learning rate "
+        "again, check accuracy.",
     )
 
 
@@ -185,7 +185,7 @@ def _recipes(result: TuningResult) -> tuple[str, ...]:
 
 
 def _took(result: TuningResult) -> tuple[str, ...]:
-    stages = ", ".join(f"{stage} {seconds_text(seconds)}" for stage, seconds in result.stage_seconds.items())
+    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
     total = f"{seconds_text(result.seconds)}: {stages}" if stages else seconds_text(result.seconds)
     return (total, _trial_counts(result.trials))
 

@@ -34,6 +34,14 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "time": "the time of one step (1% of --time-budget)",
 }
 
+STAGE_TEXT: Mapping[str, str] = {
+    "yours": "baseline",
+    "study": "search",
+    "bounds": "bottleneck",
+    "costs": "start-up cost",
+}
+"""Stages whose name in the result is not what a user reads."""
+
 FAILURE_TEXT: Mapping[FailureKind, str] = {
     "oom": "out of memory",
     "host_oom": "out of RAM",

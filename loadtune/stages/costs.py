@@ -23,7 +23,9 @@ def costs(run: Run) -> None:
         try:
             _time_costs(run, finalist)
         except LoadtuneError as error:  # what was confirmed stands without them
-            run.found.tell(f"The start-up cost of an epoch and the time of a checkpoint were not measured: {error}", warning=True)
+            run.found.tell(
+                f"The start-up cost of an epoch and the time of a checkpoint were not measured: {error}", warning=True
+            )
 
 
 def _time_costs(run: Run, finalist: Finalist) -> None:

@@ -33,8 +33,8 @@ def tell_crowded(run: Run) -> None:
         missing = most - min(_budgets(ceiling), default=most)
         if ceiling.limit == "memory" and missing > _worth_a_word(most):
             run.found.note(
-                f"While memory was probed in {ceiling.precision}, another process used up to {bytes_text(missing)} of the GPU's "
-                "memory. Larger batches may fit without it; run again when no other process uses the GPU."
+                f"While memory was probed in {ceiling.precision}, another process used up to {bytes_text(missing)} of "
+                "the GPU's memory. Larger batches may fit without it; run again when no other process uses the GPU."
             )
 
 
@@ -52,8 +52,8 @@ def check_budget(run: Run) -> None:
     found.lost_bytes = lost_bytes
     consequence = MAY_FAIL if found.stage_name == "confirm" else NOT_SEARCHED
     found.note(
-        f"Another process has taken {bytes_text(lost_bytes)} of the GPU's memory since memory was probed. {consequence}; "
-        "run again when no other process uses the GPU."
+        f"Another process has taken {bytes_text(lost_bytes)} of the GPU's memory since memory was probed. "
+        f"{consequence}; run again when no other process uses the GPU."
     )
 
 

@@ -14,11 +14,13 @@ def check_energy(device: Device, seen: Callable[[], Telemetry]) -> None:
         _refuse(f"{device.name} is not a GPU")
     telemetry = seen()
     if telemetry.gpu_energy_j is None:
-        _refuse(f"{device.name} has none that can be read: {telemetry.missing.get(ENERGY, 'the driver does not say why')}")
+        _refuse(
+            f"{device.name} has none that can be read: {telemetry.missing.get(ENERGY, 'the driver does not say why')}"
+        )
 
 
 def _refuse(why: str) -> None:
     raise DeviceError(
-        f"--objective samples-per-joule needs the energy counter of a GPU, but {why.rstrip('.')}. NVIDIA GPUs since Volta "
-        "have one. Choose such a GPU with --device, or leave --objective out."
+        f"--objective samples-per-joule needs the energy counter of a GPU, but {why.rstrip('.')}. NVIDIA GPUs since "
+        "Volta have one. Choose such a GPU with --device, or leave --objective out."
     )

@@ -89,8 +89,8 @@ def find_ceiling(
 def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
     peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
     return (
-        f"{ceiling.precision}: batch sizes up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} with "
-        f"5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
+        f"{ceiling.precision}: batch sizes up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} "
+        f"with 5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
     )
 
 

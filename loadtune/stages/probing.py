@@ -33,8 +33,8 @@ def start(run: Run) -> WorkloadFacts:
         check_against_facts(run.found.config, facts, run.found.device.kind)
         shape = "×".join(map(str, facts.input_shape))
         run.found.tell(
-            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, loaded in {seconds_text(facts.sample_s)} each; "
-            f"the model has {facts.num_parameters:,} parameters"
+            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, loaded in "
+            f"{seconds_text(facts.sample_s)} each; the model has {facts.num_parameters:,} parameters"
         )
         run.keep_probes()
     return facts
@@ -88,9 +88,9 @@ def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
     needed_s = compiling_seconds(choices)
     if needed_s > COMPILE_SHARE * max(0.0, run.found.left_s):
         run.found.note(
-            f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time budget of "
-            f"{seconds_text(run.found.config.time_budget_s)} is left for the search. Raise --time-budget, or limit the "
-            "search to one precision (--precision) or one batch size (--fix batch_size=…)."
+            f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
+            f"budget of {seconds_text(run.found.config.time_budget_s)} is left for the search. Raise --time-budget, "
+            "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
         )
 
 
@@ -114,9 +114,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
             best = knee(found.compute_points, choice.chosen)
             ended = reaches(found.compute_points, choice.chosen, run_to[choice.chosen.precision])
             where = f"from batch {best.batch_size} on" if ended else f"at batch {best.batch_size}, the largest measured"
-            found.tell(
-                f"{choice.chosen.precision}: compute-only rate {rate_text(best.samples_per_s)}, {where}"
-            )
+            found.tell(f"{choice.chosen.precision}: compute-only rate {rate_text(best.samples_per_s)}, {where}")
         run.keep_probes()
 
 

@@ -39,8 +39,8 @@ def restore(kept: Kept, found: Findings) -> None:
     found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
-        f"{_RESUMED}: {kept.num_run} trials, the memory probe and the compute-only rates were measured before. The time "
-        "taken is that of this part alone."
+        f"{_RESUMED}: {kept.num_run} trials, the memory probe and the compute-only rates were measured before. The "
+        "time taken is that of this part alone."
     )
     for note in _notes(kept, found):
         found.note(note)
@@ -65,8 +65,8 @@ def _notes(kept: Kept, found: Findings) -> list[str]:
     hosts = _others((head.host.hostname for head in kept.heads), found.host.hostname)
     if versions:
         notes.append(
-            f"This run was begun with loadtune {versions} and continued with {found.version}. Figures of the two versions "
-            "may not be comparable."
+            f"This run was begun with loadtune {versions} and continued with {found.version}. Figures of the two "
+            "versions may not be comparable."
         )
     if hosts and found.device.kind == "cpu":  # a GPU has a name of its own
         notes.append(
@@ -115,6 +115,6 @@ def _unlike(then: object, now: object, names: tuple[str, ...]) -> list[str]:
 def _refuse_if(differences: list[str]) -> None:
     if differences:
         raise ResultError(
-            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine and one workload. "
-            "Run without --resume; --warm-start tries the best configuration of another run first."
+            f"That run cannot be resumed here: {'; '.join(differences)}. A run must stay on one machine and one "
+            "workload. Run without --resume; --warm-start tries the best configuration of another run first."
         )

@@ -67,8 +67,8 @@ def _top(run: Run, facts: WorkloadFacts, largest: int) -> int:
     if top >= largest:
         return largest
     run.found.note(
-        f"Batch sizes above {top} were not tried: one worker needs more than {seconds_text(top * facts.sample_s)} for such "
-        "a batch, too long for a trial. Raise --time-budget to try them."
+        f"Batch sizes above {top} were not tried: one worker needs more than {seconds_text(top * facts.sample_s)} for "
+        "such a batch, too long for a trial. Raise --time-budget to try them."
     )
     return top
 
@@ -78,8 +78,8 @@ def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precis
     if fixed is not None:
         if int(fixed) > max(ceilings.values()):
             raise UsageError(
-                f"--fix batch_size={fixed} does not fit: the largest batch size that trains here is {max(ceilings.values())}. "
-                "Use that or a smaller one, or leave --fix batch_size out."
+                f"--fix batch_size={fixed} does not fit: the largest batch size that trains here is "
+                f"{max(ceilings.values())}. Use that or a smaller one, or leave --fix batch_size out."
             )
         return (int(fixed),)
     saturated = knee(found.compute_points, fastest(found).recipe).batch_size
@@ -128,14 +128,14 @@ def _yours(run: Run, top: int) -> TrialConfig:
     yours = your_config(found.config.yours, largest, can_pin=can_pin)
     if found.config.yours.batch_size is None and largest < ASSUMED_BATCH:
         found.note(
-            f"The baseline has batch size {largest} instead of {ASSUMED_BATCH}: larger ones were not tried in this run. Give "
-            "your own with --batch-size."
+            f"The baseline has batch size {largest} instead of {ASSUMED_BATCH}: larger ones were not tried in this "
+            "run. Give your own with --batch-size."
         )
     if found.config.yours.pin_memory and not can_pin:
         found.note("pin_memory has no effect without a GPU; the baseline is measured without it.")
     if ceiling is not None and ceiling.limit in ("memory", "failure") and yours.batch_size > ceiling.batch_size:
         found.note(
-            f"Your batch size {yours.batch_size} is above {ceiling.batch_size}, the largest that trained in {wanted} here. The "
-            "confirmation tries it all the same."
+            f"Your batch size {yours.batch_size} is above {ceiling.batch_size}, the largest that trained in {wanted} "
+            "here. The confirmation tries it all the same."
         )
     return yours

@@ -224,8 +224,8 @@ def raise_for_the_user(outcome: Measurement | TrialFailure) -> None:
     """Raise WorkloadError where it is the user's own code that failed: so would every other trial."""
     if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
         raise WorkloadError(
-            f"{outcome.message.rstrip('.')}. Every sample must load and every batch must train. Correct the dataset or the "
-            "model, and run again.",
+            f"{outcome.message.rstrip('.')}. Every sample must load and every batch must train. Correct the dataset "
+            "or the model, and run again.",
             outcome.log_tail or None,
         )
 

@@ -34,7 +34,9 @@ def open_or_renew(file: Path, num_known: int) -> tuple[optuna.Study, str | None]
         _put_aside(file)
         renewed = _usable(file, 0)
         if isinstance(renewed, str):
-            raise ResultError(f"{file} cannot be written: {renewed}. The folder must have free space. Free some, and run again.")
+            raise ResultError(
+                f"{file} cannot be written: {renewed}. The folder must have free space. Free some, and run again."
+            )
         return renewed, f"{file.name} could not be used ({found}) and was renamed to {file.name}{_ASIDE}."
     if num_known and not found.get_trials(deepcopy=False):
         return found, f"{file.name} was {'missing' if missing else 'empty'}."

@@ -43,14 +43,16 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
     for precision in (*(config.considered or ()), config.yours.precision or "fp32"):
         if precision not in facts.precisions:
             raise UsageError(
-                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. Choose one of "
-                "them with --precision, --fix precision=… or --amp."
+                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
+                "Choose one of them with --precision, --fix precision=… or --amp."
             )
 
 
 def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
     if config.fixed("pin_memory") and device_kind != "cuda":
-        raise UsageError("--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device.")
+        raise UsageError(
+            "--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device."
+        )
     if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
         raise UsageError(
             "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
@@ -83,6 +85,6 @@ def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
     for found, batch_size in allowed.items():
         if batch_size is not None and batch_size < least:
             raise UsageError(
-                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. Allow "
-                f"{least} or more, or use another model."
+                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
+                f"Allow {least} or more, or use another model."
             )
