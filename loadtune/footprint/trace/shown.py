@@ -41,7 +41,7 @@ def traced_line(row: Row) -> TracedLine:
         cpu=LineUse(
             in_use_bytes=row.in_use,
             change_bytes=visit.change,
-            peak_bytes=visit.peak,
+            peak_bytes=row.peak,
             last_in_use_bytes=row.last_in_use,
         ),
         cuda=_cuda_use(row),
@@ -61,7 +61,7 @@ def _cuda_use(row: Row) -> LineUse | None:
     return LineUse(
         in_use_bytes=row.cuda_in_use,
         change_bytes=row.visit.cuda_change,
-        peak_bytes=row.visit.cuda_peak,
+        peak_bytes=row.cuda_peak,
         unattributed_bytes=row.unattributed,
         last_in_use_bytes=row.last_cuda_in_use,
     )

@@ -21,6 +21,7 @@ from loadtune.footprint.trace.files import KeptFiles
 from loadtune.footprint.trace.lines import LineTracer
 from loadtune.footprint.trace.tensors import TensorWatch
 from loadtune.records import MemoryTrace, TracedLine
+from loadtune.units import bytes_text
 
 KIB = 1024
 LEAK: list[torch.Tensor] = []
@@ -97,6 +98,18 @@ def test_a_leak_is_named_in_the_function_that_leaks_and_its_visits_are_one_recor
     assert line.cpu.last_in_use_bytes - line.cpu.in_use_bytes == 9 * 2 * KIB
     assert found(trace, "leaking()").cpu.change_bytes == 0
     assert "10 times in all" in trace.text()
+
+
+def test_the_peak_of_a_line_is_the_largest_of_its_visits() -> None:
+    with loadtune.trace_memory() as trace:
+        for _ in range(200):
+            LEAK.append(torch.zeros(4 * KIB, dtype=torch.uint8))
+            torch.zeros(8 * KIB, dtype=torch.uint8).add_(1)
+    line = found(trace, "torch.zeros(8")
+    assert (line.num_visits, line.cpu.last_in_use_bytes - trace.record.before_bytes) == (200, 200 * 4 * KIB)
+    assert line.cpu.peak_bytes - trace.record.before_bytes == (200 * 4 + 8) * KIB
+    assert trace.peak == line
+    assert trace.text().splitlines()[-1].startswith(f"Peak {bytes_text(line.cpu.peak_bytes)} at ")
 
 
 def test_in_place_operations_and_views_change_nothing() -> None:
