@@ -32,16 +32,18 @@ _COUNTS = ("--batch-size", "--image-size", "--num-classes")
 
 def memory(
     dataset: Annotated[
-        str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")
+        str, typer.Option(help="FakeData, a class of torchvision.datasets, or an import path pkg.mod:factory.")
     ] = _DEFAULT.dataset,
     model: Annotated[
-        str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")
+        str, typer.Option(help="A name of torchvision.models.list_models(), or an import path pkg.mod:factory.")
     ] = _DEFAULT.model,
-    data_root: Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder with the files of the torchvision dataset.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="sgd is SGD with momentum 0.9.")] = "sgd",
-    batch_size: Annotated[int, typer.Option(help="Samples in the step.")] = _DEFAULT_BATCH_SIZE,
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="Optimizer. sgd has momentum 0.9.")] = "sgd",
+    batch_size: Annotated[int, typer.Option(help="Batch size of the step.")] = _DEFAULT_BATCH_SIZE,
     precision: Annotated[
         str, typer.Option(metavar="off|fp16|bf16", help="Mixed precision (AMP). off: float32.")
     ] = "off",

@@ -102,7 +102,8 @@ def _row(line: TracedLine, on_gpu: bool) -> Iterator[str]:
     use = line.use
     nvml = bytes_text(line.device_used_bytes) if on_gpu else None
     figures = (bytes_text(use.in_use_bytes), _signed(use.change_bytes), bytes_text(use.peak_bytes))
-    yield _columns(str(line.line or ""), line.source or "(code outside the traced files)", *figures, nvml)
+    unread = "(source not available)" if line.file else "(code outside the traced files)"
+    yield _columns(str(line.line or ""), line.source or unread, *figures, nvml)
     yield from _tensor_lines("+", line.appeared)
     yield from _tensor_lines("-", line.went)
     if line.num_temporaries:
