@@ -95,13 +95,23 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
         if is_memory_error(error):
             raise
-        is_random = isinstance(workload.dataset, RandomSamples)
         raise WorkloadError(
             f"model {workload.spec.model} does not train on a batch of samples like "
-            f"{sample_text(sample)}: {last_line(error)}. Its input has to be what the dataset delivers: "
-            f"change {'the shape' if is_random else '--image-size, the dataset'} or the model.",
+            f"{sample_text(sample)}: {last_line(error)}. {_shape_advice(workload)}",
             user_traceback(error) if workload.own_model or workload.own_loss else None,
         ) from error
+
+
+def _shape_advice(workload: Workload) -> str:
+    samples = workload.dataset
+    if not isinstance(samples, RandomSamples):
+        return "The model has to take what the dataset delivers: change --image-size, the dataset or the model."
+    if samples.output_shape is not None:
+        return "Change the input shape, output_shape, the loss or the model so that they fit together."
+    advice = "The model has to take the input shape: change the shape or the model."
+    if not workload.own_loss:
+        return advice
+    return f"{advice} If the loss takes other targets than class indices, give output_shape, the shape of one target."
 
 
 def is_memory_error(error: BaseException) -> bool:

@@ -143,7 +143,7 @@ class Session:
 
     def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-            message = "The memory of a step is accounted for on CUDA, under PyTorch's native allocator."
+            message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
         return self._measure(asked, CudaBooks(self._device))
 
@@ -152,7 +152,9 @@ class Session:
         samples = self._samples.batch if asked.image_size is None else resized(self._samples.batch, asked.image_size)
         batch = resident_batch(samples, asked.batch_size, trainer)
         meter = StepMeter(trainer, batch, self.memory, books, self._line)
-        with checkpointed(self._model.module, meter.keep) if asked.checkpoint else nullcontext(), self.memory.capped():
+        wanted = asked.checkpoint
+        checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
+        with checkpoints as found, self.memory.capped():
             measured = meter.measure()
         return StepAccount(
             model=self._workload.spec.model,
@@ -161,7 +163,7 @@ class Session:
             batch_size=asked.batch_size,
             input_shape=tuple(batch[0].shape[1:]),
             estimated=False,
-            checkpointed=asked.checkpoint,
+            checkpointed=found,
             num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
             largest=measured.lines.largest,
             at_peak=measured.lines.at_peak,

@@ -33,6 +33,8 @@ from loadtune.records.configs import (
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.footprint import (
     BatchEstimate,
+    Checkpoint,
+    Checkpointed,
     FootprintReport,
     LayerFootprint,
     MemoryLines,
@@ -105,6 +107,8 @@ __all__ = [
     "Change",
     "Check",
     "CheckOutcome",
+    "Checkpoint",
+    "Checkpointed",
     "CodePart",
     "Comparison",
     "ComputePoint",

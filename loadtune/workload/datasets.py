@@ -48,7 +48,7 @@ def training_transform(image_size: int) -> transforms.Compose:
 def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
     """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
     if live.input_shape is not None:
-        return RandomSamples(live.input_shape)
+        return RandomSamples(live.input_shape, live.output_shape)
     if live.dataset is not None:
         dataset = live.dataset if live.dataset_is_made else call(live.dataset, spec.dataset, "dataset")
     elif is_import_path(spec.dataset):

@@ -143,6 +143,8 @@ def fixed_result() -> TuningResult:
         utilization_fraction=0.0,
         processes=(GpuProcess(pid=812, name="python", used_bytes=10_145_000_000),),
         driver_bytes=645_000_000,
+        num_multiprocessors=132,
+        compute_capability="9.0",
     )
     oom = TrialFailure(kind="oom", phase="training", message="out of memory")
     return TuningResult(

@@ -135,6 +135,25 @@ def test_a_loss_with_weights_over_random_labels(in_thread):
     assert find(Classifier(), (3, 8, 8), loss=nn.CrossEntropyLoss(weight=torch.ones(5))).batch_size == 8
 
 
+class Autoencoder(nn.Sequential):
+    """Returns numbers of the shape of its input."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "input_shape", "output_shape"),
+    [(Autoencoder(), (3, 8, 8), [3, np.int64(8), 8]), (nn.Linear(4, 2), (4,), (2,)), (nn.Linear(4, 1), (4,), ())],
+)
+def test_a_shape_and_a_loss_over_dense_targets(in_thread, model, input_shape, output_shape):
+    def loss(outputs, targets):
+        assert (targets.dtype, targets.shape) == (torch.float32, (len(outputs), *output_shape))
+        return nn.functional.mse_loss(outputs, targets.view_as(outputs))
+
+    assert find(model, input_shape, loss=loss, output_shape=output_shape).batch_size == 8
+
+
 def test_a_list_of_samples_is_a_dataset_and_a_lambda_makes_a_model_in_any_thread(in_thread):
     found, samples = [], [(torch.zeros(4), 0), (torch.ones(4), 1)]
     thread = threading.Thread(target=lambda: found.append(find(lambda: nn.Linear(4, 2), samples, max_batch_size=None)))
@@ -253,6 +272,18 @@ REFUSED_AT_ONCE = {
     "fused of one's own": ((LINEAR, (4,)), {"optimizer": torch.optim.SGD, "fused": True}, UsageError, ["fused"]),
     "fused fp16": ((LINEAR, (4,)), {"precision": "fp16", "fused": True}, UsageError, ["fused", "adamw or bf16"]),
     "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["'cuda:99' is not there", "cpu"]),
+    "output shape with 0": (
+        (LINEAR, (4,)), {"output_shape": (0,), "loss": nn.MSELoss()}, UsageError, ["output_shape is (0,)", "(10,)"]
+    ),
+    "output shape a number": (
+        (LINEAR, (4,)), {"output_shape": 2, "loss": nn.MSELoss()}, UsageError, ["output_shape is 2", "a tuple"]
+    ),
+    "output shape of a dataset": (
+        (LINEAR, Regression()), {"output_shape": (2,), "loss": nn.MSELoss()}, UsageError, ["targets of its own"]
+    ),
+    "output shape without a loss": (
+        (LINEAR, (4,)), {"output_shape": (2,)}, UsageError, ["no loss was given", "torch.nn.MSELoss()"]
+    ),
     "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["'tpu' is not known", "cpu"]),
     "a lock in the model": (
         (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
@@ -283,6 +314,15 @@ REFUSED_BY_THE_PROCESS = {
     "dataset below the model's": ((Classifier(), [(torch.zeros(3, 8, 8), 0)]), {}, WorkloadError, ["has 1 sample"]),
     "empty dataset": ((LINEAR, []), {}, WorkloadError, ["list is empty"]),
     "no module": ((lambda: "resnet50", (4,)), {}, WorkloadError, ["returned a str", "torch.nn.Module"]),
+    "other output shape": (
+        (Autoencoder(), (3, 8, 8)),
+        {"output_shape": (3, 4, 4), "loss": nn.MSELoss()},
+        WorkloadError,
+        ["float32 tensor (3, 4, 4)", "output_shape, the loss or the model"],
+    ),
+    "dense loss without an output shape": (
+        (Autoencoder(), (3, 8, 8)), {"loss": nn.MSELoss()}, WorkloadError, ["give output_shape"]
+    ),
     "other shape": ((Classifier(), (1, 8, 8)), {}, WorkloadError, ["float32 tensor (1, 8, 8)", "the shape or the mo"]),
     "factory raises": ((raises, (4,)), {}, WorkloadError, ["ValueError: mine to mend"]),
     "loss raises": ((LINEAR, (4,)), {"loss": raises}, WorkloadError, ["ValueError: mine to mend"]),

@@ -54,7 +54,7 @@ def test_memory_that_nobody_is_named_for_is_told_all_the_same() -> None:
 def test_the_banner_says_who_holds_a_gpu() -> None:
     host = dataclasses.replace(fake_host(), gpus=(gpu(TRAINER, others_bytes=13 * GIB),))
     rows = banner(host).rows
-    assert rows[[name for name, _ in rows].index("GPU 0") + 1] == ("", "held by python (pid 812), 12.3 GiB")
+    assert rows[[name for name, _ in rows].index("GPU 0") + 2] == ("", "held by python (pid 812), 12.3 GiB")
     assert not any(name == "" for name, _ in banner(fake_host()).rows)
 
 
