@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth
+from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
 from loadtune.records import LoaderConfig, WorkerShare
-from loadtune.workload import Batch, TracedDataset, Workload
+from loadtune.workload import Batch, Workload
 
 
 @dataclass(slots=True)
@@ -50,16 +51,23 @@ class EndlessLoader:
     """
 
     def __init__(
-        self, workload: Workload, config: LoaderConfig, sampler: Iterable[int] | None = None, *, number: int = 0
+        self,
+        workload: Workload,
+        config: LoaderConfig,
+        sampler: Iterable[int] | None = None,
+        *,
+        number: int = 0,
+        table: SampleTable | None = None,
     ) -> None:
+        """``table``: says which samples are being loaded, to whoever else can read it."""
         self.config = config
-        self._ledger = WorkerLedger(config.num_workers) if config.num_workers else None
+        ledger = WorkerLedger(config.num_workers, table)
+        self._ledger = ledger if config.num_workers else None
         self._waits = [_Waited() for _ in range(config.num_workers)]
         self._num_handed_out = self._position = 0
         seed = workload.spec.seed + number
-        dataset: Dataset[Any] = TracedDataset(workload.dataset, workload.dataset_length)
         self._loader: DataLoader[Any] = DataLoader(
-            dataset if self._ledger is None else TimedDataset(dataset, self._ledger),
+            TimedDataset(workload.dataset, workload.dataset_length, ledger),
             sampler=EndlessShuffle(workload.dataset_length, seed) if sampler is None else sampler,
             drop_last=True,
             generator=torch.Generator().manual_seed(seed),
