@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth
+from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth, raise_worker_end
 from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
 from loadtune.records import LoaderConfig, WorkerShare
@@ -87,7 +87,7 @@ class EndlessLoader:
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers."""
-        batch: Batch | None = next(self.start(), None)
+        batch = self._next(self.start())
         if batch is None:  # the sampler's epoch is over; drop_last and the length check leave none without a batch
             self._position = 0
             self._iterator = iter(self._loader)
@@ -95,6 +95,15 @@ class EndlessLoader:
         self._num_handed_out += 1
         self._position += 1
         return batch
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """None: there is no further one."""
+        try:
+            return next(batches, None)
+        except (OSError, EOFError) as error:
+            if self._waits and not str(error).startswith("Caught "):  # as an exception out of a worker does
+                raise_worker_end()
+            raise
 
     def any_made(self) -> bool:
         """Whether a worker has read all samples of a batch. Without workers: always, nothing is made ahead."""
