@@ -5,7 +5,8 @@ LoadtuneError
 ├── DeviceError           the device asked for is not there, or cannot be used
 ├── WorkloadError         the dataset, model or factory is missing, raises, or does not fit together
 │   └── NothingFitsError  not even the smallest batch trains in the memory that is free
-├── BenchError            the measuring process could not be started, or keeps dying
+├── BenchError            the training process could not be started, or keeps dying
+├── OutOfTimeError        the time budget ended before what was asked for was done
 └── ResultError           a result file is missing, damaged, or of a newer version
     └── MachineMismatchError   the result came from another machine and ``strict=True`` was given
 
@@ -41,7 +42,19 @@ class NothingFitsError(WorkloadError):
 
 
 class BenchError(LoadtuneError):
-    """The measuring process could not be started, or keeps dying."""
+    """The training process could not be started, or keeps dying."""
+
+
+class OutOfTimeError(LoadtuneError):
+    """The time budget ended before what was asked for was done.
+
+    ``phase`` is what the training process was doing, or None where it was not asked any more. ``stuck`` names the
+    samples that it was waiting for, in a sentence without a full stop, or is None where it waited for none.
+    """
+
+    def __init__(self, message: str, *, phase: str | None = None, stuck: str | None = None) -> None:
+        super().__init__(message)
+        self.phase, self.stuck = phase, stuck
 
 
 class ResultError(LoadtuneError):

@@ -35,6 +35,11 @@ class BenchInThread:
         assert not self._thread.is_alive(), "the server does not notice that its controller is gone"
         return 0
 
+    def loading(self):
+        return ()
+
+    def bound_log(self): ...
+
     def log_size(self):
         return 0
 

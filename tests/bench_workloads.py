@@ -17,6 +17,7 @@ from loadtune.bench.memory import CpuMemory
 NUM_CLASSES = 3
 LENGTH = 512
 BAD_INDEX = 5
+NAMED_INDEX = 41
 VOCABULARY = 50
 
 
@@ -100,6 +101,56 @@ class WorkerHangs(Images):
         if get_worker_info() is not None:
             time.sleep(3600)
         return super().__getitem__(index)
+
+
+class WorkerHangsAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class WorkerCrashesAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+class WorkerExitsAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+class BatchHangs(Images):
+    """Reads whole batches, and never comes back from one; its samples one by one are fine."""
+
+    def __getitems__(self, indices):
+        time.sleep(3600)
+
+
+class BatchAborts(Images):
+    def __getitems__(self, indices):
+        os.abort()
+
+
+class FirstSampleHangs(Images):
+    def __getitem__(self, index):
+        time.sleep(3600)
+
+
+class Prints(Images):
+    """A line of a KiB for each sample."""
+
+    def __getitem__(self, index):
+        print("x" * 1023)
+        return super().__getitem__(index)
+
+
+def slow_to_build():
+    time.sleep(3600)
 
 
 class LabelTooHigh(Images):

@@ -7,7 +7,7 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,8 +49,8 @@ class Samples:
 
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
-        with _one_thread():
-            self.samples, self.sample_s = _read_samples(workload, line)
+        with _one_thread(), line.samples.reading() as note:
+            self.samples, self.sample_s = _read_samples(workload, line, note)
         self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
 
 
@@ -172,12 +172,16 @@ def _drawn(workload: Workload) -> list[int]:
     return list(itertools.islice(itertools.cycle(drawn), count))
 
 
-def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
-    """(Samples to make batches of, seconds of one). Those and others are timed, as many as there is time for."""
+def _read_samples(workload: Workload, line: Line, note: Callable[[int], None]) -> tuple[list[Any], float]:
+    """(Samples to make batches of, seconds of one). Those and others are timed, as many as there is time for.
+
+    ``note`` is told the index of each before.
+    """
+    note(0)
     samples = fetch_samples(workload.dataset, [0])  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
-        group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line)
+        group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line, note)
         samples += group[: _MAX_SAMPLES - len(samples)]
         means.append(mean_s)
         if time.monotonic() - started > _ENOUGH_S:
@@ -186,11 +190,14 @@ def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
     return samples, max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
 
 
-def _read_group(workload: Workload, indices: list[int], line: Line) -> tuple[list[Any], float]:
+def _read_group(
+    workload: Workload, indices: list[int], line: Line, note: Callable[[int], None]
+) -> tuple[list[Any], float]:
     """(Its first samples, mean seconds of one); fewer of them where they are slow."""
     group: list[Any] = []
     num_read, started = 0, time.monotonic()
     for index in indices:
+        note(index)
         sample = fetch_samples(workload.dataset, [index])
         group += sample if len(group) < _MAX_SAMPLES else []
         num_read += 1
@@ -209,8 +216,9 @@ def least_sample_s(workload: Workload, samples: Samples, line: Line) -> float | 
     fastest = [math.inf] * len(indices)
     until = time.monotonic() + _REREAD_S
     for number in range(_MAX_PASSES):
-        with _one_thread() if number % 2 == 0 else contextlib.nullcontext():
+        with _one_thread() if number % 2 == 0 else contextlib.nullcontext(), line.samples.reading() as note:
             for at, index in enumerate(indices):
+                note(index)
                 started = time.monotonic()
                 fetch_samples(workload.dataset, [index])
                 fastest[at] = min(fastest[at], time.monotonic() - started)

@@ -206,7 +206,7 @@ class Session:
     def _loader(self, config: LoaderConfig) -> EndlessLoader:
         """A fresh one, in an order of its own."""
         self._number += 1
-        return EndlessLoader(self._workload, config, number=self._number)
+        return EndlessLoader(self._workload, config, number=self._number, table=self._line.samples)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         if loader.batch_size <= self._workload.dataset_length:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from loadtune.errors import LoadtuneError
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.probe.memory import left_over_note
 from loadtune.records import (
     Finalist,
@@ -25,7 +25,7 @@ from loadtune.study.gather import OVER_THE_TOP
 from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import is_told, not_told_apart, pick_winner
+from loadtune.study.winner import is_confirmed, is_told, not_told_apart, pick_winner
 from loadtune.units import counted, percent_text
 
 COMPUTE_STEPS = 4
@@ -61,26 +61,51 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             kept=list(dict.fromkeys(config for config, _ in known)),
         )
         compile_ahead(run, _unsettled(run, configs, known))
-        for outcome in confirm(
-            configs,
-            lambda config: _confirmed(run, config),
-            run.clock,
-            run.confirm_until_s,
-            yours=found.yours,
-            at_your_batch=given,
-            answer_by_s=run.until(CONFIRM_OF_LEFT),
-            objective=config.objective,
-            told=lambda measured: _is_told(run, measured),
-            known=known,
-        ):
-            outcomes.append(outcome)
+        end = None
+        try:
+            for outcome in confirm(
+                configs,
+                lambda config: _confirmed(run, config),
+                run.clock,
+                run.confirm_until_s,
+                yours=found.yours,
+                at_your_batch=given,
+                answer_by_s=run.until(CONFIRM_OF_LEFT),
+                objective=config.objective,
+                told=lambda measured: _is_told(run, measured),
+                known=known,
+            ):
+                outcomes.append(outcome)
+                found.finalists = finalists(outcomes)
+                found.tell(outcome_text(*outcome, config.objective))
+        except OutOfTimeError as error:
+            end = error
+            outcomes += _hung(run, error)
             found.finalists = finalists(outcomes)
-            found.tell(outcome_text(*outcome, config.objective))
         for note in failure_notes(outcomes, found.yours, settings_text):
             found.note(note)
+        if end is not None and not _is_confirmed(run):
+            raise end
         if nothing_else_ran(found.trials, found.yours, found.finalists):
             found.note("Nothing but your own configuration could be run: it wins for want of any other.")
         _conclude(run, facts)
+        if end is not None:
+            raise end
+
+
+def _hung(run: Run, end: OutOfTimeError) -> list[Outcome]:
+    """The run that the end of the time budget ended: it failed where it waited for samples that did not return."""
+    if end.stuck is None or run.found.running is None:
+        return []
+    failure = TrialFailure(kind="hang", phase=end.phase or "training", message=end.stuck)
+    return [(run.found.running, failure)]
+
+
+def _is_confirmed(run: Run) -> bool:
+    """Also at the user's batch size where that was given."""
+    found, objective = run.found, run.found.config.objective
+    sizes = {None, found.config.yours.batch_size}
+    return all(is_confirmed(found.finalists, found.yours, batch_size=size, objective=objective) for size in sizes)
 
 
 def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:

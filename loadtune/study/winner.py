@@ -124,6 +124,27 @@ def is_told(
     return all(_is_surely_worse(other, best, finalists, objective) for other in others)
 
 
+def is_confirmed(
+    finalists: Sequence[Finalist],
+    yours: TrialConfig | None,
+    *,
+    batch_size: int | None = None,
+    objective: Objective = "samples-per-s",
+) -> bool:
+    """Whether a confirmation that was ended in its midst has an answer.
+
+    The winner, the user's own and a rival of it were run twice each, and no run of the winner failed.
+    """
+    winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
+    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    if best is None or best.failures:
+        return False
+    own = [f for f in finalists if f.config == yours]
+    rivals = [f for f in finalists if f.config != yours and batch_size in (None, f.config.batch_size)]
+    twice = {f.config for f in finalists if len(f.runs) >= MIN_RUNS}
+    return all(f.config in twice for f in (best, *own)) and any(f.config in twice for f in rivals)
+
+
 def _is_surely_worse(other: Finalist, best: Finalist, finalists: Sequence[Finalist], objective: Objective) -> bool:
     ratio, _, high = speedup(best, other, finalists, math.comb(len(finalists), 2), objective)
     return ratio is not None and high is not None and math.log(ratio) > SURE * math.log(high / ratio)

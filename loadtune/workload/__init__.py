@@ -10,7 +10,7 @@ from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
-from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
+from loadtune.workload.samples import collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
     Batch,
@@ -20,7 +20,7 @@ from loadtune.workload.tasks import (
     model_logits,
     num_classes_of_output,
 )
-from loadtune.workload.user_code import last_line, sample_index, user_traceback
+from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
 __all__ = [
     "IGNORED_TARGET",
@@ -28,7 +28,6 @@ __all__ = [
     "OptimizerFactory",
     "RandomSamples",
     "Task",
-    "TracedDataset",
     "Workload",
     "build_workload",
     "checkpointed",
@@ -40,6 +39,7 @@ __all__ = [
     "last_line",
     "make_optimizer",
     "model_logits",
+    "note_index",
     "num_classes_of_output",
     "sample_index",
     "sample_text",

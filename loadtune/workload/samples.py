@@ -9,35 +9,9 @@ from torch.utils.data import Dataset, default_collate
 
 from loadtune.errors import WorkloadError
 from loadtune.workload.tasks import Batch
-from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
+from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 _WANTED = "A sample has to be (input tensor, class index), or (input tensor, tensor of class indices)."
-
-
-class TracedDataset(Dataset[Any]):
-    """The user's dataset; an exception out of it carries the sample's index, also out of a worker.
-
-    A class of the module, not a closure, so that it pickles where workers are spawned. It costs one Python call a
-    sample, which no decoder notices.
-    """
-
-    def __init__(self, dataset: Dataset[Any], length: int) -> None:
-        self._dataset = dataset
-        self._length = length
-        # The fetcher asks for whole batches where a dataset offers that; offering it for one that does not would lie.
-        fetch_many = getattr(dataset, "__getitems__", None)
-        if fetch_many is not None:
-            self.__getitems__ = fetch_many
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return self._dataset[index]
-        except Exception as error:
-            note_index(error, index)
-            raise
 
 
 def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:

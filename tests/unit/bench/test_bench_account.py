@@ -15,6 +15,7 @@ from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
 from loadtune.bench.books import CudaBooks, counted_events, standing_blocks
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
+from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.session import Session
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.errors import BenchError, WorkloadError
@@ -186,6 +187,9 @@ def conv_net() -> nn.Module:
 
 class Pulse:
     """A line to nobody."""
+
+    def __init__(self) -> None:
+        self.samples = SampleTable()
 
     def enter(self, phase: str) -> None: ...
 

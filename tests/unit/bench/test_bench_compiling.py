@@ -148,7 +148,12 @@ class Silent:
     def has_exited(self) -> bool:
         return False
 
-    def dump_stacks(self) -> None: ...
+    def dump_stacks(self, workers: Any = ()) -> None: ...
+
+    def loading(self) -> tuple[()]:
+        return ()
+
+    def bound_log(self) -> None: ...
 
     def log_size(self) -> int:
         return 0
