@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
+from loadtune.records.confirmed import compute_fraction
 from loadtune.report.utilization import mean_known, utilization_rows
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
@@ -44,7 +45,8 @@ def figures(result: TuningResult) -> Table | None:
     if not columns:
         return None
     rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(columns, result.device.kind)]
-    return Table(title="Confirmed", columns=("", *(column.title for column in columns)), rows=tuple(rows))
+    title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
+    return Table(title=title, columns=("", *(column.title for column in columns)), rows=tuple(rows))
 
 
 def _columns(result: TuningResult) -> list[_Column]:
@@ -84,11 +86,7 @@ def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
 
 def _compute_fraction(result: TuningResult, finalist: Finalist | None) -> float | None:
     """Only where the very same size and recipe was timed without a loader: nothing is interpolated here."""
-    if finalist is None:
-        return None
-    asked = (finalist.config.recipe, finalist.config.batch_size)
-    ceiling = next((p.samples_per_s for p in result.compute_points if (p.recipe, p.batch_size) == asked), None)
-    return finalist.samples_per_s / ceiling if ceiling else None
+    return None if finalist is None else compute_fraction(result.compute_points, finalist)
 
 
 _Cell = Callable[[_Column], str]

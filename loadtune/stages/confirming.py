@@ -129,8 +129,9 @@ def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
 def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
     """The winners, their share of the compute-only rate, and notes on what to know before trusting them."""
     found, objective = run.found, run.found.config.objective
-    if found.yours is not None:
-        _time_compute_of(run, found.yours)
+    for finalist in found.finalists:
+        if finalist.config == found.yours or is_misread(found.compute_points, finalist):
+            _time_compute_of(run, finalist.config)
     found.best = _winner(run, failed, None)
     if found.yours is not None and found.config.yours.batch_size is not None:
         found.best_at_your_batch = _winner(run, failed, found.yours.batch_size)

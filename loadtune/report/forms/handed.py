@@ -51,9 +51,10 @@ class Handed:
 
     @property
     def provenance(self) -> str:
-        why = "" if self.efficiency is None else f" Picked for its {self.efficiency} of the GPU's board, not its speed."
+        why = "" if self.efficiency is None else f" Chosen for {self.efficiency} of the GPU's board, not for speed."
+        how = "Measured once, without an interval," if self.winner.measured_once else "Confirmed"
         return (
-            f"Confirmed by loadtune {self.result.loadtune_version}: {self.throughput} training {self.workload} on"
+            f"{how} by loadtune {self.result.loadtune_version}: {self.throughput} in training of {self.workload} on"
             f" {self.machine}.{why} Run of {self.result.created}."
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from loadtune.records import PRECISIONS, Measurement, Score, TuningResult, Winner
+from loadtune.records.chosen import why_unconfirmed
 from loadtune.report.forms.handed import Handed
 from loadtune.report.store import as_json
 from loadtune.report.wording import settings_text
@@ -25,7 +26,7 @@ def github_action_benchmark(handed: Handed) -> str:
     entries = [
         entry
         for which, winner in winners
-        if winner is not None
+        if winner is not None and why_unconfirmed(result, winner) is None
         for entry in _winner_entries(handed.workload, which, winner, handed.machine)
     ]
     entries += [
