@@ -161,6 +161,8 @@ class FakeBench:
     between_runs: float = 0.02
     """Relative standard deviation from one fresh loader to the next."""
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
+    finite: Callable[[TrialConfig], bool] = lambda config: True
+    """Whether the loss of each step of a training run is a finite number."""
     seed: int = 0
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
@@ -257,6 +259,7 @@ class FakeBench:
         windows = []
         while True:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
+            window = replace(window, loss_is_finite=self.finite(config))
             windows.append(window if self.surface.pins_in_time(config) else replace(window, unpinned=3.0, ready=0.0))
             if not watch(windows[-1]):
                 break

@@ -96,6 +96,29 @@ class WorkerKilled(Images):
         return super().__getitem__(index)
 
 
+class CrashesAtIndex(Images):
+    """One file that makes its decoder crash."""
+
+    def __getitem__(self, index):
+        if index == BAD_INDEX and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+class NanAtIndex(Images):
+    """One sample is not finite; the samples that are read first are."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image * float("nan") if index == BAD_INDEX else image, label
+
+
+class AllNan(Images):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image * float("nan"), label
+
+
 class WorkerHangs(Images):
     def __getitem__(self, index):
         if get_worker_info() is not None:
@@ -220,6 +243,14 @@ class Normed(nn.Module):
 
     def forward(self, images):
         return self.head(self.norm(self.features(images).mean((2, 3))))
+
+
+class NanInBf16(Linear):
+    """Overflows where autocast narrows its numbers, as a model may in fp16."""
+
+    def forward(self, images):
+        answer = super().forward(images)
+        return answer * float("nan") if answer.dtype == torch.bfloat16 else answer
 
 
 class AbortsAtBatch4(Linear):

@@ -19,6 +19,7 @@ from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.loader_alone import time_loader_alone
+from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.memory import memory_of
 from loadtune.bench.pinned import PinnedBlocks
 from loadtune.bench.protocol import (
@@ -54,6 +55,7 @@ from loadtune.records import (
     TrainingRun,
     TrialFailure,
     WorkloadFacts,
+    non_finite_loss,
 )
 from loadtune.units import counted
 from loadtune.workload import build_workload, checkpointed
@@ -114,7 +116,7 @@ class Session:
         return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
-        trainer, compiler = self._trainer(request.recipe), self._compiler_for(request.recipe)
+        trainer, compiler = self._trainer(request.recipe, losses=LossWatch()), self._compiler_for(request.recipe)
         batch = resident_batch(self._samples.batch, request.batch_size, trainer)
         compiled_s = compiler.seconds if compiler else 0.0
         self._warm_up.run(trainer, request.recipe, batch, self._line)
@@ -124,6 +126,8 @@ class Session:
         compile_s = compiler.seconds - compiled_s if compiler else None
         windows = time_windows(trainer, batch, request.seconds, self._line)
         trainer.close()
+        if windows[-1].loss_is_finite is False:
+            return non_finite_loss(request.recipe.precision, windows, phase="compute")
         return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows, compile_s=compile_s)
 
     def _try_batch(self, request: BatchTry) -> FitReport:
@@ -181,7 +185,7 @@ class Session:
         if refused is not None:
             return refused
         self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe)
+        trainer = self._trainer(recipe, losses=LossWatch())
         batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
@@ -231,9 +235,11 @@ class Session:
         inputs = self._samples.batch[0]
         self._pinned.keep_for(loader, inputs.nbytes // len(inputs))
 
-    def _trainer(self, recipe: Recipe, optimizer: StepOptimizer | None = None) -> Trainer:
+    def _trainer(
+        self, recipe: Recipe, optimizer: StepOptimizer | None = None, *, losses: LossWatch | None = None
+    ) -> Trainer:
         self._line.enter("prepare")
-        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe))
+        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe), losses)
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""

@@ -56,6 +56,8 @@ from loadtune.records.result import (
     Trial,
     TrialOrigin,
     TuningResult,
+    Unconfirmed,
+    UnconfirmedReason,
     Verdict,
     Winner,
 )
@@ -70,6 +72,7 @@ from loadtune.records.timing import (
     TrainingRun,
     TrialFailure,
     WorkerShare,
+    non_finite_loss,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.window import (
@@ -166,6 +169,8 @@ __all__ = [
     "TrialOrigin",
     "TuneConfig",
     "TuningResult",
+    "Unconfirmed",
+    "UnconfirmedReason",
     "Value",
     "Verdict",
     "WhatIf",
@@ -179,6 +184,7 @@ __all__ = [
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
+    "non_finite_loss",
     "pinning_seldom_rests",
     "samples_per_s",
     "taking_seldom_rests",

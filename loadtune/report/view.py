@@ -156,7 +156,9 @@ def warning(result: TuningResult) -> str | None:
         if result.best is None:
             scope = "Nothing was confirmed."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
-    return "No configuration could be confirmed." if result.best is None else None
+    if result.best is None:
+        return "No configuration could be confirmed."
+    return "The best configuration was measured once and is not confirmed." if result.best.measured_once else None
 
 
 def seen_once(result: TuningResult) -> tuple[str, ...]:

@@ -16,14 +16,12 @@ from loadtune.records import (
     pinning_seldom_rests,
     taking_seldom_rests,
 )
+from loadtune.records.confirmed import MISREAD
 from loadtune.study.evidence import usually_held_back
 from loadtune.study.walls import Evidence
 
 WIDE_FLOATS = ("float32", "float64")
 """Whose elements would be smaller in 16 bits."""
-
-OVER_THE_TOP = 1.1
-"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 IMAGE_DIMENSIONS = 3
 """Of a sample: (C, H, W). Floats of that shape were mostly bytes once."""
@@ -56,9 +54,7 @@ def gather(
     uint8, half = smaller_bytes(facts)
     return Evidence(
         trained_per_s=finalist.samples_per_s,
-        compute_per_s=None
-        if compute_per_s and compute_per_s * OVER_THE_TOP < finalist.samples_per_s
-        else compute_per_s,
+        compute_per_s=None if compute_per_s and compute_per_s * MISREAD < finalist.samples_per_s else compute_per_s,
         workers_per_s=_rate_of(loader_points, pinned=loader.pin_memory and not pins),
         pinned_per_s=_rate_of(loader_points, pinned=True) if pins else None,
         transfer_per_s=next((point.samples_per_s for point in transfer_points), None),

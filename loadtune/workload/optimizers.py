@@ -13,8 +13,9 @@ from loadtune.workload.user_code import last_line, user_traceback
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """The user's own: parameters → optimizer."""
 
-# Small enough that random weights on random data stay finite over some thousand steps; speed does not depend on it.
-_LEARNING_RATE = 1e-3
+# Speed does not depend on it. So small that the weights stay where they began: a loss that is not finite then comes
+# from the data, the model or the precision, and never from a learning rate that nobody chose.
+_LEARNING_RATE = 1e-12
 _MOMENTUM = 0.9
 
 

@@ -114,6 +114,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
         step=step,
         synchronize=lambda: None,
         num_halvings=lambda: 0.0,
+        loss_is_finite=lambda: None,
         num_compiled=lambda: min(num_steps, last_compiled),
     )
     workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))

@@ -77,7 +77,7 @@ def test_nothing_unconfirmed_is_written(result: TuningResult, form: str) -> None
 
 
 def test_an_unknown_form_names_the_known_ones(result: TuningResult) -> None:
-    with pytest.raises(UsageError, match=r"'yaml' is no text form.*python, pytorch, lightning"):
+    with pytest.raises(UsageError, match=r"'yaml' is not a text format.*python, pytorch, lightning"):
         export(result, "yaml")
     with pytest.raises(UsageError, match="export_tensorboard"):
         export(result, "tensorboard")
@@ -118,7 +118,7 @@ def test_markdown_shows_figures_and_escapes_names(result: TuningResult) -> None:
     workload = dataclasses.replace(result.config.workload, model="a|b:<c>")
     text = export(dataclasses.replace(result, config=dataclasses.replace(result.config, workload=workload)), "markdown")
     assert "| throughput | **4,050/s ± 162/s** |" in text
-    assert "| bound by | the pinning thread |" in text
+    assert "| bottleneck | the pinning thread |" in text
     assert r"a\|b:\<c\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {3}
@@ -142,7 +142,7 @@ def test_a_benchmark_entry_is_what_its_action_checks(result: TuningResult) -> No
 @pytest.mark.parametrize("form", ["python", "pytorch", "lightning", "hf", "accelerate", "markdown"])
 def test_what_a_winner_was_picked_for_is_told(result: TuningResult, sparing: TuningResult, form: str) -> None:
     told = " ".join(export(sparing, form).replace("#", "").split())
-    assert "Picked for its 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
+    assert "Chosen for 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
     assert "4,050/s" in told
     assert "samples/J" not in export(result, form)
 

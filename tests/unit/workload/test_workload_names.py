@@ -121,6 +121,7 @@ def test_a_step_of_each_optimizer_moves_the_weights(optimizer, fused):
     model = nn.Linear(2, 3)
     before = model.weight.detach().clone()
     chosen = make_optimizer(optimizer, model, fused=fused)
+    chosen.param_groups[0]["lr"] = 0.1  # its own is too small to see
     class_loss(model, torch.ones(4, 2), torch.zeros(4, dtype=torch.long)).backward()
     chosen.step()
     assert not torch.equal(before, model.weight)
