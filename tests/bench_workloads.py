@@ -112,6 +112,13 @@ class OddShapes(Images):
         return torch.zeros(3, 8, 8 + index % 5), 0
 
 
+class OddTargets(Images):
+    """Good inputs; targets such as the boxes of a picture, of which there are more or fewer."""
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8), torch.zeros(1 + index % 5, dtype=torch.int64)
+
+
 class FloatTargets(Images):
     def __getitem__(self, index):
         return torch.zeros(3, 8, 8), 0.5
@@ -252,6 +259,20 @@ class WrongShape(nn.Module):
 class ReturnsList(Linear):
     def forward(self, images):
         return [super().forward(images)]
+
+
+class LightningModule(Linear):
+    """Stands for Lightning's class of that name, which need not be installed here."""
+
+    def training_step(self, batch, batch_index):
+        raise AssertionError("loadtune runs its own step")
+
+    def configure_optimizers(self):
+        raise AssertionError("loadtune makes its own optimizer")
+
+
+class LitClassifier(LightningModule):
+    pass
 
 
 def frozen():

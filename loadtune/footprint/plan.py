@@ -50,7 +50,7 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
     """The workload's step. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
     workload = build_workload(spec, making=_making(fake))
-    inputs, targets = collate_samples(fetch_samples(workload.dataset, [0]), any_target=workload.own_loss)
+    inputs, targets = collate_samples(fetch_samples(workload.dataset, [0]), [0], any_target=workload.own_loss)
     return StepPlan(
         fake=fake,
         name=spec.model,

@@ -57,7 +57,7 @@ def make_model(
 ) -> nn.Module:
     """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails."""
     if isinstance(own, nn.Module):
-        return own
+        return _without_own_training(own)
     if own is not None:
         return _checked(call(own, spec.model, "model"), spec.model)
     if is_import_path(spec.model):
@@ -76,9 +76,23 @@ def _checked(model: Any, name: str) -> nn.Module:
         raise WorkloadError(
             f"model {name}: the factory returned a {type(model).__name__}; it has to return a torch.nn.Module."
         )
+    _without_own_training(model)
     if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
         return model  # not even `cpu()`, which refuses tensors of shapes alone
     return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
+
+
+def _without_own_training(model: nn.Module) -> nn.Module:
+    """The same model. Raises WorkloadError for one that brings its own training step, which nobody would call."""
+    own = [name for name in ("training_step", "configure_optimizers") if callable(getattr(model, name, None))]
+    if len(own) == 2 or any(cls.__name__ == "LightningModule" for cls in type(model).__mro__):
+        raise WorkloadError(
+            f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune runs a training step "
+            "of its own: forward pass, loss, backward pass, optimizer. It would ignore the model's training_step and "
+            "configure_optimizers, and measure another training than yours. Pass the torch.nn.Module inside it: give "
+            "a factory `pkg.mod:factory` that returns that module, and choose the optimizer and the loss separately."
+        )
+    return model
 
 
 def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:
