@@ -5,9 +5,7 @@ because it needs no loader and no study; like it, it measures in a process of it
 """
 
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, workload_of
@@ -75,10 +73,7 @@ def find_batch_size(
     spec, objects = workload_of(model_or_factory, input_shape_or_dataset, loss, optimizer, classes)
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
-    with (
-        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
-        BenchClient(spec, chosen, log_path=Path(folder) / "bench.log", objects=objects) as bench,
-    ):
+    with BenchClient(spec, chosen, objects=objects) as bench:
         facts = bench.describe()
         caps = _caps(facts, largest, precision, has_length=not is_random(spec))
         limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)

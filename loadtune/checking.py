@@ -4,10 +4,8 @@ Real steps with fresh loaders on the real bench, as the confirmation did them, u
 the time is spent. What keeps the winner from being measured here is an answer too: it could not be told.
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from loadtune.bench import BenchClient
 from loadtune.errors import BenchError, DeviceError, LoadtuneError, WorkloadError
@@ -62,8 +60,7 @@ def check_baseline(
     except DeviceError as error:
         return conclude(baseline, (), 0.0, problem=f"It could not be measured here: {error}")
     with (
-        tempfile.TemporaryDirectory(prefix="loadtune-check-") as folder,
-        BenchClient(result.config.workload, device, log_path=Path(folder) / "bench.log") as bench,
+        BenchClient(result.config.workload, device) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()

@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import signal
+import tempfile
 import time
 
 import PIL.Image
@@ -57,6 +58,15 @@ class LeavesSegments(SlowImages):
     def __getitem__(self, index):
         if get_worker_info() is not None:
             pathlib.Path(f"/dev/shm/torch_{os.getpid()}_planted").touch()
+        return super().__getitem__(index)
+
+
+class LeavesFiles(SlowImages):
+    """Workers that are killed while their temporary files are there."""
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            pathlib.Path(tempfile.mkdtemp(), "of a worker").touch()
         return super().__getitem__(index)
 
 

@@ -5,7 +5,6 @@ torch: the controller never needs it.
 """
 
 import dataclasses
-import shutil
 import time
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +31,7 @@ from loadtune.bench.protocol import (
     Value,
     failed_value,
 )
+from loadtune.bench.scratch import Scratch
 from loadtune.errors import BenchError, NothingFitsError, WorkloadError
 from loadtune.host.oom_kills import read_oom_kills
 from loadtune.records import (
@@ -77,14 +77,15 @@ class BenchClient:
         spec: WorkloadSpec,
         device: Device,
         *,
-        log_path: Path,
+        log_path: Path | None = None,
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
         max_gpu_memory_bytes: int | None = None,
     ) -> None:
+        """``log_path`` None: the log goes with the temporary folder."""
         self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
-        self._log_path = log_path
-        self._cache = log_path.parent.absolute() / "compiled"
+        self._scratch = Scratch()
+        self._given_log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None
         self._phase = "start"
@@ -97,8 +98,12 @@ class BenchClient:
         if self._process is None:
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path, self._cache)
+            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder())
             self._process.send(self._begin)
+
+    @property
+    def _log_path(self) -> Path:
+        return self._given_log_path or self._scratch.folder() / "bench.log"
 
     @property
     def pid(self) -> int | None:
@@ -106,11 +111,11 @@ class BenchClient:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the bench and its workers, and remove what was compiled. May be called at any time, also twice."""
+        """End the bench and its workers, and remove their temporary folder. May be called at any time, also twice."""
         try:
             self._end(goodbye=Exit())
         finally:
-            shutil.rmtree(self._cache, ignore_errors=True)
+            self._scratch.remove()
 
     def __enter__(self) -> "BenchClient":
         return self

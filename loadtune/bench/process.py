@@ -30,8 +30,8 @@ _STACKS_S = 0.3
 class BenchProcess:
     """A running ``python -m loadtune.bench``. `close` leaves no process behind and may be called twice."""
 
-    def __init__(self, device: Device, log_path: Path, cache: Path) -> None:
-        """``cache``: where torch.compile keeps what it made; it makes the folder when it needs it."""
+    def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes."""
         self._log_path = log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log_path.stat().st_size if log_path.exists() else 0
@@ -40,11 +40,11 @@ class BenchProcess:
         try:
             with log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.bench", str(theirs.fileno()), str(alive_read)],
+                    [sys.executable, "-m", "loadtune.bench", str(theirs.fileno()), str(alive_read), str(scratch)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=_environment(device, cache),
+                    env=_environment(device, scratch),
                     pass_fds=(theirs.fileno(), alive_read),
                     start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
                 )
@@ -135,9 +135,11 @@ class BenchProcess:
             time.sleep(0.01)
 
 
-def _environment(device: Device, cache: Path) -> dict[str, str]:
+def _environment(device: Device, scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    compiled = scratch / "compiled"
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     if device.kind != "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -52,13 +51,12 @@ def importable_workloads(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind(tmp_path, monkeypatch):
+def leaves_nothing_behind(short_tmp):
     """No process, no file, no CUDA context."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
-    assert list(tmp_path.glob("loadtune-*")) == []
+    assert list(short_tmp.iterdir()) == []
     assert not torch.cuda.is_initialized()
 
 
