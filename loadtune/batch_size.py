@@ -4,7 +4,6 @@ In: a model and its samples, as objects of the caller's script or by name. Out: 
 because it needs no loader and no study; like it, it measures in a process of its own, and the caller's stays clean.
 """
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, work
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
+from loadtune.objects import refuse_recursion
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STEP_LIMIT_S = 5.0
 """Longest training step that is looked at on a CPU: it has RAM for steps of minutes, which nobody wants to wait for,
 and least of all five times over."""
-
-_BENCH_MAIN = "loadtune.bench.__main__"
 
 
 def find_batch_size(
@@ -65,7 +63,7 @@ def find_batch_size(
 
     Raises UsageError, DeviceError, WorkloadError or NothingFitsError for what a user can mend.
     """
-    _refuse_recursion()
+    refuse_recursion("find_batch_size")
     recipe = recipe_of(precision, channels_last, fused, compile, optimizer)
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
@@ -88,16 +86,6 @@ def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit
     scout = bench.time_compute(recipe, smallest, 0.0)  # what keeps it from training is the probe's to say
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
     return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
-
-
-def _refuse_recursion() -> None:
-    """The bench imports the caller's modules: one that calls this again while imported would never come to an end."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == _BENCH_MAIN:
-        raise UsageError(
-            "find_batch_size was called again in the measuring process, while it imported the module that calls it. "
-            "Put the call under `if __name__ == '__main__':`, or the model and dataset into a module of their own."
-        )
 
 
 def _caps(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, LoadtuneError, WorkloadError
+from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records import (
     SCORE_UNITS,
@@ -53,6 +53,7 @@ def check_baseline(
     the winner was picked for those. ``keep_batch_size`` takes the winner at the user's batch size. Raises ResultError
     where the result has no such winner.
     """
+    _refuse_objects(result)
     baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
     host, clock = read_host(), MonotonicClock()
     try:
@@ -65,6 +66,16 @@ def check_baseline(
     ):
         bench.start()
         return check_on(bench, sensor, clock, baseline, host, device, time_budget_s, tell)
+
+
+def _refuse_objects(result: TuningResult) -> None:
+    named = result.config.workload.objects
+    if named:
+        raise ResultError(
+            f"The baseline cannot be measured again: its {' and '.join(named)} came to tune_loader as Python objects, "
+            "which are not stored. `loadtune check` needs a baseline whose dataset and model have names: torchvision "
+            "names, or import paths `pkg.mod:factory`."
+        )
 
 
 def same_device(result: TuningResult, host: HostFacts) -> Device:

@@ -6,6 +6,7 @@ calls the module that does, and keeps what it found in `Findings`.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__, stages
 from loadtune.arguments import check
@@ -13,6 +14,7 @@ from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
+from loadtune.objects import refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
@@ -21,10 +23,18 @@ from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.resuming import restore
 
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
+
 
 def tune_loader(
     config: TuneConfig,
     *,
+    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None,
+    model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    loss: "Callable[[Any, torch.Tensor], torch.Tensor] | None" = None,
     folder: Path | None = None,
     listener: Listener | None = None,
     resume: bool = False,
@@ -32,21 +42,34 @@ def tune_loader(
 ) -> TuningResult:
     """Find the fastest configuration for this machine; writes ``result.json``, ``report.html`` and more to `folder`.
 
-    `folder` defaults to a new one below ``config.out``. With `resume` the run that lies there goes on, up to
-    ``config.num_trials`` trials in all; a search that had ended by itself stays ended, unless that or the time budget
-    is more than it had, or `reopen` is set. A run that is refused stays as it was. Ctrl-C ends early: the result says
-    so and claims nothing that was not confirmed. Raises LoadtuneError for what a user can mend.
+    dataset: a map-style dataset, or a function without arguments that returns one. None: ``config.workload`` names it.
+    model: a ``torch.nn.Module``, or a function without arguments that returns one. None: ``config.workload`` names it.
+    loss: (outputs, targets) → scalar tensor. None: cross entropy.
+
+    Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
+    ``config.out``. With `resume` the run in that folder goes on, up to ``config.num_trials`` trials in all; a run of
+    objects needs the same objects again. A search that had ended stays ended, unless the number of trials or the time
+    budget is larger than before, or `reopen` is set. A run that is refused stays as it was. Ctrl-C ends early: the
+    result says so and claims nothing that was not confirmed. Raises LoadtuneError for what a user can correct.
     """
-    check(config)
+    refuse_recursion("tune_loader")
+    config, objects = with_objects(check(config), dataset=dataset, model=model, loss=loss)
     host = read_host()
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":
         stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
-    limit, log = config.max_gpu_memory_bytes, folder / "bench.log"
+    bench = BenchClient(
+        config.workload,
+        device,
+        log_path=folder / "bench.log",
+        hang_s=hang_s,
+        objects=objects,
+        max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+    )
     with (
-        BenchClient(config.workload, device, log_path=log, hang_s=hang_s, max_gpu_memory_bytes=limit) as bench,
+        bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()

@@ -84,6 +84,7 @@ from loadtune.records.workload import (
     OptimizerName,
     TuneConfig,
     WorkloadFacts,
+    WorkloadPart,
     WorkloadSpec,
     YourSettings,
 )
@@ -170,6 +171,7 @@ __all__ = [
     "WorkerShare",
     "WorkerUse",
     "WorkloadFacts",
+    "WorkloadPart",
     "WorkloadSpec",
     "YourSettings",
     "block_bytes",

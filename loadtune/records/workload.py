@@ -7,6 +7,7 @@ from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimen
 from loadtune.records.score import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
+WorkloadPart = Literal["dataset", "model", "loss"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class WorkloadSpec:
     optimizer: OptimizerName = "sgd"
     """``sgd`` is SGD with momentum 0.9."""
     seed: int = 0
+    objects: tuple[WorkloadPart, ...] = ()
+    """Parts that were passed to ``tune_loader`` as Python objects; set by it. Such a part's name is a label of its
+    class, from which nothing can be built."""
 
     @property
     def label(self) -> str:
