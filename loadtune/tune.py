@@ -21,6 +21,7 @@ from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
+from loadtune.stages.growth import tell_growth
 from loadtune.stages.resuming import restore
 
 if TYPE_CHECKING:
@@ -125,6 +126,7 @@ def tune_on(
 def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
     found = run.found
+    tell_growth(found)
     before = result_in(run.folder) if run.kept is not None and found.best is None else None
     if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else " What was tried since is in the journal, for the next --resume."

@@ -70,6 +70,21 @@ class LeavesFiles(SlowImages):
         return super().__getitem__(index)
 
 
+class KeepsObjects(Images):
+    """Every sample leaves half a MiB on the dataset, of which there are so many that an epoch takes all RAM."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        self.kept.append(b"x" * (512 << 10))
+        time.sleep(0.005)
+        return super().__getitem__(index)
+
+
 class FewImages(Images):
     """An epoch of three batches of 8, and a rest."""
 

@@ -32,8 +32,10 @@ from loadtune.bench.protocol import (
     failed_value,
 )
 from loadtune.bench.scratch import Scratch
+from loadtune.bench.short_ram import loader_of, ram_failure
 from loadtune.errors import BenchError, NothingFitsError, WorkloadError
 from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.ram_guard import RamGuard, RamShort
 from loadtune.records import (
     BatchTry,
     ComputePoint,
@@ -60,6 +62,7 @@ from loadtune.seams import Watch
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
+_BEFORE_REQUESTS = (*_BUILDING, "samples")
 # Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
 # many times that, and the compiler gives no sign of life.
 _COMPILING_HANG_S = 600.0
@@ -194,10 +197,12 @@ class BenchClient:
         assert self._process is not None
         try:
             self._process.send(request)
-            reply = self._await(self._process, watch)
+            reply = self._await(self._process, watch, guarded=loader_of(request) is not None)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered bench is of no more use
             self._end()
             raise
+        if isinstance(reply, RamShort):
+            reply = self._ended_for_ram(reply, request, watch)
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
             return failed_value(request, reply, time.monotonic() - started)
@@ -208,14 +213,21 @@ class BenchClient:
             self._end()
         return reply.value
 
-    def _await(self, process: BenchProcess, watch: "_Watched | None") -> Answer | Refused | TrialFailure:
+    def _await(
+        self, process: BenchProcess, watch: "_Watched | None", *, guarded: bool
+    ) -> Answer | Refused | TrialFailure | RamShort:
         """The request's one reply. Everything that arrives on the way is a sign of life."""
         silent_since, log_size = time.monotonic(), process.log_size()
+        guard: RamGuard | None = None
         while True:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
             message = process.receive(_POLL_S)
             if isinstance(message, (Answer, Refused)):
                 return message
+            if guarded and guard is None and self._phase not in _BEFORE_REQUESTS:
+                guard = RamGuard(process.pid)
+            if guard is not None and (short := guard.look()) is not None:
+                return short
             if message is None:
                 building = self._phase in _BUILDING
                 if exited:
@@ -234,6 +246,12 @@ class BenchClient:
     def _patience_s(self) -> float:
         least = _BUILD_HANG_S if self._phase in _BUILDING else _COMPILING_HANG_S if self._phase == COMPILING else 0.0
         return max(self._hang_s, least)
+
+    def _ended_for_ram(self, short: RamShort, request: Request, watch: "_Watched | None") -> TrialFailure:
+        self._end()
+        loader, trained = loader_of(request), watch.num_samples if watch else 0
+        assert loader is not None, "no other request is guarded"
+        return ram_failure(short, loader, self._phase, trained, self._facts.sample_bytes if self._facts else None)
 
     def _died(self, process: BenchProcess) -> TrialFailure:
         phase = self._phase
@@ -276,12 +294,14 @@ class _Watched:
         self._watch = watch
         self._enough = False
         self.num_windows = 0
+        self.num_samples = 0
 
     def is_last(self, window: Window) -> bool:
         """Whether this is the window after which the watch has enough; true once."""
         if self._enough:
             return False
         self.num_windows += 1
+        self.num_samples += window.num_samples
         self._enough = not self._watch(window)
         return self._enough
 

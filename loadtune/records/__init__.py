@@ -58,7 +58,7 @@ from loadtune.records.result import (
     Winner,
 )
 from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Score
-from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
+from loadtune.records.telemetry import MemoryReading, Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
     ComputePoint,
@@ -131,6 +131,7 @@ __all__ = [
     "MemoryCeiling",
     "MemoryFormat",
     "MemoryLines",
+    "MemoryReading",
     "MemoryTrace",
     "Objective",
     "OptimizerName",
