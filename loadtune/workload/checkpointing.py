@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from loadtune.errors import WorkloadError
 
 Keep = Callable[[torch.Tensor], object]
-"""Told of every tensor that a checkpoint keeps: the inputs of its block."""
+"""Called with every tensor that a checkpoint keeps: the inputs of its block."""
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -36,8 +36,9 @@ def checkpointed(model: nn.Module, keep: Keep, *, preserve_rng_state: bool = Tru
     blocks = blocks_of(model)
     if not blocks:
         raise WorkloadError(
-            f"--checkpoint finds no blocks in {type(model).__name__}: it wraps children of nn.Sequential that are made"
-            " of several modules. Put the model's blocks into an nn.Sequential, or leave --checkpoint out."
+            f"--checkpoint found no blocks in the model {type(model).__name__}. It checkpoints the children of each "
+            "nn.Sequential that consist of several modules. Put the model's blocks into an nn.Sequential, or leave "
+            "--checkpoint out."
         )
     try:
         for block in blocks:

@@ -11,7 +11,10 @@ from loadtune.errors import WorkloadError
 from loadtune.workload.tasks import Batch
 from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
-_WANTED = "A sample has to be (input tensor, class index), or (input tensor, tensor of class indices)."
+_WANTED = (
+    "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
+    "indices. Return such a pair from __getitem__."
+)
 
 
 class TracedDataset(Dataset[Any]):
@@ -49,8 +52,8 @@ def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:
         except Exception as error:
             at = sample_index(error)
             raise WorkloadError(
-                f"dataset[{index if at is None else at}] raised {last_line(error)}. Every index from 0 to "
-                "len(dataset) - 1 has to give a sample.",
+                f"dataset[{index if at is None else at}] raised {last_line(error)}. Every index from 0 to len(dataset) "
+                "- 1 has to return a sample. Correct the dataset, or leave this sample out of it.",
                 user_traceback(error),
             ) from error
     return samples

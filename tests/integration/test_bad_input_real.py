@@ -34,7 +34,7 @@ BAD = {
     "no such factory": (f"--dataset {W}Imagse {LINEAR}", ["no 'Imagse'", "Did you mean Images"]),
     "factory raises": (f"--dataset {W}raising_factory {LINEAR}", ["raised OSError: no such disk"]),
     "factory exits": (f"--dataset {W}exits {LINEAR}", ["raised SystemExit: 2", "without arguments"]),
-    "factory returns no dataset": (f"--dataset {W}no_dataset {LINEAR}", ["found a dict", "map-style"]),
+    "factory returns no dataset": (f"--dataset {W}no_dataset {LINEAR}", ["no_dataset is a dict", "map-style"]),
     "factory returns no model": (f"{GOOD} --model {W}not_a_model", ["returned a str", "torch.nn.Module"]),
     "empty dataset": (f"--dataset {W}Empty {LINEAR}", ["is empty", "holds samples"]),
     "shapes differ": (f"--dataset {W}OddShapes {LINEAR}", ["the input differs", "(3, 8, 8)", "same type and shape"]),

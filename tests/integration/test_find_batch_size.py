@@ -62,7 +62,7 @@ def leaves_nothing_behind(short_tmp):
 
 @pytest.fixture
 def in_thread(monkeypatch):
-    """The measuring process is a thread: for what is about objects and answers."""
+    """The training process is a thread: for what is about objects and answers."""
     monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
     torch.set_num_threads(1)  # as conftest does for processes beside one another
 
@@ -210,7 +210,7 @@ def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch)
     (tmp_path / "calls.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    with pytest.raises(WorkloadError, match="called again in the measuring process"):
+    with pytest.raises(WorkloadError, match="called again in the training process"):
         find("calls:Linear", (3, 8, 8))
 
 

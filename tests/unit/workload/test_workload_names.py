@@ -88,7 +88,7 @@ def test_every_model_of_torchvision_has_a_family_and_a_size():
             {"model": "bench_workloads:LitClassifier"},
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "pkg.mod:factory"],
         ),
-        ({"model": "bench_workloads:frozen"}, ["no parameter"]),
+        ({"model": "bench_workloads:frozen"}, ["no trainable parameter"]),
         ({"dataset": "CIFAR10"}, ["--data-root"]),
         ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
         ({"dataset": "ImageFolder", "data_root": "/nowhere"}, ["/nowhere", "--data-root"]),
