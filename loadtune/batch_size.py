@@ -4,16 +4,14 @@ In: a model and its samples, as objects of the caller's script or by name. Out: 
 because it needs no loader and no study. It measures in a separate process, as `tune` does.
 """
 
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, workload_of
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
+from loadtune.objects import refuse_recursion
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
 STEP_LIMIT_S = 5.0
 """Longest training step that is tried on a CPU. Its RAM would hold batches whose steps take minutes."""
-
-_BENCH_MAIN = "loadtune.bench.__main__"
 
 
 def find_batch_size(
@@ -76,7 +72,7 @@ def find_batch_size(
     Raises UsageError or WorkloadError for arguments that cannot be used, DeviceError where the device is missing, and
     NothingFitsError where not even the smallest batch trains.
     """
-    _refuse_recursion()
+    refuse_recursion("find_batch_size")
     recipe = recipe_of(precision, channels_last, fused, compile, optimizer)
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
@@ -84,10 +80,7 @@ def find_batch_size(
     spec, objects = workload_of(model_or_factory, input_shape_or_dataset, loss, optimizer, classes, output_shape)
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
-    with (
-        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
-        BenchClient(spec, chosen, log_path=Path(folder) / "bench.log", objects=objects) as bench,
-    ):
+    with BenchClient(spec, chosen, objects=objects) as bench:
         facts = bench.describe()
         caps = _caps(facts, largest, precision, has_length=not is_random(spec))
         limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
@@ -102,16 +95,6 @@ def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit
     scout = bench.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
     return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
-
-
-def _refuse_recursion() -> None:
-    """The bench imports the caller's modules. If one of them calls this at import, it would start benches forever."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == _BENCH_MAIN:
-        raise UsageError(
-            "find_batch_size was called again in the measuring process, when it imported the module with the call. "
-            "Put the call under `if __name__ == '__main__':`, or move the model and the dataset to another module."
-        )
 
 
 def _caps(

@@ -8,6 +8,7 @@ import operator
 from typing import Any, cast, get_args
 
 from loadtune.errors import UsageError
+from loadtune.objects import label_of
 from loadtune.records import PRECISIONS, LiveObjects, MemoryFormat, OptimizerName, Recipe, WorkloadSpec
 
 _RANDOM = "random"
@@ -77,8 +78,8 @@ def workload_of(
         "optimizer": None if isinstance(optimizer, str) else optimizer,
     }
     spec = WorkloadSpec(
-        dataset=f"{_RANDOM} {'×'.join(map(str, shape))}" if shape else _label(data),
-        model=_label(model),
+        dataset=f"{_RANDOM} {'×'.join(map(str, shape))}" if shape else label_of(data),
+        model=label_of(model),
         image_size=shape[-1] if shape and len(shape) > 1 and shape[-1] == shape[-2] else None,
         num_classes=num_classes,
         optimizer=cast(OptimizerName, optimizer) if isinstance(optimizer, str) else "sgd",
@@ -149,8 +150,3 @@ def _check_kinds(model: object, data: object, loss: object, optimizer: object) -
             f"optimizer is {found}; it can be 'sgd' (with momentum 0.9), 'adamw', or a function that returns an "
             "optimizer, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`."
         )
-
-
-def _label(part: object) -> str:
-    """A name of a workload as it is, of an object its function's or class's."""
-    return part if isinstance(part, str) else str(getattr(part, "__name__", type(part).__name__))

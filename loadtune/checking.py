@@ -4,13 +4,11 @@ Times real training steps with fresh loaders, as the confirmation does, until th
 or the time is spent. Where the winner cannot be measured here, the outcome is "unclear".
 """
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, LoadtuneError, WorkloadError
+from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.records import (
     SCORE_UNITS,
@@ -57,6 +55,7 @@ def check_baseline(
 
     Raises ResultError where the result has no confirmed winner, or none of its finalists ran twice.
     """
+    _refuse_objects(result)
     baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
     host, clock = read_host(), MonotonicClock()
     try:
@@ -64,12 +63,21 @@ def check_baseline(
     except DeviceError as error:
         return conclude(baseline, (), 0.0, problem=f"The winner could not be measured here: {error}")
     with (
-        tempfile.TemporaryDirectory(prefix="loadtune-check-") as folder,
-        BenchClient(result.config.workload, device, log_path=Path(folder) / "bench.log") as bench,
+        BenchClient(result.config.workload, device) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()
         return check_on(bench, sensor, clock, baseline, host, device, time_budget_s, tell)
+
+
+def _refuse_objects(result: TuningResult) -> None:
+    named = result.config.workload.objects
+    if named:
+        raise ResultError(
+            f"The baseline cannot be measured again: its {' and '.join(named)} came to tune_loader as Python objects, "
+            "which are not stored. `loadtune check` needs a baseline whose dataset and model have names: torchvision "
+            "names, or import paths `pkg.mod:factory`."
+        )
 
 
 def same_device(result: TuningResult, host: HostFacts) -> Device:

@@ -6,7 +6,6 @@ torch is imported within the command, with `loadtune.footprint`, so that ``--hel
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -159,10 +158,7 @@ def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], Abstr
 def _bench(spec: WorkloadSpec, device: Device) -> "Iterator[BenchClient]":
     from loadtune.bench import BenchClient
 
-    with (
-        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
-        BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
-    ):
+    with BenchClient(spec, device) as bench:
         bench.start()
         yield bench
 

@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import signal
+import tempfile
 import time
 
 import PIL.Image
@@ -58,6 +59,30 @@ class LeavesSegments(SlowImages):
     def __getitem__(self, index):
         if get_worker_info() is not None:
             pathlib.Path(f"/dev/shm/torch_{os.getpid()}_planted").touch()
+        return super().__getitem__(index)
+
+
+class LeavesFiles(SlowImages):
+    """Workers that are killed while their temporary files are there."""
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            pathlib.Path(tempfile.mkdtemp(), "of a worker").touch()
+        return super().__getitem__(index)
+
+
+class KeepsObjects(Images):
+    """Every sample leaves half a MiB on the dataset, of which there are so many that an epoch takes all RAM."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        self.kept.append(b"x" * (512 << 10))
+        time.sleep(0.005)
         return super().__getitem__(index)
 
 
@@ -184,6 +209,13 @@ class LabelTooHigh(Images):
 class OddShapes(Images):
     def __getitem__(self, index):
         return torch.zeros(3, 8, 8 + index % 5), 0
+
+
+class OddTargets(Images):
+    """Good inputs; targets such as the boxes of a picture, of which there are more or fewer."""
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8), torch.zeros(1 + index % 5, dtype=torch.int64)
 
 
 class FloatTargets(Images):
@@ -334,6 +366,20 @@ class WrongShape(nn.Module):
 class ReturnsList(Linear):
     def forward(self, images):
         return [super().forward(images)]
+
+
+class LightningModule(Linear):
+    """Stands for Lightning's class of that name, which need not be installed here."""
+
+    def training_step(self, batch, batch_index):
+        raise AssertionError("loadtune runs its own step")
+
+    def configure_optimizers(self):
+        raise AssertionError("loadtune makes its own optimizer")
+
+
+class LitClassifier(LightningModule):
+    pass
 
 
 def frozen():

@@ -1,4 +1,7 @@
-"""``python -m loadtune.bench SOCKET LIFELINE SAMPLES``: inherited descriptors. Started by `BenchClient` alone."""
+"""``python -m loadtune.bench SOCKET LIFELINE SAMPLES FOLDER``: inherited descriptors, and where temporary files go.
+
+Started by `BenchClient` alone.
+"""
 
 import atexit
 import faulthandler
@@ -6,6 +9,7 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from loadtune.bench.lifeline import leave, watch_lifeline
 
@@ -13,7 +17,7 @@ from loadtune.bench.lifeline import leave, watch_lifeline
 def main() -> None:
     """Watch the controller before anything slow is imported, then serve it."""
     socket, lifeline, samples = (int(argument) for argument in sys.argv[1:4])
-    watch_lifeline(lifeline)
+    watch_lifeline(lifeline, Path(sys.argv[4]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
     atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is
     os.set_inheritable(samples, False)  # workers have it by fork or by name, programs that the dataset starts do not

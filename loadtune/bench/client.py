@@ -6,7 +6,6 @@ torch: the controller never needs it.
 
 import dataclasses
 import math
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,8 +34,11 @@ from loadtune.bench.protocol import (
     failed_value,
 )
 from loadtune.bench.sample_table import Loading, Stillness, did_not_return_text, samples_text
+from loadtune.bench.scratch import Scratch
+from loadtune.bench.short_ram import loader_of, ram_failure
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
 from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.ram_guard import RamGuard, RamShort
 from loadtune.records import (
     BatchTry,
     ComputePoint,
@@ -63,6 +65,7 @@ from loadtune.seams import Watch
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
+_BEFORE_REQUESTS = (*_BUILDING, "samples")
 # Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
 # many times that, and the compiler gives no sign of life.
 _COMPILING_HANG_S = 600.0
@@ -85,14 +88,15 @@ class BenchClient:
         spec: WorkloadSpec,
         device: Device,
         *,
-        log_path: Path,
+        log_path: Path | None = None,
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
         max_gpu_memory_bytes: int | None = None,
     ) -> None:
+        """``log_path`` None: the log goes with the temporary folder."""
         self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
-        self._log_path = log_path
-        self._cache = log_path.parent.absolute() / "compiled"
+        self._scratch = Scratch()
+        self._given_log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None
         self._phase = "start"
@@ -110,8 +114,12 @@ class BenchClient:
         if self._process is None:
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path, self._cache)
+            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder())
             self._process.send(self._begin)
+
+    @property
+    def _log_path(self) -> Path:
+        return self._given_log_path or self._scratch.folder() / "bench.log"
 
     @property
     def pid(self) -> int | None:
@@ -119,11 +127,11 @@ class BenchClient:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the bench and its workers, and remove what was compiled. May be called at any time, also twice."""
+        """End the bench and its workers, and remove their temporary folder. May be called at any time, also twice."""
         try:
             self._end(goodbye=Exit())
         finally:
-            shutil.rmtree(self._cache, ignore_errors=True)
+            self._scratch.remove()
 
     def __enter__(self) -> "BenchClient":
         return self
@@ -204,10 +212,12 @@ class BenchClient:
         assert self._process is not None
         try:
             self._process.send(request)
-            reply = self._await(self._process, watch)
+            reply = self._await(self._process, watch, guarded=loader_of(request) is not None)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered bench is of no more use
             self._end()
             raise
+        if isinstance(reply, RamShort):
+            reply = self._ended_for_ram(reply, request, watch)
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
             return failed_value(request, reply, time.monotonic() - started)
@@ -218,9 +228,12 @@ class BenchClient:
             self._end()
         return reply.value
 
-    def _await(self, process: BenchProcess, watch: "_Watched | None") -> Answer | Refused | TrialFailure:
+    def _await(
+        self, process: BenchProcess, watch: "_Watched | None", *, guarded: bool
+    ) -> Answer | Refused | TrialFailure | RamShort:
         """The request's one reply. Everything that arrives on the way is a sign of life."""
         silent_since, log_size, still = time.monotonic(), process.log_size(), Stillness()
+        guard: RamGuard | None = None
         while True:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
             message = process.receive(_POLL_S)
@@ -230,6 +243,10 @@ class BenchClient:
             process.bound_log()
             if message is None and exited:
                 return self._died(process)
+            if guarded and guard is None and self._phase not in _BEFORE_REQUESTS:
+                guard = RamGuard(process.pid)
+            if guard is not None and (short := guard.look()) is not None:
+                return short
             if message is None:
                 still.look(process.loading(), now)
                 if self._phase in _BUILDING and process.log_size() != log_size:
@@ -257,6 +274,12 @@ class BenchClient:
     def _patience_s(self) -> float:
         least = _BUILD_HANG_S if self._phase in _BUILDING else _COMPILING_HANG_S if self._phase == COMPILING else 0.0
         return max(self._hang_s, least)
+
+    def _ended_for_ram(self, short: RamShort, request: Request, watch: "_Watched | None") -> TrialFailure:
+        self._end()
+        loader, trained = loader_of(request), watch.num_samples if watch else 0
+        assert loader is not None, "no other request is guarded"
+        return ram_failure(short, loader, self._phase, trained, self._facts.sample_bytes if self._facts else None)
 
     def _died(self, process: BenchProcess) -> TrialFailure:
         phase = self._phase
@@ -314,12 +337,14 @@ class _Watched:
         self._watch = watch
         self._enough = False
         self.num_windows = 0
+        self.num_samples = 0
 
     def is_last(self, window: Window) -> bool:
         """Whether this is the window after which the watch has enough; true once."""
         if self._enough:
             return False
         self.num_windows += 1
+        self.num_samples += window.num_samples
         self._enough = not self._watch(window)
         return self._enough
 

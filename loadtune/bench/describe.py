@@ -50,8 +50,8 @@ class Samples:
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
         with _one_thread(), line.samples.reading() as note:
-            self.samples, self.sample_s = _read_samples(workload, line, note)
-        self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
+            self.samples, indices, self.sample_s = _read_samples(workload, line, note)
+        self.batch: Batch = collate_samples(self.samples, indices, any_target=workload.own_loss)
 
 
 def check_labels(batch: Batch, num_classes: int) -> None:
@@ -172,22 +172,24 @@ def _drawn(workload: Workload) -> list[int]:
     return list(itertools.islice(itertools.cycle(drawn), count))
 
 
-def _read_samples(workload: Workload, line: Line, note: Callable[[int], None]) -> tuple[list[Any], float]:
-    """(Samples to make batches of, seconds of one). Those and others are timed, as many as there is time for.
+def _read_samples(workload: Workload, line: Line, note: Callable[[int], None]) -> tuple[list[Any], list[int], float]:
+    """(Samples to make batches of, their indices, seconds of one). As many are timed as there is time for.
 
     ``note`` is told the index of each before.
     """
     note(0)
-    samples = fetch_samples(workload.dataset, [0])  # untimed: files open and modules load on the first
+    samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
         group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line, note)
-        samples += group[: _MAX_SAMPLES - len(samples)]
+        kept = group[: _MAX_SAMPLES - len(samples)]
+        samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
         means.append(mean_s)
         if time.monotonic() - started > _ENOUGH_S:
             break
     counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
-    return samples, max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
+    sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
+    return samples, indices, sample_s
 
 
 def _read_group(

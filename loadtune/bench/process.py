@@ -32,8 +32,8 @@ _STACKS_S = 0.3
 class BenchProcess:
     """A running ``python -m loadtune.bench``. `close` leaves no process behind and may be called twice."""
 
-    def __init__(self, device: Device, log_path: Path, cache: Path) -> None:
-        """``cache``: where torch.compile keeps what it made; it makes the folder when it needs it."""
+    def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes."""
         self._log = BoundedLog(log_path)
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
@@ -42,11 +42,11 @@ class BenchProcess:
         try:
             with log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.bench", *map(str, descriptors)],
+                    [sys.executable, "-m", "loadtune.bench", *map(str, descriptors), str(scratch)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=_environment(device, cache),
+                    env=_environment(device, scratch),
                     pass_fds=descriptors,
                     start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
                 )
@@ -140,9 +140,11 @@ class BenchProcess:
             time.sleep(0.01)
 
 
-def _environment(device: Device, cache: Path) -> dict[str, str]:
+def _environment(device: Device, scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    compiled = scratch / "compiled"
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     if device.kind != "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -52,7 +52,9 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
     """The workload's step. Targets of any kind are taken. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
     workload = build_workload(spec, making=_making(fake))
-    inputs, targets = collate_samples(fetch_samples(workload.dataset, [0]), any_target=workload.answers_with_logits)
+    inputs, targets = collate_samples(
+        fetch_samples(workload.dataset, [0]), [0], any_target=workload.answers_with_logits
+    )
     return StepPlan(
         fake=fake,
         name=spec.model,

@@ -62,7 +62,7 @@ from loadtune.records.result import (
     Winner,
 )
 from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Score
-from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
+from loadtune.records.telemetry import MemoryReading, Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
     ComputePoint,
@@ -89,6 +89,7 @@ from loadtune.records.workload import (
     OptimizerName,
     TuneConfig,
     WorkloadFacts,
+    WorkloadPart,
     WorkloadSpec,
     YourSettings,
 )
@@ -137,6 +138,7 @@ __all__ = [
     "MemoryCeiling",
     "MemoryFormat",
     "MemoryLines",
+    "MemoryReading",
     "MemoryTrace",
     "Objective",
     "OptimizerName",
@@ -179,6 +181,7 @@ __all__ = [
     "WorkerShare",
     "WorkerUse",
     "WorkloadFacts",
+    "WorkloadPart",
     "WorkloadSpec",
     "YourSettings",
     "block_bytes",

@@ -31,6 +31,8 @@ class TrialFailure:
     """One or two lines for people."""
     log_tail: str = ""
     """Last lines the process wrote, its traceback included; empty where there are none."""
+    grown_bytes: int | None = None
+    """RAM that the training process and its workers took until they were ended for it. None: they were not."""
 
     @property
     def is_of_memory(self) -> bool:

@@ -1,8 +1,8 @@
 """What is trained: names, import paths and live objects become a dataset, a model, a loss and an optimizer.
 
-Comes in: a `WorkloadSpec`, as strings, and objects of the caller as bytes. Goes out: a `Workload` that the bench can
-train on, or a `WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and
-runs in the bench's process, but for `live`, which packs objects in the caller's.
+In: a `WorkloadSpec` with names, and the caller's objects as bytes. Out: a `Workload` that can be trained, or a
+`WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and runs in the
+training process, except `live`, which also packs objects in the caller's process.
 """
 
 from loadtune.workload.build import Workload, build_workload

@@ -1,7 +1,7 @@
-"""Live objects of the caller → bytes → the same objects in the bench's process.
+"""Live objects of the caller → bytes → the same objects in the training process.
 
-The one module of this folder that both processes use: `pack_parts` runs in the caller's, `unpack_parts` in the bench's.
-Neither touches a GPU: tensors travel as bytes and arrive on the CPU.
+Both processes use this module: `pack_parts` runs in the caller's, `unpack_parts` in the training process. Neither
+touches a GPU: tensors travel as bytes and arrive on the CPU.
 """
 
 import io
@@ -69,8 +69,9 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> LiveParts:
         parts: LiveParts = torch.load(io.BytesIO(objects.pickled), map_location="cpu", weights_only=False)
     except (Exception, SystemExit) as error:  # a module without a main guard may exit while it is imported
         raise WorkloadError(
-            f"the model, dataset, loss or optimizer cannot be loaded in the measuring process: {last_line(error)}. The "
-            "modules that define them have to be importable there. Or pass import paths such as `pkg.mod:factory`.",
+            f"The model, dataset, loss or optimizer could not be loaded in the training process: {last_line(error)}. "
+            "The modules that define them have to be importable there. Install them, add their folder to PYTHONPATH, "
+            "or pass import paths such as `pkg.mod:factory`.",
             user_traceback(error),
         ) from error
     if isinstance(parts.loss, nn.Module):
@@ -89,7 +90,7 @@ def _try_pickling(name: str, part: Any) -> None:
         _pickled(part)
     except Exception as error:
         raise WorkloadError(
-            f"the {name} ({type(part).__name__}) cannot be pickled for the measuring process: "
+            f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be pickled: "
             f"{last_line(error)}. {_advice(name)}"
         ) from error
 
@@ -97,7 +98,7 @@ def _try_pickling(name: str, part: Any) -> None:
 def _advice(name: str) -> str:
     if name in ("model", "dataset"):
         return (
-            "Pass a function without arguments that makes it, or the import path `pkg.mod:factory` of such a function; "
-            "the measuring process calls it."
+            "Pass a function without arguments that returns it, or its import path `pkg.mod:factory`. It is then "
+            "created in the training process."
         )
-    return "It must not refer to anything that is open or running in this process: files, locks, connections."
+    return "Remove references to open files, locks, threads and connections from it."

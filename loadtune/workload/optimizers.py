@@ -41,7 +41,9 @@ def _own_optimizer(
     try:
         made = factory(parameters)
     except Exception as error:
-        raise WorkloadError(f"the optimizer raised {last_line(error)}. {wanted}", user_traceback(error)) from error
+        raise WorkloadError(
+            f"The optimizer function raised {last_line(error)}. {wanted}", user_traceback(error)
+        ) from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise WorkloadError(f"the optimizer's callable returned a {type(made).__name__}. {wanted}")
+        raise WorkloadError(f"The optimizer function returned a {type(made).__name__}. {wanted}")
     return made

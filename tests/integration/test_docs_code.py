@@ -1,4 +1,4 @@
-"""Every code block of the README and the docs runs as it stands: Python in order, one process a page; commands parse."""
+"""Every code block of the README and the docs runs as it stands: Python in order, a process a page; commands parse."""
 
 import re
 import shlex

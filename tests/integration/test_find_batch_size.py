@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -52,19 +51,18 @@ def importable_workloads(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind(tmp_path, monkeypatch):
+def leaves_nothing_behind(short_tmp):
     """No process, no file, no CUDA context."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
-    assert list(tmp_path.glob("loadtune-*")) == []
+    assert list(short_tmp.iterdir()) == []
     assert not torch.cuda.is_initialized()
 
 
 @pytest.fixture
 def in_thread(monkeypatch):
-    """The measuring process is a thread: for what is about objects and answers."""
+    """The training process is a thread: for what is about objects and answers."""
     monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
     torch.set_num_threads(1)  # as conftest does for processes beside one another
 
@@ -231,7 +229,7 @@ def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch)
     (tmp_path / "calls.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    with pytest.raises(WorkloadError, match="called again in the measuring process"):
+    with pytest.raises(WorkloadError, match="called again in the training process"):
         find("calls:Linear", (3, 8, 8))
 
 

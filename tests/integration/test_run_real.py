@@ -50,6 +50,7 @@ def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
     command, _ = finished
     assert run_folder.parent.name == "bench_workloads.Images-bench_workloads.Linear"
     assert files_below(run_folder) == RUN_FILES
+    assert list(command.home.glob("tmp-*/*")) == []
     written = [name for name in files_below(command.home) if name != "stderr"]
     assert written == [str((run_folder / name).relative_to(command.home)) for name in RUN_FILES]
 
@@ -139,6 +140,7 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
         assert command.end().left_behind == []
     finally:
         command.kill()
+    assert list(tmp_path.glob("tmp-*/*")) == []
     (journal,) = kept.glob("*/*/journal.jsonl")
     before = read_journal(journal.parent)
     assert len(before.trials) >= 2
