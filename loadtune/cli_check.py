@@ -29,7 +29,7 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Measure a stored winner again, briefly: did its throughput fall?
+    """Measure a stored result again and report a regression.
 
     A winner that was picked for its samples per joule is held to those instead.
 

@@ -65,7 +65,7 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Set two results of one workload side by side: two machines, versions or dates.
+    """Compare two results of one workload.
 
     What changed in the winner, its throughput with the interval of the ratio, the ceilings, and the machine and
     versions around it. Ends with 1 where a run has no winner to compare, with 2 where the two trained different things.
