@@ -24,7 +24,7 @@ def check(
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Measure a stored winner again: did its throughput fall?
+    """Measure a stored result again and report a regression.
 
     Times real training steps in at least three runs with fresh loaders. It ends as soon as the 95% interval of the
     ratio now ÷ baseline decides, or when the time is spent. A winner by samples per joule is compared by those.

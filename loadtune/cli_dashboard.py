@@ -29,7 +29,7 @@ def dashboard(
     \b
       loadtune dashboard
       loadtune dashboard loadtune-results/FakeData-resnet50 --port 0
-      ssh -L 8080:127.0.0.1:8080 HOST    # on your own computer; then open the same address
+      ssh -L 8080:127.0.0.1:8080 HOST  # on your computer; open the same address
     """
     with told_plainly(debug), termination_as_interruption():
         from loadtune.dashboard import dashboard_server, study_file

@@ -65,7 +65,7 @@ def compare(
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Compare two results of one workload, from two machines, versions or dates.
+    """Compare two results of one workload.
 
     Shows both winners, the ratio of their throughputs with its interval, the largest batch sizes, and what differs in
     machine and versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from loadtune.records import (
     ComputePoint,
     Device,
+    Efficiency,
     EpochCost,
     Finalist,
     FitReport,
@@ -44,8 +45,9 @@ from loadtune.records import (
     WorkloadFacts,
     YourSettings,
 )
+from loadtune.report.answer import answer
 from loadtune.report.store import as_json, load_result
-from loadtune.report.text import banner_text, summary_text
+from loadtune.report.text import answer_text, banner_text, summary_text
 from loadtune.report.view import banner, summary
 from loadtune.testing import GIB
 
@@ -279,6 +281,15 @@ def fixed_result() -> TuningResult:
     )
 
 
+def by_energy() -> TuningResult:
+    """The same run, looking for samples per joule."""
+    result = fixed_result()
+    assert result.best is not None
+    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5, gain_low=1.45, gain_high=1.55)
+    config = replace(result.config, objective="samples-per-joule")
+    return replace(result, config=config, best=replace(result.best, efficiency=efficiency))
+
+
 def rendered(content: RenderableType) -> str:
     console = Console(file=io.StringIO(), width=80, color_system=None)
     with console.capture() as capture:
@@ -286,10 +297,16 @@ def rendered(content: RenderableType) -> str:
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
 
 
-@pytest.mark.parametrize("name", ["summary.txt", "banner.txt", "result.json"])
+def answered(result: TuningResult, resume_command: str | None = None) -> str:
+    folder = Path("loadtune-results/FakeData-resnet50/2026-11-20T17-03-12Z")
+    return rendered(answer_text(answer(result, folder, has_page=True, resume_command=resume_command)))
+
+
+@pytest.mark.parametrize("name", ["answer.txt", "summary.txt", "banner.txt", "result.json"])
 def test_the_fixed_result_reads_as_it_did(name: str) -> None:
     result = fixed_result()
     found = {
+        "answer.txt": answered(result),
         "summary.txt": rendered(summary_text(summary(result))),
         "banner.txt": rendered(banner_text(banner(result.host, result.device))),
         "result.json": as_json(result).decode(),
@@ -319,6 +336,27 @@ def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> N
     assert telemetry.gpu_utilization_fraction == pytest.approx(0.93)
     assert (telemetry.timeline, telemetry.missing, telemetry.workers) == (None, {}, ())
     assert "percentile" not in rendered(summary_text(summary(read)))
+
+
+NO_WINNER = replace(fixed_result(), best=None, best_at_your_batch=None, finalists=())
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        pytest.param(fixed_result(), id="complete"),
+        pytest.param(replace(fixed_result(), cut_short="interrupted by Ctrl-C"), id="cut-short"),
+        pytest.param(replace(NO_WINNER, cut_short="interrupted by Ctrl-C"), id="cut-short-without-winner"),
+        pytest.param(NO_WINNER, id="no-winner"),
+        pytest.param(replace(NO_WINNER, trials=(), verdict=None), id="no-trial"),
+        pytest.param(by_energy(), id="samples-per-joule"),
+    ],
+)
+def test_the_answer_has_at_most_30_lines_of_80_columns(result: TuningResult) -> None:
+    lines = answered(result, "loadtune run --resume runs" if result.cut_short else None).splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+    assert ("To continue: loadtune run --resume runs" in lines) == (result.cut_short is not None)
 
 
 @pytest.mark.parametrize("name", ["summary.txt", "banner.txt"])

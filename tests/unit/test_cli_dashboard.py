@@ -30,7 +30,7 @@ def test_a_file_a_run_a_workload_or_all_of_them(studies: list[Path]) -> None:
 def test_without_a_study_it_says_where_one_comes_from(tmp_path: Path) -> None:
     ended = CliRunner().invoke(app, ["dashboard", str(tmp_path)])
     assert ended.exit_code == 2
-    assert "holds no study: no study.db" in ended.stderr
+    assert "no study.db" in ended.stderr
     assert "loadtune run" in ended.stderr
 
 

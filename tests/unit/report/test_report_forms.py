@@ -117,7 +117,7 @@ def test_data_has_the_arguments_and_where_they_come_from(result: TuningResult) -
 def test_markdown_shows_figures_and_escapes_names(result: TuningResult) -> None:
     workload = dataclasses.replace(result.config.workload, model="a|b:<c>")
     text = export(dataclasses.replace(result, config=dataclasses.replace(result.config, workload=workload)), "markdown")
-    assert "| throughput | **4,050/s ± 162/s** |" in text
+    assert "| throughput | **4,050 samples/s ± 162 samples/s** |" in text
     assert "| bottleneck | the pinning thread |" in text
     assert r"a\|b:\<c\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
@@ -143,7 +143,7 @@ def test_a_benchmark_entry_is_what_its_action_checks(result: TuningResult) -> No
 def test_what_a_winner_was_picked_for_is_told(result: TuningResult, sparing: TuningResult, form: str) -> None:
     told = " ".join(export(sparing, form).replace("#", "").split())
     assert "Chosen for 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
-    assert "4,050/s" in told
+    assert "4,050 samples/s" in told
     assert "samples/J" not in export(result, form)
 
 

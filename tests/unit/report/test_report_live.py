@@ -40,17 +40,15 @@ def test_quiet_shows_warnings_only() -> None:
     assert found == "warning: little memory\n"
 
 
-def test_the_trial_is_part_of_the_stage() -> None:
-    assert plain_line(Progress(stage="study", message="m", trial_number=3, num_trials=20, left_s=1.0)) == (
-        "[study, trial 3/20] m"
-    )
+def test_the_number_of_trials_is_in_the_redrawn_block_and_not_in_each_line() -> None:
+    progress = Progress(stage="study", message="m", trial_number=3, num_trials=20, left_s=65.0)
+    assert plain_line(progress) == "[search] m"
+    assert dict(progress_rows(progress))["stage"] == "search, 3/20 trials, at most 1 min 05 s left"
 
 
 def test_the_redrawn_block_says_all_that_is_known() -> None:
     progress = Progress(
         stage="study",
-        trial_number=3,
-        num_trials=20,
         config=CONFIG,
         current_samples_per_s=99.0,
         best_samples_per_s=1234.0,
@@ -59,10 +57,10 @@ def test_the_redrawn_block_says_all_that_is_known() -> None:
         left_s=65.0,
     )
     assert dict(progress_rows(progress)) == {
-        "stage": "study, trial 3/20, at most 1 min 05 s left",
-        "now": "99.0/s  batch 64, 1 worker, not pinned, bf16",
-        "best so far": "1,234/s  batch 64, 1 worker, not pinned, bf16",
-        "busy": "GPU 50% (duty cycle), CPU 100%",
+        "stage": "search, at most 1 min 05 s left",
+        "now": "99.0 samples/s  batch 64, 1 worker, not pinned, bf16",
+        "best so far": "1,234 samples/s  batch 64, 1 worker, not pinned, bf16",
+        "utilization": "GPU 50%, CPU 100%",
     }
 
 
@@ -71,13 +69,14 @@ def test_samples_per_joule_stand_behind_the_rate_where_they_are_looked_for() -> 
         stage="study", best_samples_per_s=1234.0, best_samples_per_joule=7.4, best_config=CONFIG, left_s=1.0
     )
     best = dict(progress_rows(progress))["best so far"]
-    assert best == "1,234/s, 7.40 samples/J  batch 64, 1 worker, not pinned, bf16"
+    assert best == "1,234 samples/s, 7.40 samples/J  batch 64, 1 worker, not pinned, bf16"
 
 
 def test_without_a_gpu_none_is_spoken_of() -> None:
     reading = Reading(at_s=0.0, cpu_utilization_fraction=0.5)
-    assert dict(progress_rows(Progress(stage="study", reading=reading, has_gpu=False, left_s=1.0)))["busy"] == "CPU 50%"
-    assert dict(progress_rows(Progress(stage="study", left_s=1.0)))["busy"] == "GPU – (duty cycle), CPU –"
+    on_cpu = Progress(stage="study", reading=reading, has_gpu=False, left_s=1.0)
+    assert dict(progress_rows(on_cpu))["utilization"] == "CPU 50%"
+    assert dict(progress_rows(Progress(stage="study", left_s=1.0)))["utilization"] == "GPU –, CPU –"
 
 
 def test_the_redrawn_block_keeps_its_height_when_little_is_known() -> None:

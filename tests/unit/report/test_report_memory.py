@@ -155,7 +155,7 @@ def test_the_allocators_settings_are_told_where_there_are_some() -> None:
 
 
 def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
-    assert row_of(CEILING) == ("fp32", "88", "95", "96.0 GiB", "device memory\n(98 failed)", "4, 1 OOM", "5.0 s")
+    assert row_of(CEILING) == ("fp32", "88", "95", "96.0 GiB", "GPU memory\n(98 failed)", "4, 1 OOM", "5.0 s")
     assert row_of(but(limit="cap", probes=CEILING.probes[:2]))[4:6] == ("--max-batch-size", "2, no OOM")
     assert ceilings_table([], "cuda") is None
 
@@ -164,11 +164,6 @@ def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
 def test_limits_that_differ_read_differently(device_kind: str | None) -> None:
     limits: list[CeilingLimit] = list(LIMIT_TEXT)
     assert len({limit_text(limit, device_kind) for limit in limits}) == len(limits)
-
-
-def test_a_cpus_memory_is_the_machines() -> None:
-    assert limit_text("memory", "cuda") == "device memory"
-    assert limit_text("memory", "cpu") == "the machine's RAM"
 
 
 def test_failures_fit_the_width_that_the_curve_leaves() -> None:

@@ -25,17 +25,17 @@ def cells(every, device_kind="cuda"):
 def test_means_are_over_the_runs_that_know_a_figure():
     twice = [FULL, OLDER]
     assert cells([twice, []]) == {
-        "GPU busy (duty cycle)": ("80% (idle 2%)", "–"),
+        "GPU utilization": ("80% (idle 2%)", "–"),
         "  5th–95th percentile": ("40% to 100%", "–"),
         "SM / tensor activity": ("60% / –", "–"),
         "GPU power": ("500 W", "–"),
-        "CPU busy": ("70%", "–"),
-        "  of it by workers": ("11.0 cores", "–"),
+        "CPU utilization": ("70%", "–"),
+        "  used by workers": ("11.0 cores", "–"),
     }
 
 
 def test_an_older_result_has_the_rows_it_always_had():
-    assert cells([[OLDER], [OLDER]]) == {"GPU busy (duty cycle)": ("70%", "70%"), "CPU busy": ("60%", "60%")}
+    assert cells([[OLDER], [OLDER]]) == {"GPU utilization": ("70%", "70%"), "CPU utilization": ("60%", "60%")}
 
 
 def test_on_a_cpu_no_row_is_of_a_gpu():
@@ -56,7 +56,7 @@ def test_what_is_missing_is_told_once_a_reason():
     assert missing_lines(seen) == ("GPU duty cycle, SM activity: not supported under MIG", "SM clock: no permission")
     first, *rest = telemetry_rows(seen, "cuda")
     assert first == ("telemetry", "1 of 4 figures of GPU, CPU and memory")
-    assert [text for _, text in rest] == [f"without {line}" for line in missing_lines(seen)]
+    assert [text.partition(": ")[2] for _, text in rest] == list(missing_lines(seen))
 
 
 def test_where_nothing_is_missing_one_line_says_so():

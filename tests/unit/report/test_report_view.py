@@ -41,7 +41,7 @@ def test_an_interval_that_holds_1_is_no_difference(result: TuningResult) -> None
 
 def test_a_winner_that_is_yours_claims_no_interval(result: TuningResult) -> None:
     cell = row(summary(with_best(result, speedup=1.0, speedup_low=1.0, speedup_high=1.0)), "speed-up")[0]
-    assert cell == "yours is the best"
+    assert cell == "baseline is best"
 
 
 def test_without_an_interval_nothing_is_sure(result: TuningResult) -> None:
@@ -58,13 +58,13 @@ def test_assumed_settings_are_marked_and_given_ones_are_not(result: TuningResult
 def test_without_a_batch_size_of_yours_there_are_two_columns(result: TuningResult) -> None:
     view = summary(dataclasses.replace(result, best_at_your_batch=None))
     assert view.figures is not None
-    assert view.figures.columns == ("", "best", "yours")
+    assert view.figures.columns == ("", "best", "baseline")
 
 
 def test_yours_that_could_not_be_measured_shows_no_figures(result: TuningResult) -> None:
     view = summary(dataclasses.replace(result, finalists=result.finalists[:2]))
     assert row(view, "throughput")[-1] == "not measured"
-    assert row(view, "GPU busy (duty cycle)")[-1] == "–"
+    assert row(view, "GPU utilization")[-1] == "–"
 
 
 def test_a_changed_batch_size_comes_with_its_warning(result: TuningResult) -> None:
@@ -79,30 +79,27 @@ def test_a_run_cut_short_claims_nothing(result: TuningResult) -> None:
     assert view.figures is None
     assert view.code == ()
     assert view.warning == "Cut short: interrupted. Nothing was confirmed."
-    section = next(section for section in view.sections if section.title == "Seen once, not confirmed")
-    assert section.lines == ("4,210/s with batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer",)
-    assert "×" not in words(dataclasses.replace(view, sections=(section,)))
+    (line,) = view.sections[0].lines
+    assert "4,210 samples/s with batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer" in line
+    assert "×" not in line
 
 
 @pytest.mark.parametrize(
     ("stage", "scope"),
-    [
-        ("bounds", "What is confirmed was measured to its end."),
-        ("confirm", "Fewer runs stand behind the figures than planned."),
-    ],
+    [("bounds", "confirmation was complete"), ("confirm", "fewer runs than planned")],
 )
 def test_a_run_cut_short_says_what_stands(result: TuningResult, stage: str, scope: str) -> None:
     cut = dataclasses.replace(result, cut_short="interrupted", stage_seconds={"start": 1.0, stage: 1.0})
-    assert summary(cut).warning == f"Cut short: interrupted. {scope}"
+    assert scope in (summary(cut).warning or "")
 
 
 def test_a_run_cut_short_before_any_trial_says_so(result: TuningResult) -> None:
     cut = dataclasses.replace(result, cut_short="interrupted", best=None, best_at_your_batch=None, trials=())
-    assert "no trial was measured" in words(summary(cut))
+    assert "No trial was measured" in words(summary(cut))
 
 
 def test_trials_are_counted_by_how_they_ended(result: TuningResult) -> None:
-    assert "4 trials: 2 measured, 1 screened out by a bound, 1 failed (oom 1)" in words(summary(result))
+    assert "4 trials: 2 measured, 1 pruned, 1 failed (oom 1)" in words(summary(result))
 
 
 def test_the_curve_is_of_the_winners_precision(result: TuningResult) -> None:

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from loadtune.records import GpuFacts, GpuProcess, Hindrance, Verdict
+from loadtune.records import GpuFacts, GpuProcess
 from loadtune.report.view import banner
-from loadtune.report.wording import held_text, others_text, verdict_lines
+from loadtune.report.wording import held_text, others_text
 from loadtune.testing import GIB, fake_host
 
 TRAINER = GpuProcess(pid=812, name="python", used_bytes=int(12.3 * GIB))
@@ -56,25 +56,3 @@ def test_the_banner_says_who_holds_a_gpu() -> None:
     rows = banner(host).rows
     assert rows[[name for name, _ in rows].index("GPU 0") + 2] == ("", "held by python (pid 812), 12.3 GiB")
     assert not any(name == "" for name, _ in banner(fake_host()).rows)
-
-
-def test_what_else_holds_it_back_is_said_where_it_fits() -> None:
-    copies = Hindrance(bound_by="transfer", evidence="", gain_at_most=1.33)
-    brief, long = (Verdict(bound_by="pinning", evidence="x" * n, advice="", also=(copies,)) for n in (100, 110))
-    assert verdict_lines(brief)[1] == f"{brief.evidence} Also: the copies to the device (1.33×)."
-    assert verdict_lines(long)[1] == long.evidence
-
-
-@pytest.mark.parametrize(
-    ("bound_by", "gain", "said"),
-    [
-        ("compute", 33.4, "Bound by the device's own compute: the rest keeps up to 33×. AU 98%."),
-        ("compute", 33400.0, "Bound by the device's own compute. AU 98%."),
-        ("transfer", 1.23, "Bound by the copies to the device: at most 1.23× to gain. AU 98%."),
-        ("unclear", 4e9, "Bound by nothing that these figures show: over 1,000× to gain. AU 98%."),
-        ("unclear", 1000.0, "Bound by nothing that these figures show: at most 1,000× to gain. AU 98%."),
-    ],
-)
-def test_what_there_is_to_gain_is_what_a_user_can_have(bound_by, gain, said):
-    verdict = Verdict(bound_by=bound_by, evidence="", advice="", gain_at_most=gain, accelerator_utilization=0.98)
-    assert verdict_lines(verdict) == (said,)

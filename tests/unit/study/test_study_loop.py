@@ -118,7 +118,7 @@ def test_yours_end_the_search_near_the_ceiling_and_not_where_they_are_clearly_ab
     trials = list(loop.trials())
     assert loop.yours_suffices == suffices
     assert len(trials) == (1 if suffices else 3)
-    assert loop.ended.startswith("your own loader settings") == suffices
+    assert ("baseline" in loop.ended) == suffices
 
 
 def test_others_than_yours_end_no_search_by_one_trial() -> None:
@@ -132,7 +132,7 @@ def test_a_study_that_repeats_itself_is_asked_so_often_and_no_more() -> None:
     loop = loop_over(study)
     assert [trial.config.loader.num_workers for trial in loop.trials()] == [2]
     assert study.num_asked == 1 + MAX_IDLE
-    assert loop.ended == "no configuration was left that could win"
+    assert "no configuration was left" in loop.ended
 
 
 def test_what_needs_no_run_is_passed_over_while_there_are_seeds() -> None:

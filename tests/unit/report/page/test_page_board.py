@@ -83,9 +83,9 @@ def test_the_board_draws_and_lists_what_each_run_looked_for() -> None:
     columns = board.table.columns
     shown = [{name: cell.text for name, cell in zip(columns, row.cells, strict=True)} for row in board.table.rows]
     assert {one["samples/J"]: one["samples/s"] for one in shown} == {
-        "7.40 samples/J": "4,000/s",
-        "5.00 samples/J": "3,000/s",
-        "–": "4,100/s",
+        "7.40 samples/J": "4,000 samples/s",
+        "5.00 samples/J": "3,000 samples/s",
+        "–": "4,100 samples/s",
     }
     assert {one["over yours"] for one in shown} == {"1.50×", "2.50×"}
     assert "samples/J" not in board_view([run(1, 4000)]).table.columns

@@ -61,7 +61,7 @@ def test_finalists_are_in_the_order_of_samples_per_joule_with_their_own_interval
     assert mean["text"][0] == "mean of 1: 7.50 samples/J ± 0.15 samples/J"
     assert runs["x"] == pytest.approx([7.5, 5.0])
     assert "7.50 samples/J" in runs["text"][0]
-    assert "3,000/s" in runs["text"][0]
+    assert "3,000 samples/s" in runs["text"][0]
     assert axis_title(figure, "xaxis") == "samples/J"
 
 
