@@ -145,7 +145,7 @@ def _measure(
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
         if baseline.objective == "samples-per-joule" and found.samples_per_joule is None:
-            return "The winner was chosen for its samples per joule, and the GPU's energy counter cannot be read here."
+            return "The winner was chosen by samples per joule, but the GPU's energy counter could not be read here."
         took = max(took, clock.now() - begun)
         runs.append(found)
         share = found.score(baseline.objective) / baseline.runs.mean

@@ -145,7 +145,7 @@ def _lightning_compiled(handed: Handed) -> tuple[str, ...]:
     """Trainer has no argument for torch.compile: the module is compiled before `fit`."""
     if not handed.config.recipe.compile:
         return ()
-    return ("Measured with torch.compile. Before fit(model, …): model = torch.compile(model, dynamic=False).",)
+    return ("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.",)
 
 
 def _fused(handed: Handed, where: str) -> tuple[str, ...]:

@@ -93,7 +93,7 @@ def test_no_name_gets_out_of_its_comment(result: TuningResult, form: str) -> Non
 
 
 def test_the_trainer_of_a_cpu_hears_of_no_gpu(result: TuningResult) -> None:
-    assert "The batch is that of one GPU" in " ".join(export(result, "hf").replace("#", "").split())
+    assert "The batch size is per GPU" in " ".join(export(result, "hf").replace("#", "").split())
     told = export(on_cpu(), "hf")
     assert "GPU" not in told
     assert "'use_cpu': True" in told or '"use_cpu": True' in told
