@@ -82,5 +82,5 @@ def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed
     return (
         f"torch.compile was left out: in {best.recipe.precision} it gives {gain} the rate, but compiling some "
         f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)}, and {seconds_text(left_s)} are "
-        f"left. A larger --time-budget{fewer} makes room for it; --fix compile=on takes it in any case."
+        f"left. A larger --time-budget{fewer} makes room for it."
     )
