@@ -2,6 +2,7 @@
 
 from loadtune.errors import OutOfTimeError
 from loadtune.stages.run import Run
+from loadtune.stages.untried import hung_trials
 from loadtune.units import counted, seconds_text
 
 _LOOK = (
@@ -13,7 +14,7 @@ _LOOK = (
 def ended_text(run: Run, end: OutOfTimeError) -> str:
     """Why the run was cut short. A larger budget is advised only where nothing hung."""
     found, budget = run.found, seconds_text(run.found.config.time_budget_s)
-    hung = [trial.failure for trial in found.all_trials if trial.failure and trial.failure.kind == "hang"]
+    hung = hung_trials(found)
     if end.stuck is not None:
         return f"the time budget of {budget} ended: {end.stuck}. {_LOOK}"
     if hung:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from loadtune.records import (
     Device,
+    FailureKind,
     Finalist,
     HostFacts,
     LoaderPoint,
@@ -37,6 +38,7 @@ def gather(
     loader_points: Sequence[LoaderPoint] = (),
     transfer_points: Sequence[TransferPoint] = (),
     most_workers_tried: int | None = None,
+    failed_with_more_workers: tuple[FailureKind, ...] = (),
     most_workers_in_memory: int | None = None,
     num_memory_failures: int | None = None,
     in_flight_bytes: int | None = None,
@@ -64,6 +66,7 @@ def gather(
         num_workers=loader.num_workers,
         num_usable_cores=host.num_usable_cores,
         most_workers_tried=most_workers_tried,
+        failed_with_more_workers=failed_with_more_workers,
         most_workers_in_memory=most_workers_in_memory,
         num_memory_failures=num_memory_failures,
         in_flight_bytes=in_flight_bytes,

@@ -163,6 +163,7 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ("--time-budget -5", "--time-budget is -5;"),
         ("--time-budget nan", "--time-budget is nan;"),
         ("--time-budget inf", "--time-budget is inf;"),
+        ("--time-budget 4.9", "--time-budget is 4.9; it must be at least 5 seconds"),
         ("--time-budget soon", "--time-budget"),
         ("--trials 0", "--trials is 0;"),
         ("--trials many", "--trials"),
