@@ -120,6 +120,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         "num_classes": 10,
         "optimizer": "adamw",
         "seed": 4,
+        "objects": (),
     }
     assert dataclasses.astuple(asked.yours) == (8, 0, True, "fp32")
     assert dataclasses.astuple(asked)[2:10] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
