@@ -39,6 +39,7 @@ __all__ = [
     "MachineMismatchWarning",
     "MemoryCeiling",
     "NothingFitsError",
+    "OutOfTimeError",
     "ResultError",
     "TuneConfig",
     "TuningResult",

@@ -20,6 +20,7 @@ from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.resuming import restore
+from loadtune.stages.run import LOG_FILE
 
 
 def tune_loader(
@@ -46,7 +47,7 @@ def tune_loader(
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
     # The end of the time budget is another limit on every request, whatever this says.
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
-    limit, log = config.max_gpu_memory_bytes, folder / "bench.log"
+    limit, log = config.max_gpu_memory_bytes, folder / LOG_FILE
     with (
         BenchClient(config.workload, device, log_path=log, hang_s=hang_s, max_gpu_memory_bytes=limit) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,

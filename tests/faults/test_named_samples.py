@@ -97,6 +97,8 @@ def test_a_run_whose_sample_hangs_ends_in_time_and_advises_no_larger_budget(tmp_
     assert "dataset[41] (in a batch of 16: " in ended.stderr
     assert "in a worker" in ended.stderr
     assert "larger --time-budget" not in ended.stderr
+    log = ended.stderr.rpartition("The stacks are at the end of ")[2].strip().rstrip(".")
+    assert "bench_workloads.py" in (tmp_path / "cwd" / log).read_text(), "it is kept, and says where"
 
 
 def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):
