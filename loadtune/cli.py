@@ -32,7 +32,7 @@ from loadtune.cli_memory import memory
 from loadtune.cli_report import report
 from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
-from loadtune.errors import LoadtuneError
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records import HostFacts, TuneConfig, TuningResult
 from loadtune.terminal import print_whatever_the_locale, show
 from loadtune.units import counted
@@ -226,8 +226,9 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
     folder = resumed or store.new_run_folder(out, config.workload.label)
     try:
         result = _tune(config, folder, printed.quiet, resume=resumed is not None, reopen=reopen)
-    except (LoadtuneError, KeyboardInterrupt):
-        if not debug and resumed is None:
+    except (LoadtuneError, KeyboardInterrupt) as error:
+        log_is_named = isinstance(error, OutOfTimeError) and error.stuck is not None
+        if not debug and resumed is None and not log_is_named:
             _remove_if_empty(folder, made)
         raise
     has_begun = resumed is None or bool(result.stage_seconds.keys() - {"start"})

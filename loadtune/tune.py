@@ -23,6 +23,7 @@ from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.growth import tell_growth
 from loadtune.stages.resuming import restore
+from loadtune.stages.run import LOG_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ def tune_loader(
     bench = BenchClient(
         config.workload,
         device,
-        log_path=folder / "bench.log",
+        log_path=folder / LOG_FILE,
         hang_s=hang_s,
         objects=objects,
         max_gpu_memory_bytes=config.max_gpu_memory_bytes,

@@ -297,7 +297,8 @@ class BenchClient:
         self._end_with_stacks(process, stuck)
         message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
         if stuck:
-            message = f"{did_not_return_text(stuck, stuck_s)}; the training process was ended."
+            ended = "; the training process was ended." if stuck[0].worker is not None else ", which was ended."
+            message = did_not_return_text(stuck, stuck_s) + ended
         message += hang_text(process.log_tail(LAST_WORDS_LINES))
         return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail(_STACKS_LINES))
 

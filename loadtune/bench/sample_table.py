@@ -25,6 +25,7 @@ _PID, _BATCH_SIZE, INDEX, _FIRST = range(6, 10)
 _ROW = 16
 _MAX_KEPT = _ROW - _FIRST
 _NUM_BYTES = 1 << 20  # 8,190 workers; what is not written takes no memory
+_NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 
 Row: TypeAlias = "memoryview[float]"
@@ -156,12 +157,14 @@ class Stillness:
 
 
 def samples_text(loading: Loading) -> str:
-    """``dataset[41] (in a batch of 8: 7, 300, 41, …)``."""
-    listed = ", ".join([*map(str, loading.batch), *(["…"] if loading.batch_size > len(loading.batch) else [])])
+    """``dataset[41] (in a batch of 8: 7, 300, 41, …)``, or ``one of dataset[7], dataset[300], … (a batch of 8)``."""
     if loading.index is None:
-        return f"one batch of {counted(loading.batch_size, 'sample')}, dataset[[{listed}]],"
-    many = loading.batch_size > 1
-    return f"dataset[{loading.index}]" + (f" (in a batch of {loading.batch_size}: {listed})" if many else "")
+        named = ", ".join(f"dataset[{index}]" for index in loading.batch[:_NAMED])
+        return f"one of {named}{', …' if loading.batch_size > _NAMED else ''} (a batch of {loading.batch_size})"
+    if loading.batch_size == 1:
+        return f"dataset[{loading.index}]"
+    listed = ", ".join(map(str, loading.batch)) + (", …" if loading.batch_size > len(loading.batch) else "")
+    return f"dataset[{loading.index}] (in a batch of {loading.batch_size}: {listed})"
 
 
 def did_not_return_text(still: Sequence[Loading], seconds: float) -> str:

@@ -12,6 +12,9 @@ from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
 
+LOG_FILE = "bench.log"
+"""What the training process and its workers write, in the run's folder."""
+
 TRIAL_SHARE = 0.008
 """Of the time budget, for the timed part of one run: 2.4 s of the default five minutes, six windows: from there on an
 interval is believed. A run of the confirmation is no longer: its own noise is less than half of what fresh loaders

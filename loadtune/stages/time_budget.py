@@ -1,14 +1,9 @@
 """The end of the time budget, in words: what was under way, what had not come back, what to do about it."""
 
 from loadtune.errors import OutOfTimeError
-from loadtune.stages.run import Run
+from loadtune.stages.run import LOG_FILE, Run
 from loadtune.stages.untried import hung_trials
 from loadtune.units import counted, seconds_text
-
-_LOOK = (
-    "Every sample has to return or raise: look for a lock, a download or a read without a timeout. The stacks are at "
-    "the end of bench.log"
-)
 
 
 def ended_text(run: Run, end: OutOfTimeError) -> str:
@@ -16,7 +11,10 @@ def ended_text(run: Run, end: OutOfTimeError) -> str:
     found, budget = run.found, seconds_text(run.found.config.time_budget_s)
     hung = hung_trials(found)
     if end.stuck is not None:
-        return f"the time budget of {budget} ended: {end.stuck}. {_LOOK}"
+        return (
+            f"the time budget of {budget} ended: {end.stuck}. Every sample has to return or raise: look for a lock, a "
+            f"download or a read without a timeout. The stacks are at the end of {run.folder / LOG_FILE}"
+        )
     if hung:
         last = hung[-1].message.rstrip(".")
         return f"the time budget of {budget} ended after {counted(len(hung), 'trial')} hung: {last}"

@@ -38,7 +38,7 @@ def gather(
     loader_points: Sequence[LoaderPoint] = (),
     transfer_points: Sequence[TransferPoint] = (),
     most_workers_tried: int | None = None,
-    failed_with_more_workers: tuple[FailureKind, ...] = (),
+    failed_with_more_workers: tuple[FailureKind, ...] | None = None,
     most_workers_in_memory: int | None = None,
     num_memory_failures: int | None = None,
     in_flight_bytes: int | None = None,

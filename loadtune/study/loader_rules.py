@@ -67,8 +67,8 @@ def taking(e: Evidence) -> Hindrance | None:
     if not (e.waits and e.is_taking_the_wall) or cores(e) is not None:
         return None
     figures = (
-        f"Made batches stand before the training process, which spends {percent_text(e.wait_fraction)} of the time on "
-        f"getting its next one: it rebuilds each by itself ({cores_text(e.main_cores)} core){device_takes(e)}."
+        f"Batches are queued for the training process, which spends {percent_text(e.wait_fraction)} of the time in "
+        f"next(loader) to rebuild them ({cores_text(e.main_cores)} core){device_takes(e)}."
     )
     return named("loader", figures, least(without_share(e.wait_fraction), _gain(e)))
 

@@ -82,7 +82,7 @@ class Evidence:
     num_workers: float | None = None
     num_usable_cores: float | None = None
     most_workers_tried: float | None = None
-    failed_with_more_workers: tuple[FailureKind, ...] = ()
+    failed_with_more_workers: tuple[FailureKind, ...] | None = None
     """How trials with more workers than this configuration failed, one for each."""
     most_workers_in_memory: float | None = None
     """Workers whose batches fit RAM and /dev/shm at this batch size."""

@@ -97,7 +97,7 @@ def test_how_long_a_sample_takes_is_seen_from_outside() -> None:
         ([loading(worker=None, batch_size=1)], "dataset[41] did not return for 28 s, in the training process"),
         (
             [loading(index=None, batch=(7, 41), batch_size=64)],
-            "one batch of 64 samples, dataset[[7, 41, …]], did not return for 28 s, in a worker",
+            "one of dataset[7], dataset[41], … (a batch of 64) did not return for 28 s, in a worker",
         ),
         (
             [loading(batch_size=1), loading(worker=1, index=3, batch_size=1), loading(worker=2)],
