@@ -252,8 +252,8 @@ REFUSED_AT_ONCE = {
     ),
     "fused of one's own": ((LINEAR, (4,)), {"optimizer": torch.optim.SGD, "fused": True}, UsageError, ["fused"]),
     "fused fp16": ((LINEAR, (4,)), {"precision": "fp16", "fused": True}, UsageError, ["fused", "adamw or bf16"]),
-    "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["'cuda:99' is not there", "cpu"]),
-    "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["'tpu' is not known", "cpu"]),
+    "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["--device is 'cuda:99'", "cpu"]),
+    "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["--device is 'tpu'", "cpu"]),
     "a lock in the model": (
         (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
     ),
