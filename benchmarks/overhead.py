@@ -180,7 +180,7 @@ class Alternating:
 def measure(workload: Workload, device: torch.device, batch_size: int, given: argparse.Namespace) -> Outcome:
     recipe = Recipe(precision="fp16", memory_format="channels_last") if device.type == "cuda" else Recipe()
     trainer = Trainer(ResidentModel(workload, device), recipe, workload)
-    batch = resident_batch(collate_samples(fetch_samples(workload.dataset, range(8))), batch_size, trainer)
+    batch = resident_batch(collate_samples(fetch_samples(workload.dataset, range(8)), range(8)), batch_size, trainer)
     config = LoaderConfig(batch_size=batch_size, num_workers=given.num_workers, pin_memory=device.type == "cuda")
     loader = ResidentLoader(workload, config, batch)
     try:

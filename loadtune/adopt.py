@@ -1,7 +1,7 @@
-"""Use a result: the confirmed winner of a run, as arguments for a training script, on the machine it was tuned on.
+"""The confirmed winner of a stored result, as arguments for a training script.
 
-In: where the result lies. Out: DataLoader arguments or the recipe. Apart from the report, because it reads this
-machine, to warn when it is another one than the result's.
+In: the path of a result. Out: DataLoader arguments or the recipe. Apart from the report, because it compares this
+machine with the one that the result was measured on, and warns where they differ.
 """
 
 import os
@@ -17,11 +17,13 @@ from loadtune.report.store import load_result
 def best_loader_kwargs(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> dict[str, Any]:
-    """Arguments of the confirmed best: ``DataLoader(dataset, **best_loader_kwargs())``.
+    """The DataLoader arguments of the best configuration: ``DataLoader(dataset, **best_loader_kwargs())``.
 
-    ``path`` is what `load_result` takes. ``keep_batch_size`` takes the winner at the batch size that the run was given,
-    for those who may not change theirs.
-    Another machine (GPU, usable cores or torch differ) is a MachineMismatchWarning, with ``strict`` an error.
+    ``path`` is as in `load_result`: a file, a folder, or None for the newest result. ``keep_batch_size`` returns the
+    best configuration at the batch size that the run was given, instead of the best at any batch size.
+
+    Warns with MachineMismatchWarning where GPU, usable cores or torch differ from the result's; ``strict`` raises
+    MachineMismatchError instead. Raises ResultError where the result has no confirmed winner.
     """
     return _best_config(path, strict, keep_batch_size).loader.kwargs()
 
@@ -29,7 +31,10 @@ def best_loader_kwargs(
 def best_recipe(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> Recipe:
-    """Precision, memory format, fused optimizer and torch.compile that the loader arguments were measured with."""
+    """Precision, memory format, fused optimizer and torch.compile of the best configuration.
+
+    Arguments and errors are those of `best_loader_kwargs`, whose arguments were measured together with this recipe.
+    """
     return _best_config(path, strict, keep_batch_size).recipe
 
 
@@ -40,15 +45,15 @@ def _best_config(path: str | os.PathLike[str] | None, strict: bool, keep_batch_s
     config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     found = differences(result, read_host())
     if found and strict:
-        raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` here, or leave strict=True out.")
+        raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` on this machine, or leave out strict=True.")
     if found:
-        message = _mismatch(found) + " It may not be the best here: run `loadtune run` on this machine."
+        message = _mismatch(found) + " Another configuration may be the best here: run `loadtune run` on this machine."
         warnings.warn(message, MachineMismatchWarning, stacklevel=3)  # the line that called the public function
     return config
 
 
 def differences(result: TuningResult, here: HostFacts) -> list[str]:
-    """What of this machine is not what the result was measured on, each as ``what: then, here now``."""
+    """How this machine differs from the result's, each as ``name: value in the result, here value``."""
     then = result.host
     found = []
     names_here = sorted({gpu.name for gpu in here.gpus})

@@ -35,6 +35,8 @@ _UNITS = {
 }
 _LEAST_BYTES = 1024**2
 """No training step needs less: a smaller size has lost its unit."""
+LEAST_BUDGET_S = 5.0
+"""Importing torch and building a small model takes 2 to 4 s."""
 _LARGEST_SEED = 2**32 - 1  # NumPy's limit, which Optuna's samplers share
 
 
@@ -194,6 +196,12 @@ def _overlaid(kept: _Record, asked: _Record, given: Collection[str], **option_of
 def check(config: TuneConfig) -> TuneConfig:
     """The same config, every number of it within its range."""
     check_seconds("--time-budget", config.time_budget_s)
+    if config.time_budget_s < LEAST_BUDGET_S:
+        raise UsageError(
+            f"--time-budget is {config.time_budget_s:g}; it must be at least {LEAST_BUDGET_S:g} seconds: starting the"
+            " training process alone takes several. Most workloads need 60 or more for an answer. Raise it, or leave"
+            " --time-budget out."
+        )
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)
     check_at_least("--num-workers", config.yours.num_workers, 0)

@@ -1,19 +1,17 @@
-"""Only the batch size: the largest that trains, found before a training script does anything else.
+"""`find_batch_size`: the largest batch size that trains, and nothing else.
 
 In: a model and its samples, as objects of the caller's script or by name. Out: a `MemoryCeiling`. Beside `tune`,
-because it needs no loader and no study; like it, it measures in a process of its own, and the caller's stays clean.
+because it needs no loader and no study. It measures in a separate process, as `tune` does.
 """
 
-import sys
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, workload_of
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
+from loadtune.objects import refuse_recursion
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
@@ -23,10 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 STEP_LIMIT_S = 5.0
-"""Longest training step that is looked at on a CPU: it has RAM for steps of minutes, which nobody wants to wait for,
-and least of all five times over."""
-
-_BENCH_MAIN = "loadtune.bench.__main__"
+"""Longest training step that is tried on a CPU. Its RAM would hold batches whose steps take minutes."""
 
 
 def find_batch_size(
@@ -40,45 +35,52 @@ def find_batch_size(
     max_batch_size: int | None = None,
     device: "str | torch.device | None" = None,
     num_classes: int | None = None,
+    output_shape: "Sequence[int] | None" = None,
     channels_last: bool = False,
     fused: bool = False,
     compile: bool = False,
 ) -> MemoryCeiling:
-    """The largest batch that trains on this machine; ``.safe_batch_size`` of the answer is the one to use.
+    """Find the largest batch size that trains on this machine.
 
-    It is found by real training steps in a process of its own: nothing is left on the GPU, the model given is not
-    changed, and the script needs no main guard. Keep the model on the CPU until afterwards: what this process holds of
-    the GPU is not free.
+    Use ``.safe_batch_size`` of the returned `MemoryCeiling` for training; ``print`` the ceiling for a table of every
+    size that was tried. Sizes are tried by real training steps in a separate process. Afterwards nothing is left on the
+    GPU, the model is unchanged, and the script needs no ``if __name__ == "__main__"``. Call it before anything of this
+    process is on the GPU: memory that this process holds is not free.
 
-    model_or_factory: a module, a function or class that makes one without arguments, a torchvision name, or an import
-        path ``pkg.mod:factory``.
-    input_shape_or_dataset: the shape of one sample, for random float32 inputs with labels in the model's range; or a
-        map-style dataset, what makes one without arguments, an import path, or ``FakeData``.
-    loss: (outputs, targets) → scalar. None: cross entropy, over (batch, classes), (batch, classes, …) or
-        (batch, …, classes).
-    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or (parameters) → torch.optim.Optimizer.
-    num_steps: training steps that each size has to survive.
+    model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model;
+        or an import path ``pkg.mod:factory``.
+    input_shape_or_dataset: the shape of one sample, for random float32 inputs; or a map-style dataset, a function or
+        class without arguments that returns one, an import path, or ``FakeData``.
+    loss: (outputs, targets) → scalar tensor. None: cross entropy. It takes outputs of shape (batch, classes),
+        (batch, classes, …) or (batch, …, classes).
+    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer.
+    precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision).
+    num_steps: number of training steps that each size has to complete.
+    max_batch_size: largest size to try. None: no limit but memory and the dataset's length.
     device: ``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU.
-    num_classes: for torchvision models and ``FakeData``.
-    channels_last, fused: where the script trains so; a fused optimizer of one's own is made so by its callable.
-    compile: train it compiled by torch.compile, each size that is tried for itself. Give the model uncompiled.
+    num_classes: number of classes, for torchvision models and ``FakeData``.
+    output_shape: the shape of one target, for a loss that takes dense targets, such as a regression. Targets are then
+        random float32 numbers of this shape; () is one number per sample. It needs an input shape and a ``loss``.
+        None: targets are class indices in the range of the model's output.
+    channels_last, fused: train in this memory format, with the fused optimizer. If ``optimizer`` is a function, pass
+        ``fused=True`` to the optimizer in there.
+    compile: train with torch.compile. Pass the model uncompiled; every size that is tried is compiled for itself.
 
-    On a CPU no step is tried that is foretold to take more than 5 s; where that is the limit, ``limit`` says ``time``.
+    On a CPU, sizes are not tried if one step is predicted to take more than 5 s. ``limit`` of the result is then
+    ``time``.
 
-    Raises UsageError, DeviceError, WorkloadError or NothingFitsError for what a user can mend.
+    Raises UsageError or WorkloadError for arguments that cannot be used, DeviceError where the device is missing, and
+    NothingFitsError where not even the smallest batch trains.
     """
-    _refuse_recursion()
+    refuse_recursion("find_batch_size")
     recipe = recipe_of(precision, channels_last, fused, compile, optimizer)
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
     classes = None if num_classes is None else at_least_1("num_classes", num_classes)
-    spec, objects = workload_of(model_or_factory, input_shape_or_dataset, loss, optimizer, classes)
+    spec, objects = workload_of(model_or_factory, input_shape_or_dataset, loss, optimizer, classes, output_shape)
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
-    with (
-        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
-        BenchClient(spec, chosen, log_path=Path(folder) / "bench.log", objects=objects) as bench,
-    ):
+    with BenchClient(spec, chosen, objects=objects) as bench:
         facts = bench.describe()
         caps = _caps(facts, largest, precision, has_length=not is_random(spec))
         limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
@@ -88,44 +90,34 @@ def find_batch_size(
 
 
 def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
-    """On a CPU, where the first size already may be a long one: begin with what the smallest step says."""
+    """On a CPU even the first size may take long, so the smallest batch is timed before."""
     smallest = min(max(2, facts.min_batch_size), facts.dataset_length)
-    scout = bench.time_compute(recipe, smallest, 0.0)  # what keeps it from training is the probe's to say
+    scout = bench.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
     return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
-
-
-def _refuse_recursion() -> None:
-    """The bench imports the caller's modules: one that calls this again while imported would never come to an end."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == _BENCH_MAIN:
-        raise UsageError(
-            "find_batch_size was called again in the measuring process, while it imported the module that calls it. "
-            "Put the call under `if __name__ == '__main__':`, or the model and dataset into a module of their own."
-        )
 
 
 def _caps(
     facts: WorkloadFacts, max_batch_size: int | None, precision: Precision, *, has_length: bool
 ) -> dict[CeilingLimit, int]:
-    """What bounds the batch beside memory. Raises where the workload rules out what was asked for."""
+    """Limits of the batch size other than memory. Raises where the workload cannot be trained as asked for."""
     if precision not in facts.precisions:
         raise UsageError(
-            f"precision is {precision!r}, which {facts.device_name} does not run; it can be "
-            f"{', '.join(facts.precisions)} there. Name one of these, or another device."
+            f"precision is {precision!r}, which {facts.device_name} does not support; it can be "
+            f"{', '.join(facts.precisions)} there. Choose one of these, or another device."
         )
     least = facts.min_batch_size
     if facts.dataset_length < least:
         raise WorkloadError(
-            f"the dataset has {facts.dataset_length} sample, but the model trains on {least} at least (batch "
-            "normalisation does). Pass a larger dataset."
+            f"the dataset has {facts.dataset_length} sample, but the model needs at least {least} samples to train "
+            "(batch normalization does). Pass a larger dataset."
         )
     if max_batch_size is not None and max_batch_size < least:
         raise UsageError(
-            f"max_batch_size is {max_batch_size}, but the model trains on {least} samples at least (batch "
-            "normalisation does). Raise it, or leave it out."
+            f"max_batch_size is {max_batch_size}, but the model needs at least {least} samples to train (batch "
+            "normalization does). Raise max_batch_size, or leave it out."
         )
-    # Of random samples there are as many as it takes.
+    # The number of random samples is not limited.
     caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length} if has_length else {}
     if max_batch_size is not None:
         caps["cap"] = max_batch_size

@@ -1,7 +1,4 @@
-"""``loadtune check``: is a stored winner still as good? A gate for CI.
-
-Words to a `Check`, its outcome to an exit code.
-"""
+"""``loadtune check``: a gate for CI. In: options. Out: a printed `Check` and an exit code."""
 
 import sys
 from pathlib import Path
@@ -19,30 +16,26 @@ EXIT_CODES: dict[CheckOutcome, int] = {"held": 0, "fell": 1, "unclear": 3}
 
 
 def check(
-    baseline: Annotated[Path, typer.Option(help="result.json, or a folder whose newest run counts.")],
-    tolerance: Annotated[str, typer.Option(metavar="5%", help="Loss that is let pass, as 5% or 0.05.")] = "5%",
-    time_budget: Annotated[
-        float, typer.Option(help="Seconds, the start included; torch.compile's come on top.")
-    ] = 60.0,
+    baseline: Annotated[Path, typer.Option(help="result.json, or a folder, whose newest run is read.")],
+    tolerance: Annotated[str, typer.Option(metavar="5%", help="Loss that passes, as 5% or 0.05.")] = "5%",
+    time_budget: Annotated[float, typer.Option(help="Seconds, with start-up; torch.compile's are added.")] = 60.0,
     keep_batch_size: Annotated[bool, KEEP_BATCH_SIZE] = False,
-    json: Annotated[bool, typer.Option("--json", help="As JSON on stdout, all else on stderr.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Result as JSON on stdout, all else on stderr.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Measure a stored result again and report a regression.
 
-    A winner that was picked for its samples per joule is held to those instead.
-
-    Trains real steps with fresh loaders, three runs or more, until the 95% interval of now ÷ then tells or the time
-    is spent.
+    Times real training steps in at least three runs with fresh loaders. It ends as soon as the 95% interval of the
+    ratio now ÷ baseline decides, or when the time is spent. A winner by samples per joule is compared by those.
 
     \b
-    Ends with 0  it held: the whole interval is above 1 − tolerance
-              1  it fell: the whole interval is below
-              2  something to mend: a bad option, a result that cannot be read
-                 or has no interval
-              3  it could not be told: too wide an interval, another device,
-                 or a workload that cannot be built here
+    Exit code 0  held: the whole interval is above 1 − tolerance
+              1  fell: the whole interval is below 1 − tolerance
+              2  error: a bad option, or a result that cannot be read, has no
+                 confirmed winner or no interval
+              3  unclear: the interval is too wide, the device differs, or the
+                 workload cannot be built here
 
     Examples:
 

@@ -1,13 +1,11 @@
-"""``loadtune memory``: where the memory of a training step goes. Words to a plan, a `FootprintReport` to the terminal.
+"""``loadtune memory``: where the memory of a training step goes. In: options. Out: a `FootprintReport` on the terminal.
 
-Estimates are worked out in this command's own process: nothing is trained, so nothing can crash, and no CUDA context is
-created. What is measured on a GPU is measured by a bench. torch comes in with `loadtune.footprint`, within the command,
-so that ``--help`` answers at once.
+An estimate is made in this process: nothing is trained, and no CUDA context is created. A bench measures on a GPU.
+torch is imported within the command, with `loadtune.footprint`, so that ``--help`` stays fast.
 """
 
 import contextlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -33,50 +31,81 @@ _COUNTS = ("--batch-size", "--image-size", "--num-classes")
 
 def memory(
     dataset: Annotated[
-        str, typer.Option(help="FakeData, a class of torchvision.datasets, or pkg.mod:factory.")
+        str, typer.Option(help="FakeData, a class of torchvision.datasets, or an import path pkg.mod:factory.")
     ] = _DEFAULT.dataset,
     model: Annotated[
-        str, typer.Option(help="A name of torchvision.models.list_models(), or pkg.mod:factory.")
+        str, typer.Option(help="A name of torchvision.models.list_models(), or an import path pkg.mod:factory.")
     ] = _DEFAULT.model,
-    data_root: Annotated[str | None, typer.Option(help="Folder that torchvision's dataset reads.")] = None,
+    data_root: Annotated[str | None, typer.Option(help="Folder with the files of the torchvision dataset.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
-    num_classes: Annotated[int | None, typer.Option(help="Classes. [default: the dataset's, else 1000]")] = None,
-    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="What updates the weights.")] = "sgd",
-    batch_size: Annotated[int, typer.Option(help="Samples in the step.")] = _DEFAULT_BATCH_SIZE,
-    precision: Annotated[str, typer.Option(metavar="off|fp16|bf16", help="What autocast computes in.")] = "off",
+    num_classes: Annotated[
+        int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="Optimizer. sgd has momentum 0.9.")] = "sgd",
+    batch_size: Annotated[int, typer.Option(help="Batch size of the step.")] = _DEFAULT_BATCH_SIZE,
+    precision: Annotated[
+        str, typer.Option(metavar="off|fp16|bf16", help="Mixed precision (AMP). off: float32.")
+    ] = "off",
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="From shapes, without running. [default: where CUDA is missing]")
+        bool, typer.Option("--estimate", help="Estimate from tensor shapes. [default: where there is no CUDA GPU]")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(help="cuda, cuda:1 or a UUID, to measure on; cpu: estimate. [default: freest GPU]")
+        str | None,
+        typer.Option(
+            help="cuda, cuda:1 or a GPU's UUID: measure there. cpu: estimate. [default: GPU with most free memory]"
+        ),
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="24GiB", help="Also estimate the largest batch for so much memory.")
+        str | None, typer.Option(metavar="24GiB", help="Also estimate the largest batch for this much GPU memory.")
     ] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Also other precisions, optimizers, image sizes, and checkpointing.")
+        bool,
+        typer.Option(
+            "--what-if", help="Also compare other precisions, optimizers, image sizes, and activation checkpointing."
+        ),
     ] = False,
-    per_layer: Annotated[bool, typer.Option("--per-layer", help="Also what each layer returns and keeps.")] = False,
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer", help="Also list each layer's parameters, output and saved activations.")
+    ] = False,
     checkpoint: Annotated[
-        bool, typer.Option("--checkpoint", help="Also what checkpointing the model's blocks would leave.")
+        bool, typer.Option("--checkpoint", help="Also show the step with activation checkpointing.")
     ] = False,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="SCRIPT", help="Instead run this script, and show each line's memory.")
+    checkpoint_segments: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="With --checkpoint or --what-if: run the longest nn.Sequential in N segments. [default: each block is"
+            " checkpointed; in a model without blocks, about sqrt(number of layers) segments]",
+        ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="With --trace: a file or folder of yours; repeatable.")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(help="With --trace: the script's own, after --.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="SCRIPT", help="Instead run this script and show the memory of each line.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="With --trace: show lines of this file or folder only. Can be repeated."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="With --trace: arguments of the script, after --.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show where the memory of one training step goes."""
+    """Show where the memory of one training step goes.
+
+    Measured on a GPU, with an estimate from tensor shapes beside it. Without a GPU: the estimate alone.
+    """
     with told_plainly(debug):
         if trace is not None:
             if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
-                raise UsageError("--trace follows a script of yours; it takes --only and --json. Leave the rest out.")
+                raise UsageError("--trace runs a script; of the other options it takes --only and --json only.")
             _trace(trace, arguments or [], only, as_json=json)
         _check_of_no_script(only, arguments)
         for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
             check_at_least(flag, value, 1)
+        if checkpoint_segments is not None and not (checkpoint or what_if):
+            raise UsageError("--checkpoint-segments needs --checkpoint or --what-if. Add one of them.")
+        check_at_least("--checkpoint-segments", checkpoint_segments, 2)
         spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)
         from loadtune.step_memory import Wanted, step_report
 
@@ -86,6 +115,7 @@ def memory(
             memory_bytes=None if memory is None else memory_of("--memory", memory),
             per_layer=per_layer,
             checkpoint=checkpoint,
+            checkpoint_segments=checkpoint_segments,
             what_if=what_if,
         )
         report = step_report(spec, wanted, None if estimate else _measuring(spec, device))
@@ -93,15 +123,15 @@ def memory(
 
 
 def _check_of_no_script(only: list[str] | None, arguments: list[str] | None) -> None:
-    """Without --trace there is no script that these could be for."""
+    """These belong to --trace."""
     if only:
-        raise UsageError(f"--only is {only[0]!r}; it goes with --trace SCRIPT. Name the script, or leave --only out.")
+        raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
     if arguments:
-        raise UsageError(f"{stray(arguments[0])} A script's own arguments go with --trace SCRIPT.")
+        raise UsageError(f"{stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
 
 
 def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_json: bool) -> NoReturn:
-    """Show what each line of the script did to memory, and end as the script would have."""
+    """Show the memory of each line of the script, and exit as the script would."""
     from loadtune.footprint.trace import run_traced, trace_json, trace_text
 
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():  # stdout is the JSON's
@@ -113,14 +143,14 @@ def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_jso
 
 
 def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], AbstractContextManager[BenchClient]] | None":
-    """What opens a bench on the GPU asked for. None: it is to be estimated, and why was said."""
+    """What opens a bench on the GPU. None: there is none to measure on; a line on stderr says so."""
     from loadtune.host import choose_device, read_host
 
     chosen = choose_device(read_host(), requested)
     if chosen.kind == "cuda":
         return lambda: _bench(spec, chosen)
-    why = "A CPU keeps no books of memory" if requested else "No CUDA device is here"
-    typer.echo(f"{why}: estimated from shapes, as with --estimate.", err=True)
+    why = "Memory can be measured on a CUDA GPU only" if requested else "Found no CUDA GPU"
+    typer.echo(f"{why}: estimating from tensor shapes, as with --estimate.", err=True)
     return None
 
 
@@ -128,10 +158,7 @@ def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], Abstr
 def _bench(spec: WorkloadSpec, device: Device) -> "Iterator[BenchClient]":
     from loadtune.bench import BenchClient
 
-    with (
-        tempfile.TemporaryDirectory(prefix="loadtune-") as folder,
-        BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
-    ):
+    with BenchClient(spec, device) as bench:
         bench.start()
         yield bench
 

@@ -1,6 +1,6 @@
-"""``loadtune export``, ``compare`` and ``schema``: a stored result handed over.
+"""``loadtune export``, ``compare`` and ``schema``: commands that read stored results.
 
-Nothing is measured, and torch is not loaded.
+They measure nothing and do not load torch.
 """
 
 import sys
@@ -14,7 +14,7 @@ from loadtune.errors import UsageError
 from loadtune.records import TuningResult
 from loadtune.terminal import show
 
-KEEP_BATCH_SIZE = typer.Option("--keep-batch-size", help="The winner at the batch size that the run was given.")
+KEEP_BATCH_SIZE = typer.Option("--keep-batch-size", help="Take the winner at the batch size that the run was given.")
 DEBUG = typer.Option("--debug", help="Show tracebacks.")
 
 
@@ -22,27 +22,27 @@ def export(
     result: Annotated[
         Path | None, typer.Argument(help="result.json, or a folder with one. [default: the newest run here]")
     ] = None,
-    format: Annotated[str, typer.Option(metavar="FORM", help="One of the forms above.")] = "python",
-    out: Annotated[Path | None, typer.Option(help="File to write, replaced if there. [default: stdout]")] = None,
+    format: Annotated[str, typer.Option(metavar="FORM", help="One of the forms listed above.")] = "python",
+    out: Annotated[Path | None, typer.Option(help="File to write; replaced if it exists. [default: stdout]")] = None,
     keep_batch_size: Annotated[bool, KEEP_BATCH_SIZE] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Hand the confirmed winner to another program.
+    """Write the confirmed winner in a form that another program reads.
 
     Forms:
 
     \b
       python       loader_kwargs.py to import: LOADER_KWARGS and RECIPE
       pytorch      loader and training step of a plain loop, to paste
-      lightning    a LightningDataModule and Trainer's arguments
-      hf           fields of transformers.TrainingArguments
-      accelerate   Accelerator's arguments
-      json         the same as data
+      lightning    a LightningDataModule and arguments of Trainer
+      hf           arguments of transformers.TrainingArguments
+      accelerate   arguments of Accelerator
+      json         loader arguments, recipe and throughput as JSON
       env          LOADTUNE_BATCH_SIZE=… for a shell, Docker or $GITHUB_ENV
       markdown     a table and code, for a pull request or a job's summary
       github-action-benchmark
                    entries for its tool customBiggerIsBetter
-      tensorboard  one curve a figure over the trials; --out is a folder
+      tensorboard  curves over the trials; --out is a folder
 
     Examples:
 
@@ -59,16 +59,16 @@ def export(
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="result.json, or a folder whose newest run counts.")],
-    after: Annotated[Path, typer.Argument(help="The other one.")],
+    before: Annotated[Path, typer.Argument(help="result.json, or a folder, whose newest run is read.")],
+    after: Annotated[Path, typer.Argument(help="The other result, likewise.")],
     keep_batch_size: Annotated[bool, KEEP_BATCH_SIZE] = False,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Compare two results of one workload.
 
-    What changed in the winner, its throughput with the interval of the ratio, the ceilings, and the machine and
-    versions around it. Ends with 1 where a run has no winner to compare, with 2 where the two trained different things.
+    Shows both winners, the ratio of their throughputs with its interval, the largest batch sizes, and what differs in
+    machine and versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
 
     Examples:
 
@@ -113,7 +113,7 @@ def _export(result: TuningResult, format: str, out: Path | None, *, keep_batch_s
         _export_scalars(result, out)
         return
     if format not in FORMS:
-        raise UsageError(f"--format is {format!r}; it can be {', '.join((*FORMS, TENSORBOARD))}. Name one of these.")
+        raise UsageError(f"--format is {format!r}. Allowed: {', '.join((*FORMS, TENSORBOARD))}.")
     text = written(result, format, keep_batch_size=keep_batch_size)
     if out is None:
         typer.echo(text, nl=False)
@@ -122,8 +122,8 @@ def _export(result: TuningResult, format: str, out: Path | None, *, keep_batch_s
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"--out {out} cannot be written ({error.strerror or error}). It takes a file in a folder that is there and"
-            " that this user may write to. Name another one."
+            f"--out {out} cannot be written ({error.strerror or error}). Name a file in an existing folder that this"
+            " user may write to."
         ) from error
     typer.echo(f"Written to {out}", err=True)
 
@@ -132,5 +132,5 @@ def _export_scalars(result: TuningResult, out: Path | None) -> None:
     from loadtune.handover import export_tensorboard
 
     if out is None:
-        raise UsageError("--format tensorboard writes event files, which take a folder. Name one with --out.")
+        raise UsageError("--format tensorboard writes a folder of event files. Name the folder with --out.")
     typer.echo(f"Written to {export_tensorboard(result, out)}", err=True)

@@ -1,15 +1,16 @@
-"""What can go wrong in a way a user can mend. Every message says what was found, what is allowed, what to do next.
+"""Errors that a user can correct. Every message says what was found, what is allowed, what to do next.
 
 LoadtuneError
 ├── UsageError            an option or argument has a value that cannot be used
-├── DeviceError           the device asked for is not there, or cannot be used
-├── WorkloadError         the dataset, model or factory is missing, raises, or does not fit together
-│   └── NothingFitsError  not even the smallest batch trains in the memory that is free
-├── BenchError            the measuring process could not be started, or keeps dying
+├── DeviceError           the requested device does not exist, or cannot be used
+├── WorkloadError         the dataset, the model or the loss is missing, raises, or does not fit the others
+│   └── NothingFitsError  the free memory is too small even for the smallest batch
+├── BenchError            the training process could not be started, or ends again and again
+├── OutOfTimeError        the time budget ended before the request was done
 └── ResultError           a result file is missing, damaged, or of a newer version
-    └── MachineMismatchError   the result came from another machine and ``strict=True`` was given
+    └── MachineMismatchError   the result was measured on another machine, and ``strict=True`` was given
 
-MachineMismatchWarning (UserWarning)   the same, without ``strict``
+MachineMismatchWarning (UserWarning)   the same without ``strict=True``
 """
 
 
@@ -22,13 +23,13 @@ class UsageError(LoadtuneError):
 
 
 class DeviceError(LoadtuneError):
-    """The device asked for is not there, or cannot be used."""
+    """The requested device does not exist, or cannot be used."""
 
 
 class WorkloadError(LoadtuneError):
-    """The dataset, model or factory is missing, raises, or does not fit together.
+    """The dataset, the model or the loss is missing, raises, or does not fit the others.
 
-    ``user_traceback`` is the traceback of the user's own code as text, or None where none of it was running.
+    ``user_traceback``: the traceback of the user's own code, as text. None: the error was not raised in it.
     """
 
     def __init__(self, message: str, user_traceback: str | None = None) -> None:
@@ -37,11 +38,23 @@ class WorkloadError(LoadtuneError):
 
 
 class NothingFitsError(WorkloadError):
-    """Not even the smallest batch trains in the memory that is free."""
+    """The free memory is too small even for the smallest batch."""
 
 
 class BenchError(LoadtuneError):
-    """The measuring process could not be started, or keeps dying."""
+    """The training process could not be started, or ends again and again."""
+
+
+class OutOfTimeError(LoadtuneError):
+    """The time budget ended before the request was done.
+
+    ``phase`` is what the training process was doing, or None where it was not asked any more. ``stuck`` names the
+    samples that it was waiting for, in a sentence without a full stop, or is None where it waited for none.
+    """
+
+    def __init__(self, message: str, *, phase: str | None = None, stuck: str | None = None) -> None:
+        super().__init__(message)
+        self.phase, self.stuck = phase, stuck
 
 
 class ResultError(LoadtuneError):
@@ -49,8 +62,8 @@ class ResultError(LoadtuneError):
 
 
 class MachineMismatchError(ResultError):
-    """The result came from another machine and ``strict=True`` was given."""
+    """The result was measured on another machine, and ``strict=True`` was given."""
 
 
 class MachineMismatchWarning(UserWarning):
-    """The result came from another machine: GPU, usable cores or torch differ."""
+    """The result was measured on another machine: GPU, usable cores or the torch version differ."""

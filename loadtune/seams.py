@@ -48,7 +48,14 @@ class Sensor(Protocol):
 
 
 class Bench(Protocol):
-    """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`."""
+    """Owns the device. Every answer is a record; whatever dies inside comes back as a `TrialFailure`.
+
+    Every request raises OutOfTimeError once the moment that `finish_by` set has come.
+    """
+
+    def finish_by(self, until_s: float) -> None:
+        """Set the moment of the machine's monotonic clock at which requests end, done or not."""
+        ...
 
     def describe(self) -> WorkloadFacts:
         """Build the workload and train one small batch of it.

@@ -1,7 +1,7 @@
-"""Where the memory of one step goes: measured on the GPU, worked out from shapes, and with one thing changed.
+"""Where the memory of one training step goes: measured on a GPU, estimated from shapes, and with one thing changed.
 
 In: what to train and what is asked about it. Out: a `FootprintReport`. Beside `tune`, because it needs neither loader
-nor study. Measuring is the bench's, estimating this process's: no CUDA context is created here.
+nor study. The bench measures; this process estimates, and creates no CUDA context.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import (
     PRECISIONS,
+    Checkpoint,
     FootprintReport,
     OptimizerName,
     Precision,
@@ -24,12 +25,13 @@ from loadtune.records import (
     WorkloadFacts,
     WorkloadSpec,
 )
+from loadtune.report.footprint import OPTIMIZER_TEXT, checkpointed_text
 from loadtune.report.wording import PRECISION_TEXT
 
 if TYPE_CHECKING:
     from loadtune.footprint.plan import StepPlan
 
-OPTIMIZER_NAMES: dict[StepOptimizer, str] = {"sgd_plain": "SGD", "sgd": "SGD with momentum", "adamw": "AdamW"}
+_STEP_OPTIMIZERS: tuple[StepOptimizer, ...] = ("sgd", "sgd_plain", "adamw")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +41,32 @@ class Wanted:
     precision: Precision
     batch_size: int
     memory_bytes: int | None = None
-    """None: what the GPU has free, where one is measured on."""
+    """For which to estimate the largest batch. None: the free memory of the GPU that is measured on."""
     per_layer: bool = False
     checkpoint: bool = False
     what_if: bool = False
+    checkpoint_segments: int | None = None
+    """For both of these. None: see `Checkpoint.segments`."""
+
+    @property
+    def given(self) -> StepVariant:
+        return StepVariant(recipe=Recipe(precision=self.precision), batch_size=self.batch_size)
+
+    @property
+    def with_checkpoint(self) -> StepVariant:
+        return replace(self.given, checkpoint=Checkpoint(segments=self.checkpoint_segments))
 
 
 class _Room(NamedTuple):
-    """Memory that a step may have."""
+    """Memory that a step may use."""
 
     memory_bytes: int | None
-    """None: nobody said."""
+    """None: not known."""
     has_context: bool
-    """Whether CUDA's context has its share already: it does in what a bench finds free."""
+    """Whether the CUDA context is already subtracted, as from what a bench finds free."""
 
-    def largest_batch(self, plan: "StepPlan", *, checkpoint: bool) -> int | None:
-        """By the line through two estimates. Raises WorkloadError where shapes cannot tell."""
+    def largest_batch(self, plan: "StepPlan", checkpoint: Checkpoint | None) -> int | None:
+        """By the line through two estimates. Raises WorkloadError where shapes are not enough."""
         from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
 
         if self.memory_bytes is None:
@@ -74,29 +86,33 @@ class Meter(Protocol):
 def step_report(
     spec: WorkloadSpec, wanted: Wanted, open_meter: Callable[[], AbstractContextManager[Meter]] | None
 ) -> FootprintReport:
-    """Measured by what `open_meter` gives; None: estimated only. Raises WorkloadError, NothingFitsError, BenchError."""
+    """Measured by what `open_meter` gives; None: estimated only. A step without a loss is always estimated.
+
+    Raises WorkloadError, NothingFitsError, BenchError.
+    """
+    from loadtune.footprint.estimate import with_loss_if_it_applies
     from loadtune.footprint.plan import plan_of_spec
 
-    if open_meter is None:
-        return _report(plan_of_spec(spec, wanted.precision), spec, wanted, None)
-    with open_meter() as meter:  # a bench builds the workload while this process works on shapes
-        return _report(plan_of_spec(spec, wanted.precision), spec, wanted, meter)
+    plan = with_loss_if_it_applies(plan_of_spec(spec, wanted.precision), wanted.batch_size)
+    if open_meter is None or not plan.has_loss:
+        return _report(plan, spec, wanted, None)
+    with open_meter() as meter:
+        return _report(plan, spec, wanted, meter)
 
 
 def _report(plan: "StepPlan", spec: WorkloadSpec, wanted: Wanted, meter: Meter | None) -> FootprintReport:
     from loadtune.footprint.estimate import estimate_layers, largest_batch
 
-    given = StepVariant(recipe=Recipe(precision=wanted.precision), batch_size=wanted.batch_size)
     room = _Room(wanted.memory_bytes, has_context=False)
     if meter is not None and room.memory_bytes is None:
         room = _Room(meter.describe().memory_budget_bytes, has_context=True)
     return FootprintReport(
-        account=_found(plan, given, meter),
+        account=_found(plan, wanted.given, meter),
         estimate=None if meter is None else _estimate_or_none(plan, wanted.batch_size),
-        checkpointed=_found(plan, replace(given, checkpoint=True), meter) if wanted.checkpoint else None,
+        checkpointed=_found(plan, wanted.with_checkpoint, meter) if wanted.checkpoint else None,
         layers=estimate_layers(plan, wanted.batch_size) if wanted.per_layer else (),
         largest_batch=None if wanted.memory_bytes is None else largest_batch(plan, wanted.memory_bytes),
-        what_if=tuple(_what_if(plan, spec.optimizer, given, meter, room)) if wanted.what_if else (),
+        what_if=tuple(_what_if(plan, spec.optimizer, wanted, meter, room)) if wanted.what_if else (),
         memory_bytes=room.memory_bytes,
     )
 
@@ -106,21 +122,23 @@ def _measured(meter: Meter, asked: StepVariant) -> StepAccount:
     if isinstance(found, StepAccount):
         return found
     if found.is_of_memory:
-        raise NothingFitsError(f"A batch of {asked.batch_size} does not fit: {found.message} Lower --batch-size.")
-    raise WorkloadError(f"The step cannot be measured: {found.message}", found.log_tail or None)
+        raise NothingFitsError(
+            f"A batch of {asked.batch_size} does not fit into GPU memory: {found.message} Lower --batch-size."
+        )
+    raise WorkloadError(f"The memory of the step could not be measured: {found.message}", found.log_tail or None)
 
 
 def _found(plan: "StepPlan", variant: StepVariant, meter: Meter | None) -> StepAccount:
-    """Measured where it can be, else of the plan, which is the variant's."""
+    """Measured by the meter; without one, estimated from the plan, which has to be the variant's."""
     from loadtune.footprint.estimate import estimate_step
 
     if meter is None:
-        return estimate_step(plan, variant.batch_size, checkpoint=variant.checkpoint)
+        return estimate_step(plan, variant.batch_size, variant.checkpoint)
     return _measured(meter, variant)
 
 
 def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
-    """None: what the model computes depends on values, which shapes do not have."""
+    """None: the forward pass depends on the values of tensors, so shapes are not enough."""
     from loadtune.footprint.estimate import estimate_step
 
     try:
@@ -130,25 +148,26 @@ def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
 
 
 def _what_if(
-    plan: "StepPlan", optimizer: OptimizerName, given: StepVariant, meter: Meter | None, room: _Room
+    plan: "StepPlan", optimizer: OptimizerName, wanted: Wanted, meter: Meter | None, room: _Room
 ) -> Iterator[WhatIf]:
     precisions = PRECISIONS if meter is None else meter.describe().precisions
-    for name, variant in variants(given, optimizer, plan.inputs.shape, precisions):
+    for name, variant in variants(wanted, optimizer, plan.inputs.shape, precisions):
         yield _row(plan, name, variant, meter, room)
 
 
 def variants(
-    given: StepVariant, optimizer: OptimizerName, input_shape: tuple[int, ...], precisions: tuple[Precision, ...]
+    wanted: Wanted, optimizer: OptimizerName, input_shape: tuple[int, ...], precisions: tuple[Precision, ...]
 ) -> Iterator[tuple[str, StepVariant]]:
-    """The step as given, and with one thing changed at a time, by name. (C, H, W) is an image, whose size can be."""
-    yield "as given", given
+    """(Name, step): the step as given, then with one thing changed at a time. Only (C, H, W) has an image size."""
+    given = wanted.given
+    yield f"as given: {given.recipe.precision}, {OPTIMIZER_TEXT[optimizer]}", given
     for precision in precisions:
         if precision != given.recipe.precision:
             yield PRECISION_TEXT[precision], replace(given, recipe=replace(given.recipe, precision=precision))
-    for chosen, name in OPTIMIZER_NAMES.items():
-        if chosen != optimizer:
-            yield name, replace(given, optimizer=chosen)
-    yield "checkpointed blocks", replace(given, checkpoint=True)
+    for other in _STEP_OPTIMIZERS:
+        if other != optimizer:
+            yield OPTIMIZER_TEXT[other], replace(given, optimizer=other)
+    yield "activation checkpointing", wanted.with_checkpoint
     if len(input_shape) == 3:
         for size in (input_shape[-1] // 2, 2 * input_shape[-1]):
             yield f"{size}×{size} images", replace(given, image_size=size)
@@ -161,9 +180,10 @@ def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None,
     row = WhatIf(name=name, peak_bytes=None, estimated=meter is None)
     try:
         found = _found(changed, variant, meter)
-        row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s)
+        remark = None if found.checkpointed is None else f"{checkpointed_text(found.checkpointed)}."
+        row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s, remark=remark)
     except (WorkloadError, NothingFitsError) as error:
         row = replace(row, remark=str(error))
-    with suppress(WorkloadError):  # by shapes it cannot be said
-        return replace(row, largest_batch=room.largest_batch(changed, checkpoint=variant.checkpoint))
+    with suppress(WorkloadError):  # the row's remark says why, or shapes are not enough
+        return replace(row, largest_batch=room.largest_batch(changed, variant.checkpoint))
     return row

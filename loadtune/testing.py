@@ -4,10 +4,12 @@ They make the whole tuner run in about a second with known answers, in loadtune'
 builds on it. Nothing here touches a device, a process or the wall clock.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from loadtune.errors import OutOfTimeError
 from loadtune.records import (
     BatchTry,
     ComputePoint,
@@ -159,6 +161,8 @@ class FakeBench:
     between_runs: float = 0.02
     """Relative standard deviation from one fresh loader to the next."""
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
+    finite: Callable[[TrialConfig], bool] = lambda config: True
+    """Whether the loss of each step of a training run is a finite number."""
     seed: int = 0
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
@@ -166,12 +170,29 @@ class FakeBench:
     requests: list[tuple[str, int]] = field(default_factory=list)
     trained: TrialConfig | None = None
     """The last configuration that was."""
+    until_s: float = math.inf
+    """When requests end, as `finish_by` set it."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
     _random: random.Random = field(default_factory=random.Random, repr=False)
     _compiled: set[tuple[Recipe, int]] = field(default_factory=set, repr=False)
+
+    def finish_by(self, until_s: float) -> None:
+        self.until_s = until_s
+
+    def _begin(self, request: str, batch_size: int) -> None:
+        """Log a request, or refuse it where the time is over."""
+        self._spend(0.0, request)
+        self.requests.append((request, batch_size))
+
+    def _spend(self, seconds: float, phase: str) -> None:
+        """Raises OutOfTimeError where the time ends meanwhile."""
+        left_s = self.until_s - self.clock.now()
+        self.clock.spend(max(0.0, min(seconds, left_s)))
+        if left_s <= seconds:
+            raise OutOfTimeError("The time budget ended.", phase=phase)
 
     def power_w(self) -> float | None:
         """Of the board during the last run of training."""
@@ -181,7 +202,7 @@ class FakeBench:
         return self.facts or fake_facts(self.surface)
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-        self.requests.append(("compute", batch_size))
+        self._begin("compute", batch_size)
         if batch_size < self.describe().min_batch_size:
             return _too_small("compute")
         if batch_size > self.surface.largest_batch(recipe.precision):
@@ -193,10 +214,10 @@ class FakeBench:
         return ComputePoint(recipe=recipe, batch_size=batch_size, windows=tuple(windows), compile_s=compile_s)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
-        self.requests.append(("memory", asked.batch_size))
+        self._begin("memory", asked.batch_size)
         step_s = asked.batch_size / self.surface.compute_rate(asked.recipe, asked.batch_size)
         self._compile(asked.recipe, asked.batch_size)
-        self.clock.spend(asked.num_steps * step_s)
+        self._spend(asked.num_steps * step_s, "memory")
         peak = self.surface.peak_bytes(asked.recipe.precision, asked.batch_size)
         report = FitReport(
             precision=asked.recipe.precision,
@@ -221,8 +242,8 @@ class FakeBench:
         )
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.requests.append(("training", config.batch_size))
-        self.clock.spend(self.prepare_s)
+        self._begin("training", config.batch_size)
+        self._spend(self.prepare_s, "prepare")
         failure = self.fail(config)
         if failure is not None:
             return failure
@@ -238,22 +259,23 @@ class FakeBench:
         windows = []
         while True:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
+            window = replace(window, loss_is_finite=self.finite(config))
             windows.append(window if self.surface.pins_in_time(config) else replace(window, unpinned=3.0, ready=0.0))
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
 
     def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
-        self.requests.append(("loader", config.batch_size))
-        self.clock.spend(1.0)
+        self._begin("loader", config.batch_size)
+        self._spend(1.0, "loader")
         step_s = config.batch_size / self.surface.loader_rate(config)
         num_steps = max(1, round(seconds / 4 / step_s))
         windows = [self._window(step_s, num_steps, config.batch_size) for _ in range(4)]
         return LoaderPoint(config=config, windows=tuple(windows), first_batch_s=1.0)
 
     def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
-        self.requests.append(("transfer", batch_size))
-        self.clock.spend(seconds)
+        self._begin("transfer", batch_size)
+        self._spend(seconds, "transfer")
         rate = self.surface.copy_per_s if pin else self.surface.pageable_per_s
         num_copies = max(1, round(seconds * rate / batch_size))
         return TransferPoint(
@@ -265,14 +287,14 @@ class FakeBench:
         )
 
     def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
-        self.requests.append(("epochs", loader.batch_size))
-        self.clock.spend(2.5)
+        self._begin("epochs", loader.batch_size)
+        self._spend(2.5, "epochs")
         return EpochCost(loader=loader, first_batch_s=1.0, kept_s=(0.125,), anew_s=(1.25,))
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
-        self.requests.append(("saving", config.batch_size))
+        self._begin("saving", config.batch_size)
         self._compile(config.recipe, config.batch_size)
-        self.clock.spend(2.0)
+        self._spend(2.0, "saving")
         return SavingCost(
             num_workers=config.loader.num_workers,
             checkpoint_bytes=200_000_000,
@@ -285,14 +307,14 @@ class FakeBench:
         if not recipe.compile:
             return None
         seconds = 0.0 if (recipe, batch_size) in self._compiled else self.surface.compile_s
+        self._spend(seconds, "compile")
         self._compiled.add((recipe, batch_size))
-        self.clock.spend(seconds)
         return seconds
 
     def _window(self, step_s: float, num_steps: int, batch_size: int, wait_fraction: float = 0.0) -> Window:
         seconds = step_s * num_steps * max(0.1, self._random.gauss(1.0, self.noise))
         start = self.clock.now()
-        self.clock.spend(seconds)
+        self._spend(seconds, "training")
         return Window(
             start_s=start,
             seconds=seconds,

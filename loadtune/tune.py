@@ -6,25 +6,36 @@ and keeps what it found in `Findings`.
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__, stages
 from loadtune.arguments import check
 from loadtune.bench import BenchClient
-from loadtune.errors import LoadtuneError
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
+from loadtune.objects import refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
+from loadtune.stages.growth import tell_growth
 from loadtune.stages.resuming import restore
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import Dataset
 
 
 def tune_loader(
     config: TuneConfig,
     *,
+    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None,
+    model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    loss: "Callable[[Any, torch.Tensor], torch.Tensor] | None" = None,
     folder: Path | None = None,
     listener: Listener | None = None,
     resume: bool = False,
@@ -32,21 +43,37 @@ def tune_loader(
 ) -> TuningResult:
     """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
 
-    `folder` defaults to a new one below ``config.out``. With `resume` the run in `folder` continues, up to
-    ``config.num_trials`` trials in all. A search that had ended continues only if the trials or the time budget were
-    raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early: the result
-    says so and contains only what was confirmed. Raises LoadtuneError for an error that the user can correct.
+    dataset: a map-style dataset, or a function without arguments that returns one. None: ``config.workload`` names it.
+    model: a ``torch.nn.Module``, or a function without arguments that returns one. None: ``config.workload`` names it.
+    loss: (outputs, targets) → scalar tensor. None: cross entropy.
+
+    Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
+    ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
+    objects needs the same objects again. A search that had ended continues only if the trials or the time budget were
+    raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early, and so does
+    the end of ``config.time_budget_s``, counted from this call: the result says so and contains only what was
+    confirmed. Raises LoadtuneError for an error that the user can correct, OutOfTimeError where time ended before a
+    trial was measured.
     """
-    check(config)
+    refuse_recursion("tune_loader")
+    config, objects = with_objects(check(config), dataset=dataset, model=model, loss=loss)
     host = read_host()
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":
         stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
     folder = folder or new_run_folder(Path(config.out), config.workload.label)
+    # The end of the time budget is another limit on every request, whatever this says.
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
-    limit, log = config.max_gpu_memory_bytes, folder / "bench.log"
+    bench = BenchClient(
+        config.workload,
+        device,
+        log_path=folder / "bench.log",
+        hang_s=hang_s,
+        objects=objects,
+        max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+    )
     with (
-        BenchClient(config.workload, device, log_path=log, hang_s=hang_s, max_gpu_memory_bytes=limit) as bench,
+        bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
     ):
         bench.start()
@@ -81,6 +108,7 @@ def tune_on(
 ) -> TuningResult:
     """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
+    bench.finish_by(clock.now() + found.left_s)
     kept = read_journal(folder) if resume else None
     if kept is not None:
         restore(kept, found)
@@ -88,9 +116,7 @@ def tune_on(
     if kept is None:
         run.begin()
     try:
-        story(run)
-    except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
-        found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
+        _tell(run)
     except LoadtuneError as error:
         found.cut_short = str(error)
         if found.trials and not run.is_as_it_was:
@@ -99,9 +125,27 @@ def tune_on(
     return _keep(run)
 
 
+def _tell(run: Run) -> None:
+    """The story, to its end or as far as it came. Raises LoadtuneError."""
+    found = run.found
+    try:
+        story(run)
+    except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
+        found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
+    except OutOfTimeError as end:
+        found.cut_short = stages.ended_text(run, end)
+        if run.is_as_it_was or not any(trial.measurement for trial in found.all_trials):
+            message = f"{found.cut_short[0].upper()}{found.cut_short[1:]}."
+            raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
+        if found.facts is not None:
+            stages.verdict(run, found.facts)
+
+
 def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
     found = run.found
+    stages.overrun(run)
+    tell_growth(found)
     before = result_in(run.folder) if run.kept is not None and found.best is None else None
     if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else " The trials measured since are in the journal, for the next --resume."
@@ -137,4 +181,3 @@ def story(run: Run) -> None:
     stages.bounds(run, facts)
     stages.costs(run)
     stages.verdict(run, facts)  # again: what starting anew costs may be what holds it back
-    stages.overrun(run)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import Dataset
 
 from loadtune.bench.blocks import Event, Mark
 from loadtune.footprint.estimate import estimate_step
@@ -31,6 +32,31 @@ class Blocks(nn.Sequential):
     def __init__(self):
         blocks = (nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU()) for _ in range(3))
         super().__init__(nn.Sequential(*blocks), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 3))
+
+
+class Deep(nn.Sequential):
+    """16 layers after one another, without blocks."""
+
+    def __init__(self):
+        layers = (layer for _ in range(7) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.ReLU()))
+        super().__init__(*layers, nn.Flatten(), nn.Linear(192, 3))
+
+
+class Autoencoder(nn.Sequential):
+    """Returns an image, not class scores."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 6, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(6, 3, 4, 2, 1))
+
+
+class ImagePairs(Dataset):
+    """The target is an image as well."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8), torch.ones(3, 8, 8)
 
 
 class FakeBooks(TorchDispatchMode):
@@ -112,7 +138,7 @@ class FakeMeter:
     def account(self, asked):
         if asked.image_size is not None and asked.image_size > 8:
             return TrialFailure(kind="oom", phase="warm-up", message="no room.")
-        found = estimate_step(varied(self._plan, asked), asked.batch_size)
+        found = estimate_step(varied(self._plan, asked), asked.batch_size, asked.checkpoint)
         lines = replace(found.at_peak, workspace_bytes=found.peak_bytes // 10, rounding_bytes=0)
         return replace(
             found,

@@ -15,7 +15,7 @@ class BenchInThread:
 
     pid = os.getpid()
 
-    def __init__(self, device, log_path, cache):
+    def __init__(self, device, log_path, scratch):
         self.connection, theirs = multiprocessing.Pipe()
         self._thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
         self._thread.start()
@@ -34,6 +34,11 @@ class BenchInThread:
         self._thread.join(10)
         assert not self._thread.is_alive(), "the server does not notice that its controller is gone"
         return 0
+
+    def loading(self):
+        return ()
+
+    def bound_log(self): ...
 
     def log_size(self):
         return 0

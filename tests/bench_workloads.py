@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import signal
+import tempfile
 import time
 
 import PIL.Image
@@ -17,6 +18,7 @@ from loadtune.bench.memory import CpuMemory
 NUM_CLASSES = 3
 LENGTH = 512
 BAD_INDEX = 5
+NAMED_INDEX = 41
 VOCABULARY = 50
 
 
@@ -60,6 +62,30 @@ class LeavesSegments(SlowImages):
         return super().__getitem__(index)
 
 
+class LeavesFiles(SlowImages):
+    """Workers that are killed while their temporary files are there."""
+
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            pathlib.Path(tempfile.mkdtemp(), "of a worker").touch()
+        return super().__getitem__(index)
+
+
+class KeepsObjects(Images):
+    """Every sample leaves half a MiB on the dataset, of which there are so many that an epoch takes all RAM."""
+
+    def __init__(self):
+        self.kept = []
+
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        self.kept.append(b"x" * (512 << 10))
+        time.sleep(0.005)
+        return super().__getitem__(index)
+
+
 class FewImages(Images):
     """An epoch of three batches of 8, and a rest."""
 
@@ -95,11 +121,84 @@ class WorkerKilled(Images):
         return super().__getitem__(index)
 
 
+class CrashesAtIndex(Images):
+    """One file that makes its decoder crash."""
+
+    def __getitem__(self, index):
+        if index == BAD_INDEX and get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+class NanAtIndex(Images):
+    """One sample is not finite; the samples that are read first are."""
+
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image * float("nan") if index == BAD_INDEX else image, label
+
+
+class AllNan(Images):
+    def __getitem__(self, index):
+        image, label = super().__getitem__(index)
+        return image * float("nan"), label
+
+
 class WorkerHangs(Images):
     def __getitem__(self, index):
         if get_worker_info() is not None:
             time.sleep(3600)
         return super().__getitem__(index)
+
+
+class WorkerHangsAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            time.sleep(3600)
+        return super().__getitem__(index)
+
+
+class WorkerCrashesAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().__getitem__(index)
+
+
+class WorkerExitsAtIndex(Images):
+    def __getitem__(self, index):
+        if get_worker_info() is not None and index == NAMED_INDEX:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
+class BatchHangs(Images):
+    """Reads whole batches, and never comes back from one; its samples one by one are fine."""
+
+    def __getitems__(self, indices):
+        time.sleep(3600)
+
+
+class BatchAborts(Images):
+    def __getitems__(self, indices):
+        os.abort()
+
+
+class FirstSampleHangs(Images):
+    def __getitem__(self, index):
+        time.sleep(3600)
+
+
+class Prints(Images):
+    """A line of a KiB for each sample."""
+
+    def __getitem__(self, index):
+        print("x" * 1023)
+        return super().__getitem__(index)
+
+
+def slow_to_build():
+    time.sleep(3600)
 
 
 class LabelTooHigh(Images):
@@ -110,6 +209,13 @@ class LabelTooHigh(Images):
 class OddShapes(Images):
     def __getitem__(self, index):
         return torch.zeros(3, 8, 8 + index % 5), 0
+
+
+class OddTargets(Images):
+    """Good inputs; targets such as the boxes of a picture, of which there are more or fewer."""
+
+    def __getitem__(self, index):
+        return torch.zeros(3, 8, 8), torch.zeros(1 + index % 5, dtype=torch.int64)
 
 
 class FloatTargets(Images):
@@ -169,6 +275,14 @@ class Normed(nn.Module):
 
     def forward(self, images):
         return self.head(self.norm(self.features(images).mean((2, 3))))
+
+
+class NanInBf16(Linear):
+    """Overflows where autocast narrows its numbers, as a model may in fp16."""
+
+    def forward(self, images):
+        answer = super().forward(images)
+        return answer * float("nan") if answer.dtype == torch.bfloat16 else answer
 
 
 class AbortsAtBatch4(Linear):
@@ -252,6 +366,20 @@ class WrongShape(nn.Module):
 class ReturnsList(Linear):
     def forward(self, images):
         return [super().forward(images)]
+
+
+class LightningModule(Linear):
+    """Stands for Lightning's class of that name, which need not be installed here."""
+
+    def training_step(self, batch, batch_index):
+        raise AssertionError("loadtune runs its own step")
+
+    def configure_optimizers(self):
+        raise AssertionError("loadtune makes its own optimizer")
+
+
+class LitClassifier(LightningModule):
+    pass
 
 
 def frozen():

@@ -1,8 +1,12 @@
 """What holds for every test."""
 
 import os
+import shutil
 import signal
+import tempfile
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # A deadline per example measures the machine, not the code: the first example also imports scipy.
@@ -16,3 +20,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Shells start what runs in the background with Ctrl-C ignored, and whatever a test starts and interrupts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def short_tmp(monkeypatch, tmp_path_factory):
+    """The temporary folder, empty; with a path so short that a worker's socket, of 107 characters, may lie in it."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders lie where they always do
+    folder = tempfile.mkdtemp(prefix="test-", dir="/tmp")
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    yield Path(folder)
+    shutil.rmtree(folder)

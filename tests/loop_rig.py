@@ -28,5 +28,8 @@ class SleepingTrainer:
 
     def synchronize(self) -> None: ...
 
+    def loss_is_finite(self) -> bool | None:
+        return None
+
     def num_halvings(self) -> float:
         return self._halvings(self.num_steps)

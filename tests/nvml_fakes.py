@@ -97,6 +97,19 @@ class FakeNvml:
             raise FakeNvmlError(NOT_SUPPORTED)
         return SimpleNamespace(gpu=25, memory=5)
 
+    def nvmlDeviceGetCudaComputeCapability(self, handle):
+        return (9, 0)
+
+    def nvmlDeviceGetNumGpuCores(self, handle):
+        if handle == MIG:
+            raise FakeNvmlError(NOT_SUPPORTED)
+        return 132 * 128
+
+    def nvmlDeviceGetAttributes(self, handle):
+        if handle != MIG:
+            raise FakeNvmlError(NOT_SUPPORTED)
+        return SimpleNamespace(multiprocessorCount=16)
+
     def nvmlDeviceGetPowerUsage(self, handle):
         return 350_000
 

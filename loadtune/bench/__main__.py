@@ -1,23 +1,30 @@
-"""``python -m loadtune.bench SOCKET LIFELINE``: two inherited descriptors. Started by `BenchClient`, not by people."""
+"""``python -m loadtune.bench SOCKET LIFELINE SAMPLES FOLDER``: inherited descriptors, and where temporary files go.
+
+Started by `BenchClient` alone.
+"""
 
 import atexit
 import faulthandler
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from loadtune.bench.lifeline import leave, watch_lifeline
 
 
 def main() -> None:
     """Watch the controller before anything slow is imported, then serve it."""
-    socket, lifeline = (int(argument) for argument in sys.argv[1:3])
-    watch_lifeline(lifeline)
+    socket, lifeline, samples = (int(argument) for argument in sys.argv[1:4])
+    watch_lifeline(lifeline, Path(sys.argv[4]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
     atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is
+    os.set_inheritable(samples, False)  # workers have it by fork or by name, programs that the dataset starts do not
+    from loadtune.bench.sample_table import SampleTable
     from loadtune.bench.server import serve  # imports torch
 
-    serve(Connection(socket))
+    serve(Connection(socket), SampleTable(samples))
     leave(0)
 
 

@@ -5,8 +5,9 @@ torch: the controller never needs it.
 """
 
 import dataclasses
-import shutil
+import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -32,8 +33,12 @@ from loadtune.bench.protocol import (
     Value,
     failed_value,
 )
-from loadtune.errors import BenchError, NothingFitsError, WorkloadError
+from loadtune.bench.sample_table import Loading, Stillness, did_not_return_text, samples_text
+from loadtune.bench.scratch import Scratch
+from loadtune.bench.short_ram import loader_of, ram_failure
+from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
 from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.ram_guard import RamGuard, RamShort
 from loadtune.records import (
     BatchTry,
     ComputePoint,
@@ -60,6 +65,7 @@ from loadtune.seams import Watch
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
+_BEFORE_REQUESTS = (*_BUILDING, "samples")
 # Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
 # many times that, and the compiler gives no sign of life.
 _COMPILING_HANG_S = 600.0
@@ -67,6 +73,11 @@ _COMPILING_HANG_S = 600.0
 _POLL_S = 0.1
 # A bench that dies this often in a row before it has built the workload will not do better the next time.
 _MAX_FAILED_STARTS = 2
+# Of what the fault handler writes of one worker and of the training process.
+_STACKS_LINES = 100
+# A sample is named as what a request waited for where it took so much of the silence, so many seconds at the least, and
+# so many times what samples took when the workload was described.
+_STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
 
 
 class BenchClient:
@@ -77,28 +88,38 @@ class BenchClient:
         spec: WorkloadSpec,
         device: Device,
         *,
-        log_path: Path,
+        log_path: Path | None = None,
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
         max_gpu_memory_bytes: int | None = None,
     ) -> None:
+        """``log_path`` None: the log goes with the temporary folder."""
         self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
-        self._log_path = log_path
-        self._cache = log_path.parent.absolute() / "compiled"
+        self._scratch = Scratch()
+        self._given_log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None
         self._phase = "start"
         self._failed_starts = 0
         self._oom_kills: int | None = None
         self._facts: WorkloadFacts | None = None
+        self._until_s = math.inf
+
+    def finish_by(self, until_s: float) -> None:
+        """Set the moment of the monotonic clock at which requests end, done or not; what is under way is given up."""
+        self._until_s = until_s
 
     def start(self) -> None:
         """Launch the process and return at once; it builds the workload while the caller does other things."""
         if self._process is None:
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path, self._cache)
+            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder())
             self._process.send(self._begin)
+
+    @property
+    def _log_path(self) -> Path:
+        return self._given_log_path or self._scratch.folder() / "bench.log"
 
     @property
     def pid(self) -> int | None:
@@ -106,11 +127,11 @@ class BenchClient:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """End the bench and its workers, and remove what was compiled. May be called at any time, also twice."""
+        """End the bench and its workers, and remove their temporary folder. May be called at any time, also twice."""
         try:
             self._end(goodbye=Exit())
         finally:
-            shutil.rmtree(self._cache, ignore_errors=True)
+            self._scratch.remove()
 
     def __enter__(self) -> "BenchClient":
         return self
@@ -185,14 +206,18 @@ class BenchClient:
 
     def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:
         started = time.monotonic()
+        if started >= self._until_s:
+            raise OutOfTimeError("The time budget is spent.")
         self.start()
         assert self._process is not None
         try:
             self._process.send(request)
-            reply = self._await(self._process, watch)
+            reply = self._await(self._process, watch, guarded=loader_of(request) is not None)
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered bench is of no more use
             self._end()
             raise
+        if isinstance(reply, RamShort):
+            reply = self._ended_for_ram(reply, request, watch)
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
             return failed_value(request, reply, time.monotonic() - started)
@@ -203,32 +228,58 @@ class BenchClient:
             self._end()
         return reply.value
 
-    def _await(self, process: BenchProcess, watch: "_Watched | None") -> Answer | Refused | TrialFailure:
+    def _await(
+        self, process: BenchProcess, watch: "_Watched | None", *, guarded: bool
+    ) -> Answer | Refused | TrialFailure | RamShort:
         """The request's one reply. Everything that arrives on the way is a sign of life."""
-        silent_since, log_size = time.monotonic(), process.log_size()
+        silent_since, log_size, still = time.monotonic(), process.log_size(), Stillness()
+        guard: RamGuard | None = None
         while True:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
             message = process.receive(_POLL_S)
+            now = time.monotonic()
             if isinstance(message, (Answer, Refused)):
                 return message
+            process.bound_log()
+            if message is None and exited:
+                return self._died(process)
+            if guarded and guard is None and self._phase not in _BEFORE_REQUESTS:
+                guard = RamGuard(process.pid)
+            if guard is not None and (short := guard.look()) is not None:
+                return short
             if message is None:
-                building = self._phase in _BUILDING
-                if exited:
-                    return self._died(process)
-                if building and process.log_size() != log_size:
-                    silent_since, log_size = time.monotonic(), process.log_size()
-                if time.monotonic() - silent_since > self._patience_s():
-                    return self._hung(process, time.monotonic() - silent_since)
-                continue
-            if isinstance(message, Phase):
-                self._phase = message.name
-            if isinstance(message, Streamed) and watch is not None and watch.is_last(message.window):
-                process.send(Stop())
-            silent_since = time.monotonic()
+                still.look(process.loading(), now)
+                if self._phase in _BUILDING and process.log_size() != log_size:
+                    silent_since, log_size = now, process.log_size()
+            else:
+                self._hear(process, message, watch)
+            stuck = still.longest(now, self._stuck_s(now - silent_since))
+            if now >= self._until_s:
+                raise self._out_of_time(process, *stuck)
+            if message is not None:
+                silent_since = now
+            elif now - silent_since > self._patience_s():
+                return self._hung(process, now - silent_since, *stuck)
+
+    def _hear(self, process: BenchProcess, message: Phase | Streamed, watch: "_Watched | None") -> None:
+        if isinstance(message, Phase):
+            self._phase = message.name
+        elif watch is not None and watch.is_last(message.window):
+            process.send(Stop())
+
+    def _stuck_s(self, silence_s: float) -> float:
+        sample_s = 0.0 if self._facts is None else self._facts.sample_s
+        return max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * silence_s)
 
     def _patience_s(self) -> float:
         least = _BUILD_HANG_S if self._phase in _BUILDING else _COMPILING_HANG_S if self._phase == COMPILING else 0.0
         return max(self._hang_s, least)
+
+    def _ended_for_ram(self, short: RamShort, request: Request, watch: "_Watched | None") -> TrialFailure:
+        self._end()
+        loader, trained = loader_of(request), watch.num_samples if watch else 0
+        assert loader is not None, "no other request is guarded"
+        return ram_failure(short, loader, self._phase, trained, self._facts.sample_bytes if self._facts else None)
 
     def _died(self, process: BenchProcess) -> TrialFailure:
         phase = self._phase
@@ -236,17 +287,32 @@ class BenchClient:
         assert returncode is not None
         now, words = read_oom_kills(), process.log_tail(LAST_WORDS_LINES)
         kills = None if now is None or self._oom_kills is None else now - self._oom_kills
-        message = f"The bench {exit_text(returncode, oom_kills=kills, log=words)}."
+        own = next((f" while it loaded {samples_text(each)}" for each in process.loading() if each.worker is None), "")
+        message = f"The training process {exit_text(returncode, oom_kills=kills, log=words)}{own}."
         kind = classify_exit(returncode, oom_kills=kills, log=words)
         return TrialFailure(kind=kind, phase=phase, message=message, log_tail=process.log_tail())
 
-    def _hung(self, process: BenchProcess, seconds: float) -> TrialFailure:
+    def _hung(self, process: BenchProcess, silence_s: float, stuck: Sequence[Loading], stuck_s: float) -> TrialFailure:
         phase = self._phase
-        process.dump_stacks()
+        self._end_with_stacks(process, stuck)
+        message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
+        if stuck:
+            message = f"{did_not_return_text(stuck, stuck_s)}; the training process was ended."
+        message += hang_text(process.log_tail(LAST_WORDS_LINES))
+        return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail(_STACKS_LINES))
+
+    def _out_of_time(self, process: BenchProcess, stuck: Sequence[Loading], stuck_s: float) -> OutOfTimeError:
+        phase = self._phase
+        if stuck:
+            self._end_with_stacks(process, stuck)
         self._end()
-        why = hang_text(process.log_tail(LAST_WORDS_LINES))
-        message = f"No sign of life for {seconds:.0f} s; the bench was ended.{why}"
-        return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail())
+        named = did_not_return_text(stuck, stuck_s) if stuck else None
+        return OutOfTimeError(f"The time budget ended ({phase}).", phase=phase, stuck=named)
+
+    def _end_with_stacks(self, process: BenchProcess, stuck: Sequence[Loading]) -> None:
+        """The stack of one worker that loads is enough: it is the user's code that is looked for."""
+        process.dump_stacks([each.pid for each in stuck if each.worker is not None][:1])
+        self._end()
 
     def _end(self, goodbye: object = None) -> int | None:
         process, self._process = self._process, None
@@ -259,7 +325,7 @@ class BenchClient:
         self._failed_starts += 1
         if self._failed_starts >= _MAX_FAILED_STARTS:
             raise BenchError(
-                f"The measuring process failed {self._failed_starts} times in a row before it had built the workload. "
+                f"The training process failed {self._failed_starts} times in a row before it had built the workload. "
                 f"{failure.message} Its log, {self._log_path}, ends:\n{failure.log_tail}"
             )
 
@@ -271,12 +337,14 @@ class _Watched:
         self._watch = watch
         self._enough = False
         self.num_windows = 0
+        self.num_samples = 0
 
     def is_last(self, window: Window) -> bool:
         """Whether this is the window after which the watch has enough; true once."""
         if self._enough:
             return False
         self.num_windows += 1
+        self.num_samples += window.num_samples
         self._enough = not self._watch(window)
         return self._enough
 

@@ -22,6 +22,8 @@ def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> 
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
     enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
     while len(windows) < _MIN_WINDOWS or windows[-1].end_s - begun < enough:
+        if windows[-1].loss_is_finite is False:
+            break
         last = windows[-1]
         planned = max(1, round(seconds / _NUM_WINDOWS * last.num_steps / last.seconds))
         windows.append(_window(trainer, batch, last.end_s, seconds / _NUM_WINDOWS, planned, line))
@@ -43,4 +45,10 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
         seconds = time.monotonic() - start
         # Nine tenths are long enough: making up for the rest by a step of its own would only cost a synchronisation.
         planned = 0 if seconds >= 0.9 * at_least_s else math.ceil((at_least_s - seconds) * steps / seconds)
-    return Window(start_s=start, seconds=seconds, num_steps=steps, num_samples=steps * len(batch[0]))
+    return Window(
+        start_s=start,
+        seconds=seconds,
+        num_steps=steps,
+        num_samples=steps * len(batch[0]),
+        loss_is_finite=trainer.loss_is_finite(),
+    )

@@ -7,7 +7,7 @@ import multiprocessing
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,9 +49,9 @@ class Samples:
 
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
-        with _one_thread():
-            self.samples, self.sample_s = _read_samples(workload, line)
-        self.batch: Batch = collate_samples(self.samples, any_target=workload.own_loss)
+        with _one_thread(), line.samples.reading() as note:
+            self.samples, indices, self.sample_s = _read_samples(workload, line, note)
+        self.batch: Batch = collate_samples(self.samples, indices, any_target=workload.own_loss)
 
 
 def check_labels(batch: Batch, num_classes: int) -> None:
@@ -95,13 +95,23 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
         if is_memory_error(error):
             raise
-        is_random = isinstance(workload.dataset, RandomSamples)
         raise WorkloadError(
             f"model {workload.spec.model} does not train on a batch of samples like "
-            f"{sample_text(sample)}: {last_line(error)}. Its input has to be what the dataset delivers: "
-            f"change {'the shape' if is_random else '--image-size, the dataset'} or the model.",
+            f"{sample_text(sample)}: {last_line(error)}. {_shape_advice(workload)}",
             user_traceback(error) if workload.own_model or workload.own_loss else None,
         ) from error
+
+
+def _shape_advice(workload: Workload) -> str:
+    samples = workload.dataset
+    if not isinstance(samples, RandomSamples):
+        return "The model has to take what the dataset delivers: change --image-size, the dataset or the model."
+    if samples.output_shape is not None:
+        return "Change the input shape, output_shape, the loss or the model so that they fit together."
+    advice = "The model has to take the input shape: change the shape or the model."
+    if not workload.own_loss:
+        return advice
+    return f"{advice} If the loss takes other targets than class indices, give output_shape, the shape of one target."
 
 
 def is_memory_error(error: BaseException) -> bool:
@@ -162,25 +172,34 @@ def _drawn(workload: Workload) -> list[int]:
     return list(itertools.islice(itertools.cycle(drawn), count))
 
 
-def _read_samples(workload: Workload, line: Line) -> tuple[list[Any], float]:
-    """(Samples to make batches of, seconds of one). Those and others are timed, as many as there is time for."""
-    samples = fetch_samples(workload.dataset, [0])  # untimed: files open and modules load on the first
+def _read_samples(workload: Workload, line: Line, note: Callable[[int], None]) -> tuple[list[Any], list[int], float]:
+    """(Samples to make batches of, their indices, seconds of one). As many are timed as there is time for.
+
+    ``note`` is told the index of each before.
+    """
+    note(0)
+    samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
-        group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line)
-        samples += group[: _MAX_SAMPLES - len(samples)]
+        group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line, note)
+        kept = group[: _MAX_SAMPLES - len(samples)]
+        samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
         means.append(mean_s)
         if time.monotonic() - started > _ENOUGH_S:
             break
     counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
-    return samples, max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
+    sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
+    return samples, indices, sample_s
 
 
-def _read_group(workload: Workload, indices: list[int], line: Line) -> tuple[list[Any], float]:
+def _read_group(
+    workload: Workload, indices: list[int], line: Line, note: Callable[[int], None]
+) -> tuple[list[Any], float]:
     """(Its first samples, mean seconds of one); fewer of them where they are slow."""
     group: list[Any] = []
     num_read, started = 0, time.monotonic()
     for index in indices:
+        note(index)
         sample = fetch_samples(workload.dataset, [index])
         group += sample if len(group) < _MAX_SAMPLES else []
         num_read += 1
@@ -199,8 +218,9 @@ def least_sample_s(workload: Workload, samples: Samples, line: Line) -> float | 
     fastest = [math.inf] * len(indices)
     until = time.monotonic() + _REREAD_S
     for number in range(_MAX_PASSES):
-        with _one_thread() if number % 2 == 0 else contextlib.nullcontext():
+        with _one_thread() if number % 2 == 0 else contextlib.nullcontext(), line.samples.reading() as note:
             for at, index in enumerate(indices):
+                note(index)
                 started = time.monotonic()
                 fetch_samples(workload.dataset, [index])
                 fastest[at] = min(fastest[at], time.monotonic() - started)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Sampler
 
-from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth
+from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth, raise_worker_end
+from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
 from loadtune.records import LoaderConfig, WorkerShare
-from loadtune.workload import Batch, TracedDataset, Workload
+from loadtune.workload import Batch, Workload
 
 
 @dataclass(slots=True)
@@ -50,16 +51,23 @@ class EndlessLoader:
     """
 
     def __init__(
-        self, workload: Workload, config: LoaderConfig, sampler: Iterable[int] | None = None, *, number: int = 0
+        self,
+        workload: Workload,
+        config: LoaderConfig,
+        sampler: Iterable[int] | None = None,
+        *,
+        number: int = 0,
+        table: SampleTable | None = None,
     ) -> None:
+        """``table``: says which samples are being loaded, to whoever else can read it."""
         self.config = config
-        self._ledger = WorkerLedger(config.num_workers) if config.num_workers else None
+        ledger = WorkerLedger(config.num_workers, table)
+        self._ledger = ledger if config.num_workers else None
         self._waits = [_Waited() for _ in range(config.num_workers)]
         self._num_handed_out = self._position = 0
         seed = workload.spec.seed + number
-        dataset: Dataset[Any] = TracedDataset(workload.dataset, workload.dataset_length)
         self._loader: DataLoader[Any] = DataLoader(
-            dataset if self._ledger is None else TimedDataset(dataset, self._ledger),
+            TimedDataset(workload.dataset, workload.dataset_length, ledger),
             sampler=EndlessShuffle(workload.dataset_length, seed) if sampler is None else sampler,
             drop_last=True,
             generator=torch.Generator().manual_seed(seed),
@@ -79,7 +87,7 @@ class EndlessLoader:
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers."""
-        batch: Batch | None = next(self.start(), None)
+        batch = self._next(self.start())
         if batch is None:  # the sampler's epoch is over; drop_last and the length check leave none without a batch
             self._position = 0
             self._iterator = iter(self._loader)
@@ -87,6 +95,15 @@ class EndlessLoader:
         self._num_handed_out += 1
         self._position += 1
         return batch
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """None: there is no further one."""
+        try:
+            return next(batches, None)
+        except (OSError, EOFError) as error:
+            if self._waits and not str(error).startswith("Caught "):  # as an exception out of a worker does
+                raise_worker_end()
+            raise
 
     def any_made(self) -> bool:
         """Whether a worker has read all samples of a batch. Without workers: always, nothing is made ahead."""

@@ -56,7 +56,8 @@ def _boundaries(
     length = workload.dataset_length
     num_batches = max(1, min(config.num_workers, length // config.batch_size))
     sampler = ShortEpoch(range(length), num_batches * config.batch_size, workload.spec.seed)
-    loader = EndlessLoader(workload, dataclasses.replace(config, persistent_workers=persistent), sampler)
+    kept = dataclasses.replace(config, persistent_workers=persistent)
+    loader = EndlessLoader(workload, kept, sampler, table=line.samples)
     boundaries: list[float] = []
     try:
         first_batch_s = _next_batch_s(loader, line)

@@ -7,9 +7,12 @@ says is never PyTorch's word, whatever it says.
 
 import errno
 import re
+import signal
+from collections.abc import Sequence
 
 from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.origin import raised_by_others
+from loadtune.bench.sample_table import Loading, samples_text
 from loadtune.records import FailureKind, TrialFailure
 from loadtune.units import bytes_text
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
@@ -19,6 +22,10 @@ _WORKER_SIGNALS: tuple[tuple[str, FailureKind], ...] = (
     (r"killed by signal: Killed", "host_oom"),
     (r"DataLoader worker \(pid\(?s?\)?.*(killed by signal|exited unexpectedly)", "crash"),
     (r"[Pp]in memory thread exited unexpectedly", "crash"),
+)
+_WORKER_END = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "
+    r"(?:is killed by signal: (?P<signal>.*)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
 )
 # Only in the text of the error itself, and only of errors that PyTorch raises: a user's ValueError may say anything.
 _DEVICE_OOM = (
@@ -93,16 +100,51 @@ def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN
     return "user_error" if user_traceback(error) is not None else "crash"
 
 
-def failure_from(error: BaseException, phase: str, circumstances: Circumstances = _UNKNOWN) -> TrialFailure:
-    """The exception as data; keeps text only, so that nothing of the failed step stays alive."""
+def failure_from(
+    error: BaseException, phase: str, circumstances: Circumstances = _UNKNOWN, loading: Sequence[Loading] = ()
+) -> TrialFailure:
+    """The exception as data; keeps text only, so that nothing of the failed step stays alive.
+
+    ``loading``: which samples each process was loading when it was raised.
+    """
     index = sample_index(error)
     where = "" if index is None else f"dataset[{index}] raised "
+    said = _worker_end(error, loading) or f"{where}{_compiling(error)}{last_line(error)}"
     return TrialFailure(
         kind=classify_error(error, circumstances),
         phase=phase,
-        message=f"{where}{_compiling(error)}{last_line(error)}{_why(error, circumstances)}",
+        message=f"{said}{_why(error, circumstances)}",
         log_tail=user_traceback(error) or "",
     )
+
+
+def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
+    """That a worker's process ended, how, and what it was loading. None: the error says nothing of the kind.
+
+    Of several ends that PyTorch tells the last is what the others come from.
+    """
+    links = [link for link in _with_causes(error) if not raised_by_others(link)]
+    ends = [end for link in links if (end := _WORKER_END.search(_said(link)))]
+    if not ends:
+        return None
+    pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
+    lost = next((samples_text(each) for each in loading if each.pid in pids), None)
+    return f"A worker {_how(ends)}{f' while it loaded {lost}' if lost else ''}"
+
+
+def _how(ends: Sequence[re.Match[str]]) -> str:
+    signalled = next((end["signal"] for end in reversed(ends) if end["signal"]), None)
+    code = next((end["code"] for end in ends if end["code"]), None)
+    if signalled is not None:
+        full = ", most likely because /dev/shm is full," if signalled.startswith("Bus error") else ""
+        return f"was ended by {_signal_name(signalled)}{full}"
+    return "ended unexpectedly" if code is None else f"exited with code {code}"
+
+
+def _signal_name(description: str) -> str:
+    """``SIGSEGV`` for ``Segmentation fault``, as the C library describes it; the description where none fits."""
+    names = {signal.strsignal(number): number.name for number in signal.Signals}
+    return next((names[text] for text in names if text and description.startswith(text)), description.rstrip(". "))
 
 
 def leaves_context_intact(error: BaseException) -> bool:

@@ -2,18 +2,30 @@
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 from loadtune.bench.leftovers import kill_group
+from loadtune.bench.scratch import remove_scratch
+
+_CLOSING_S = 0.2
+"""A process that dies closes its descriptors one after the other: the pipe may be the last."""
 
 _ending = threading.Lock()
+_watched: list[tuple[int, Path]] = []
+"""The lifeline, and the temporary folder that goes with the controller."""
 
 
-def watch_lifeline(descriptor: int) -> None:
-    """End this whole process group as soon as the pipe's other end is closed, by whatever death."""
+def watch_lifeline(descriptor: int, scratch: Path) -> None:
+    """End this whole process group as soon as the pipe's other end is closed, by whatever death.
+
+    The controller removes `scratch`; where it is gone, that is done here.
+    """
+    _watched[:] = [(descriptor, scratch)]
     threading.Thread(target=_watch, args=(descriptor,), name="lifeline", daemon=True).start()
 
 
@@ -30,6 +42,7 @@ def leave(status: int) -> NoReturn:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 kill_group(os.getpgrp(), spare=os.getpid())
+                _remove_scratch_of_the_dead()
                 os._exit(status)
 
 
@@ -38,4 +51,13 @@ def _watch(descriptor: int) -> None:
         pass  # nothing is ever written; only the end counts
     with _ending:
         kill_group(os.getpgrp(), spare=os.getpid())
+        _remove_scratch_of_the_dead()
         os.killpg(0, signal.SIGKILL)
+
+
+def _remove_scratch_of_the_dead() -> None:
+    """Remove the temporary folder, unless the controller lives: it still reads the log there, and removes it itself."""
+    for descriptor, scratch in _watched:
+        is_closed, _, _ = select.select([descriptor], [], [], _CLOSING_S)
+        if is_closed:
+            remove_scratch(scratch)

@@ -4,6 +4,7 @@ import time
 from multiprocessing.connection import Connection
 
 from loadtune.bench.protocol import Phase, Stop, Streamed
+from loadtune.bench.sample_table import SampleTable
 from loadtune.records import Window
 
 # Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
@@ -13,10 +14,12 @@ _LOOK_S = 0.01
 
 
 class Line:
-    """Messages of one bench. `phase` is kept, because a failure has to say what was being done."""
+    """Messages of one bench. `phase` and `samples` are kept, because a failure has to say what was being done."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, samples: SampleTable | None = None) -> None:
+        """``samples``: the table that the controller reads. None: nobody does."""
         self._connection = connection
+        self.samples = SampleTable() if samples is None else samples
         self._last_sent = time.monotonic()
         self._last_looked = 0.0
         self.phase = "start"

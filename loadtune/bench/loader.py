@@ -74,6 +74,7 @@ class _Edge(NamedTuple):
 
     halvings: float
     page_lock_s: float | None
+    loss_is_finite: bool | None
 
 
 class TimedLoop:
@@ -91,7 +92,8 @@ class TimedLoop:
         self._queue = QueueWatch(self._loader)
 
     def _look(self) -> _Edge:
-        return _Edge(self._trainer.num_halvings(), page_lock_s(self._trainer.device))
+        trainer = self._trainer
+        return _Edge(trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
 
     def window(self, rule: WindowRule) -> Window | None:
         """Train until the rule ends the window. None: the controller has seen enough."""
@@ -131,6 +133,7 @@ class TimedLoop:
             idle_s=parts.idle_s,
             num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps),
             page_lock_s=_between(begun.page_lock_s, ended.page_lock_s),
+            loss_is_finite=ended.loss_is_finite,
             **stocks._asdict(),
         )
 

@@ -19,6 +19,8 @@ from loadtune.bench.leftovers import answer_for, remove_segments
 _PATIENCE_S = 0.05
 # Workers that were told to terminate do so at once; this is for a machine that is too busy to let them.
 _TERMINATE_S = 1.0
+# From a connection that a dying worker closed until its death can be seen.
+_DEATH_S = 1.0
 
 
 class Depth(NamedTuple):
@@ -67,6 +69,19 @@ def end_workers(iterator: Any) -> None:
         iterator._task_info.clear()
         while isinstance(iterator._data_queue, queue.Queue):
             iterator._data_queue.get_nowait()  # pinned batches would outlive the iterator's other references
+
+
+def raise_worker_end() -> None:
+    """Raise PyTorch's own error where a worker of any loader has died, or does so within a moment.
+
+    Batches that a worker had sent and nobody has taken yet cannot be opened once it is dead. PyTorch then raises what
+    the connection says (ConnectionResetError, FileNotFoundError) where it does not know of the death yet.
+    """
+    check = getattr(loader_internals.signal_handling, "_error_if_any_worker_fails", None)
+    deadline = time.monotonic() + _DEATH_S
+    while check is not None and time.monotonic() < deadline:
+        check()
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

@@ -10,15 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from loadtune.bench.bounded_log import BoundedLog
 from loadtune.bench.leftovers import kill_group
 from loadtune.bench.protocol import Message
+from loadtune.bench.sample_table import Loading, SampleTable
 from loadtune.records import Device
 
 _LOG_LINES = 40
-_LOG_BYTES = 32_768
 LAST_WORDS_LINES = 1000
 """What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 # How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
@@ -30,22 +32,22 @@ _STACKS_S = 0.3
 class BenchProcess:
     """A running ``python -m loadtune.bench``. `close` leaves no process behind and may be called twice."""
 
-    def __init__(self, device: Device, log_path: Path, cache: Path) -> None:
-        """``cache``: where torch.compile keeps what it made; it makes the folder when it needs it."""
-        self._log_path = log_path
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log_start = log_path.stat().st_size if log_path.exists() else 0
+    def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes."""
+        self._log = BoundedLog(log_path)
+        self._samples = SampleTable()
         ours, theirs = socket.socketpair()
         alive_read, self._lifeline = os.pipe()
+        descriptors = (theirs.fileno(), alive_read, self._samples.fileno())
         try:
             with log_path.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.bench", str(theirs.fileno()), str(alive_read)],
+                    [sys.executable, "-m", "loadtune.bench", *map(str, descriptors), str(scratch)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=_environment(device, cache),
-                    pass_fds=(theirs.fileno(), alive_read),
+                    env=_environment(device, scratch),
+                    pass_fds=descriptors,
                     start_new_session=True,  # a group of its own, ended as one; Ctrl-C at the terminal stays ours
                 )
         except BaseException:
@@ -55,6 +57,7 @@ class BenchProcess:
         finally:
             theirs.close()
             os.close(alive_read)
+            self._samples.close_descriptor()
         self.connection: Connection = Connection(ours.detach())
         self._closed = False
 
@@ -86,11 +89,17 @@ class BenchProcess:
         except ChildProcessError:
             return True  # somebody else reaped it
 
-    def dump_stacks(self) -> None:
-        """Have it write where each of its threads is, for the log of a hang."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-            time.sleep(_STACKS_S)
+    def dump_stacks(self, workers: Iterable[int] = ()) -> None:
+        """Have these of its workers, and then itself, write where each of their threads is, for the log of a hang."""
+        for pid in (*workers, self.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getpgid(pid) == self.pid:
+                    os.kill(pid, signal.SIGUSR1)
+                    time.sleep(_STACKS_S)
+
+    def loading(self) -> tuple[Loading, ...]:
+        """Which samples it and its workers are loading, or were when they ended."""
+        return self._samples.read()
 
     def close(self, goodbye: object = None) -> int:
         """End the whole group, reap, close; returns the exit status. With ``goodbye`` it may go by itself first."""
@@ -109,25 +118,21 @@ class BenchProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
         self._process.wait()
+        self._log.cut()
         self.connection.close()
         os.close(self._lifeline)
 
     def log_size(self) -> int:
-        """Bytes written so far: grows while a download reports its progress."""
-        try:
-            return self._log_path.stat().st_size
-        except OSError:
-            return 0
+        """Bytes in the log now: they change while a download reports its progress."""
+        return self._log.size()
+
+    def bound_log(self) -> None:
+        """Keep the log short."""
+        self._log.cut()
 
     def log_tail(self, num_lines: int = _LOG_LINES) -> str:
         """The last lines this very process wrote."""
-        try:
-            with self._log_path.open("rb") as log:
-                log.seek(max(self._log_start, self.log_size() - _LOG_BYTES))
-                lines = log.read().decode(errors="replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(lines[-num_lines:])
+        return self._log.tail(num_lines)
 
     def _await_exit(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -135,9 +140,11 @@ class BenchProcess:
             time.sleep(0.01)
 
 
-def _environment(device: Device, cache: Path) -> dict[str, str]:
+def _environment(device: Device, scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
-    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    compiled = scratch / "compiled"
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(compiled), "TRITON_CACHE_DIR": str(compiled / "triton")}
     environment |= {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}  # a crash leaves its stack in the log
     if device.kind != "cuda":
         environment["CUDA_VISIBLE_DEVICES"] = ""

@@ -15,10 +15,11 @@ _NUM_SAMPLES = 2  # batch normalisation over vectors refuses one
 def match_random_targets(workload: Workload, model: ResidentModel) -> None:
     """Have random samples bring the targets that the model's own output asks for, from one forward pass.
 
-    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets.
+    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets, and where
+    the shape of the targets was given.
     """
     samples = workload.dataset
-    if not isinstance(samples, RandomSamples):
+    if not isinstance(samples, RandomSamples) or samples.output_shape is not None:
         return
     if not workload.answers_with_logits:
         samples.num_classes = workload.num_classes

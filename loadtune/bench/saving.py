@@ -51,7 +51,8 @@ def time_saving(
     alone_s = [saver.save()]
     while len(alone_s) < _MAX_SAVES and time.monotonic() + max(alone_s) < until - seconds / 2:
         alone_s.append(saver.save())
-    beside_s = _beside_workers(saver, trainer, EndlessLoader(workload, config), config, until, line)
+    loader = EndlessLoader(workload, config, table=line.samples)
+    beside_s = _beside_workers(saver, trainer, loader, config, until, line)
     return SavingCost(
         num_workers=config.num_workers,
         checkpoint_bytes=num_bytes,

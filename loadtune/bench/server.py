@@ -11,6 +11,7 @@ from loadtune.bench.circumstances import Circumstances, Witness
 from loadtune.bench.failures import failure_from, leaves_context_intact
 from loadtune.bench.line import Line
 from loadtune.bench.protocol import Answer, Begin, Exit, Refused, Request, Stop, failed_value
+from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.session import Session
 from loadtune.errors import LoadtuneError
 from loadtune.records import TrialFailure
@@ -18,9 +19,9 @@ from loadtune.records import TrialFailure
 _Result = TypeVar("_Result")
 
 
-def serve(connection: Connection) -> None:
-    """Answer until told to exit."""
-    server = Server(connection.recv(), Line(connection))
+def serve(connection: Connection, samples: SampleTable | None = None) -> None:
+    """Answer until told to exit. ``samples``: where the controller reads which samples are being loaded."""
+    server = Server(connection.recv(), Line(connection, samples))
     while True:
         try:
             request = connection.recv()
@@ -71,7 +72,7 @@ class Server:
             return _Failed(failure=Refused.of(error), context_intact=True)
         except Exception as error:
             traceback.print_exc()
-            failure = failure_from(error, self._line.phase, self._circumstances())
+            failure = failure_from(error, self._line.phase, self._circumstances(), self._line.samples.read())
             return _Failed(failure=failure, context_intact=leaves_context_intact(error))
 
     def _circumstances(self) -> Circumstances:

@@ -19,6 +19,7 @@ from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import train_on_loader
 from loadtune.bench.loader_alone import time_loader_alone
+from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.memory import memory_of
 from loadtune.bench.pinned import PinnedBlocks
 from loadtune.bench.protocol import (
@@ -54,6 +55,7 @@ from loadtune.records import (
     TrainingRun,
     TrialFailure,
     WorkloadFacts,
+    non_finite_loss,
 )
 from loadtune.units import counted
 from loadtune.workload import build_workload, checkpointed
@@ -114,7 +116,7 @@ class Session:
         return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
-        trainer, compiler = self._trainer(request.recipe), self._compiler_for(request.recipe)
+        trainer, compiler = self._trainer(request.recipe, losses=LossWatch()), self._compiler_for(request.recipe)
         batch = resident_batch(self._samples.batch, request.batch_size, trainer)
         compiled_s = compiler.seconds if compiler else 0.0
         self._warm_up.run(trainer, request.recipe, batch, self._line)
@@ -124,6 +126,8 @@ class Session:
         compile_s = compiler.seconds - compiled_s if compiler else None
         windows = time_windows(trainer, batch, request.seconds, self._line)
         trainer.close()
+        if windows[-1].loss_is_finite is False:
+            return non_finite_loss(request.recipe.precision, windows, phase="compute")
         return ComputePoint(recipe=request.recipe, batch_size=request.batch_size, windows=windows, compile_s=compile_s)
 
     def _try_batch(self, request: BatchTry) -> FitReport:
@@ -143,7 +147,7 @@ class Session:
 
     def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-            message = "The memory of a step is accounted for on CUDA, under PyTorch's native allocator."
+            message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
         return self._measure(asked, CudaBooks(self._device))
 
@@ -152,7 +156,9 @@ class Session:
         samples = self._samples.batch if asked.image_size is None else resized(self._samples.batch, asked.image_size)
         batch = resident_batch(samples, asked.batch_size, trainer)
         meter = StepMeter(trainer, batch, self.memory, books, self._line)
-        with checkpointed(self._model.module, meter.keep) if asked.checkpoint else nullcontext(), self.memory.capped():
+        wanted = asked.checkpoint
+        checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
+        with checkpoints as found, self.memory.capped():
             measured = meter.measure()
         return StepAccount(
             model=self._workload.spec.model,
@@ -161,7 +167,7 @@ class Session:
             batch_size=asked.batch_size,
             input_shape=tuple(batch[0].shape[1:]),
             estimated=False,
-            checkpointed=asked.checkpoint,
+            checkpointed=found,
             num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
             largest=measured.lines.largest,
             at_peak=measured.lines.at_peak,
@@ -179,7 +185,7 @@ class Session:
         if refused is not None:
             return refused
         self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe)
+        trainer = self._trainer(recipe, losses=LossWatch())
         batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
@@ -204,7 +210,7 @@ class Session:
     def _loader(self, config: LoaderConfig) -> EndlessLoader:
         """A fresh one, in an order of its own."""
         self._number += 1
-        return EndlessLoader(self._workload, config, number=self._number)
+        return EndlessLoader(self._workload, config, number=self._number, table=self._line.samples)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         if loader.batch_size <= self._workload.dataset_length:
@@ -229,9 +235,11 @@ class Session:
         inputs = self._samples.batch[0]
         self._pinned.keep_for(loader, inputs.nbytes // len(inputs))
 
-    def _trainer(self, recipe: Recipe, optimizer: StepOptimizer | None = None) -> Trainer:
+    def _trainer(
+        self, recipe: Recipe, optimizer: StepOptimizer | None = None, *, losses: LossWatch | None = None
+    ) -> Trainer:
         self._line.enter("prepare")
-        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe))
+        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe), losses)
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""

@@ -10,6 +10,7 @@ from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.compiling import Compiler
+from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import Batch, Workload, make_optimizer
@@ -54,12 +55,15 @@ class Trainer:
         workload: Workload,
         optimizer: StepOptimizer | None = None,
         compiler: Compiler | None = None,
+        losses: LossWatch | None = None,
     ) -> None:
-        """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe."""
+        """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe. ``losses`` is
+        given each step's loss; None where the memory of a step is measured, because the sum takes some."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
         self._compiler = compiler
+        self._losses = losses
         self._called = model.module if compiler is None else compiler.module
         self._dtype = _AUTOCAST_DTYPES[recipe.precision]
         self._target_dtype = (
@@ -106,6 +110,8 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
             loss = self._model.task(self._called, inputs, targets)
+        if self._losses is not None:
+            self._losses.add(loss)
         if self._scaler is None:
             torch.autograd.backward(loss)
             self._optimizer.step()
@@ -134,6 +140,10 @@ class Trainer:
     def num_compiled(self) -> int:
         """How often something was compiled so far; 0 for a recipe that is not."""
         return 0 if self._compiler is None else self._compiler.num_compiled
+
+    def loss_is_finite(self) -> bool | None:
+        """Whether every step's loss so far was finite. Waits for the device. None: nobody watches, or no step ran."""
+        return None if self._losses is None else self._losses.is_finite()
 
     def num_halvings(self) -> float:
         """How often the scaler has halved its scale so far: once for each skipped step. Waits for the device."""

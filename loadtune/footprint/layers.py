@@ -3,9 +3,10 @@
 In: a module's hooks, and every tensor autograd saves. Out: `LayerFootprint`s in the order of calls.
 """
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ class _Call:
     output_shape: tuple[int, ...] | None = None
     output_bytes: int = 0
     kept_bytes: int = 0
+    returned: dict[int, "weakref.ref[torch.UntypedStorage]"] = field(default_factory=dict)
+    """Outputs of the calls within it, which are theirs."""
 
 
 class LayerWatch:
@@ -38,7 +41,7 @@ class LayerWatch:
         self._live = live
         self._calls: list[_Call] = []
         self._stack: list[_Call] = []
-        self._counted: set[nn.Module] = set()
+        self._counted: set[nn.Parameter] = set()
         self._after = _Call(_LOSS, None, is_leaf=False)
 
     @contextmanager
@@ -56,8 +59,9 @@ class LayerWatch:
                 handle.remove()
 
     def rows(self) -> tuple[LayerFootprint, ...]:
-        """Leaf modules, and whatever else keeps something of its own; the one that keeps most is marked."""
-        calls = [call for call in (*self._calls, self._after) if call.is_leaf or call.kept_bytes]
+        """Leaf modules, and other modules with parameters or activations of their own; the largest is marked."""
+        called = (*self._calls, self._after)
+        calls = [call for call in called if call.is_leaf or call.kept_bytes or call.num_parameters]
         rows = [_row(call) for call in calls]
         most = max(range(len(rows)), key=lambda at: rows[at].kept_bytes, default=None)
         if most is not None and rows[most].kept_bytes:
@@ -72,9 +76,9 @@ class LayerWatch:
     def _enter(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: Any) -> None:
             call = _Call(name, module, is_leaf=next(module.children(), None) is None)
-            if module not in self._counted:
-                self._counted.add(module)
-                call.num_parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+            own = set(module.parameters(recurse=False)) - self._counted
+            self._counted |= own
+            call.num_parameters = sum(parameter.numel() for parameter in own)
             self._calls.append(call)
             self._stack.append(call)
 
@@ -82,19 +86,23 @@ class LayerWatch:
 
     def _leave(self, module: nn.Module, inputs: Any, returned: Any) -> None:
         call = self._stack.pop()
-        given = {_storage(tensor) for tensor in _tensors(inputs)}
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors(inputs)}
         outputs = _tensors(returned)
         call.output_shape = tuple(outputs[0].shape) if outputs else None
-        new = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in outputs}
-        call.output_bytes = sum(block_bytes(count) for key, count in new.items() if key not in given)
+        storages = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in outputs)}
+        new = {key for key in storages if key not in given and not _is_alive(call.returned.get(key))}
+        call.output_bytes = sum(block_bytes(storages[key].nbytes()) for key in new)
+        if self._stack:
+            self._stack[-1].returned |= {key: weakref.ref(storage) for key, storage in storages.items()}
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+def _is_alive(storage: "weakref.ref[torch.UntypedStorage] | None") -> bool:
+    """A freed storage's address may be another's by now."""
+    return storage is not None and storage() is not None
 
 
 def _row(call: _Call) -> LayerFootprint:

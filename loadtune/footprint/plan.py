@@ -44,13 +44,17 @@ class StepPlan:
     optimizer: str
     make_optimizer: MakeOptimizer
     precision: Precision
+    has_loss: bool = True
+    """False: the backward pass starts from the mean of the model's outputs, without targets."""
 
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
-    """The workload's step. Raises WorkloadError as a run of it would."""
+    """The workload's step. Targets of any kind are taken. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
     workload = build_workload(spec, making=_making(fake))
-    inputs, targets = collate_samples(fetch_samples(workload.dataset, [0]), any_target=workload.own_loss)
+    inputs, targets = collate_samples(
+        fetch_samples(workload.dataset, [0]), [0], any_target=workload.answers_with_logits
+    )
     return StepPlan(
         fake=fake,
         name=spec.model,
@@ -61,6 +65,7 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
         optimizer=spec.optimizer,
         make_optimizer=_maker(spec.optimizer),
         precision=precision,
+        has_loss=not targets.is_floating_point(),
     )
 
 

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from loadtune.errors import WorkloadError
 from loadtune.footprint.cuda_ways import CudaWays
 from loadtune.footprint.layers import LayerWatch
 from loadtune.footprint.live import BUFFERS, GRADIENTS, INPUT, PARAMETERS, STATE, LiveMemory
 from loadtune.footprint.plan import StepPlan
-from loadtune.records import LayerFootprint, MemoryLines, Precision
+from loadtune.records import Checkpoint, Checkpointed, LayerFootprint, MemoryLines, Precision
 from loadtune.workload import checkpointed
 
 _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -23,21 +24,24 @@ _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What one pass showed."""
+    """What one pass through the model showed."""
 
     largest: MemoryLines
     at_peak: MemoryLines
     peak_bytes: int
     layers: tuple[LayerFootprint, ...] = ()
+    checkpointed: Checkpointed | None = None
 
 
-def take_step(plan: StepPlan, batch_size: int, *, checkpoint: bool = False) -> Taken:
+def take_step(plan: StepPlan, batch_size: int, checkpoint: Checkpoint | None = None) -> Taken:
     """A training step after a first one, which made the optimizer's state."""
     live = LiveMemory()
     plan.model.train()
     with _on_fake_device(plan, live), ExitStack() as until_end:
-        if checkpoint:
-            until_end.enter_context(checkpointed(plan.model, live.keep, preserve_rng_state=False))
+        found = None
+        if checkpoint is not None:
+            running = checkpointed(plan.model, live.keep, checkpoint, preserve_rng_state=False)
+            found = until_end.enter_context(running)
         batch = _start(plan, live, batch_size)
         optimizer = _optimizer(plan)
         until_end.callback(plan.model.zero_grad, set_to_none=True)
@@ -47,7 +51,13 @@ def take_step(plan: StepPlan, batch_size: int, *, checkpoint: bool = False) -> T
         optimizer.zero_grad(set_to_none=True)
         live.start_anew()
         layers = _step(plan, live, optimizer, batch)
-        return Taken(largest=live.largest, at_peak=live.at_peak, peak_bytes=live.peak_bytes, layers=layers)
+        return Taken(
+            largest=live.largest,
+            at_peak=live.at_peak,
+            peak_bytes=live.peak_bytes,
+            layers=layers,
+            checkpointed=found,
+        )
 
 
 def take_forward(plan: StepPlan, batch_size: int) -> Taken:
@@ -55,8 +65,7 @@ def take_forward(plan: StepPlan, batch_size: int) -> Taken:
     live = LiveMemory()
     plan.model.eval()
     with _on_fake_device(plan, live), torch.no_grad(), _autocast(plan):
-        inputs, _ = _start(plan, live, batch_size)
-        plan.model(inputs)
+        plan.model(_start(plan, live, batch_size)[0])
     return Taken(largest=live.largest, at_peak=live.at_peak, peak_bytes=live.peak_bytes)
 
 
@@ -66,23 +75,36 @@ def _on_fake_device(plan: StepPlan, live: LiveMemory) -> Iterator[None]:
         yield
 
 
-def _start(plan: StepPlan, live: LiveMemory, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _start(plan: StepPlan, live: LiveMemory, batch_size: int) -> tuple[torch.Tensor, ...]:
+    """The batch: inputs and, for a loss, targets."""
     live.mark(plan.model.parameters(), PARAMETERS)
     live.mark(plan.model.buffers(), BUFFERS)
-    batch = plan.inputs.batch(batch_size), plan.targets.batch(batch_size)
+    parts = (plan.inputs, plan.targets) if plan.has_loss else (plan.inputs,)
+    batch = tuple(part.batch(batch_size) for part in parts)
     live.mark(batch, INPUT)
     return batch
 
 
 def _step(
-    plan: StepPlan, live: LiveMemory, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]
+    plan: StepPlan, live: LiveMemory, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]
 ) -> tuple[LayerFootprint, ...]:
     watch = LayerWatch(live)
     with watch.watching(plan.model), _autocast(plan):
-        loss = plan.task(plan.model, *batch)
-    torch.autograd.backward(loss)
+        start = plan.task(plan.model, *batch) if plan.has_loss else mean_of(plan.model(batch[0]))
+    torch.autograd.backward(start)
     optimizer.step()
     return watch.rows()
+
+
+def mean_of(output: object) -> torch.Tensor:
+    """A scalar to start a backward pass from without a loss. Raises WorkloadError where there is nothing to train."""
+    tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not tensors:
+        raise WorkloadError(
+            f"the model returned a {type(output).__name__} without a tensor that requires a gradient, so there is no"
+            " backward pass. Return the tensor that the loss is computed from."
+        )
+    return torch.stack([tensor.mean() for tensor in tensors]).sum()
 
 
 def _autocast(plan: StepPlan) -> torch.autocast:

@@ -18,6 +18,13 @@ Figure = TypeVar("Figure", int, float)
 _MEMORY_V2 = 0x02000028
 """NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
 
+_CORES_PER_SM = {
+    **dict.fromkeys(((6, 0), (7, 0), (7, 2), (7, 5), (8, 0)), 64),
+    **dict.fromkeys(((6, 1), (6, 2), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)), 128),
+}
+"""CUDA cores of a multiprocessor by compute capability (CUDA programming guide). NVML counts cores of a whole GPU, and
+multiprocessors of a MIG instance."""
+
 
 def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     """The GPUs this process may use, in CUDA's order; empty where there are none, or no driver answers."""
@@ -69,7 +76,23 @@ def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
         utilization_fraction=read_utilization_fraction(uuid, nvml),
         processes=_read_processes(handle, nvml),
         driver_bytes=memory.driver_bytes,
+        num_multiprocessors=_read_multiprocessors(handle, nvml),
+        compute_capability=_read_compute_capability(handle, nvml),
     )
+
+
+def _read_compute_capability(handle: Any, nvml: Nvml) -> str | None:
+    found = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    return None if found is None else f"{found[0]}.{found[1]}"
+
+
+def _read_multiprocessors(handle: Any, nvml: Nvml) -> int | None:
+    attributes = nvml.ask("nvmlDeviceGetAttributes", handle)  # of a MIG instance; a whole GPU has none
+    if attributes is not None:
+        return int(attributes.multiprocessorCount)
+    cores = nvml.ask("nvmlDeviceGetNumGpuCores", handle)
+    per_sm = _CORES_PER_SM.get(tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", handle) or ()))
+    return None if not cores or per_sm is None else int(cores) // per_sm
 
 
 class _Memory(NamedTuple):

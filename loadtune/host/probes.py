@@ -7,6 +7,7 @@ looked at in every reading; the rest rarely, so that all of it together stays at
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from loadtune.host.anonymous import AnonymousMemory
 from loadtune.host.bench_use import BenchUse, DiskReads
 from loadtune.host.cgroup_cpu import GroupCpu
 from loadtune.host.cpu import read_affinity
@@ -22,9 +23,9 @@ from loadtune.host.ram_use import RamUse
 from loadtune.host.sensing import Probe
 from loadtune.records import Device
 
-OFTEN, SELDOM = 5, 10
-"""Twice a second and once, at ten readings a second: every trial's span has several of both. NVIDIA asks for 0.1 s
-between two samples of the performance counters."""
+EVERY_OTHER, OFTEN, SELDOM = 2, 5, 10
+"""Five times a second, twice and once, at ten readings a second: every trial's span has several of each. NVIDIA asks
+for 0.1 s between two samples of the performance counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ def machine_probes(
     bench_and_cpu = (
         Scheduled(CpuUse(cpu_meter(num_usable_cores))),
         Scheduled(BenchUse(tree)),
+        Scheduled(AnonymousMemory(tree), EVERY_OTHER),
         Scheduled(PinThread(pid), OFTEN),
         Scheduled(GroupCpu(), OFTEN),
         Scheduled(DiskReads(tree), OFTEN),

@@ -69,6 +69,10 @@ class ProcessTree:
         """psutil's, as of the last look."""
         return [followed.process for followed in self._followed]
 
+    def of(self, role: Role) -> list[Any]:
+        """psutil's, of this role, as of the last look: workers in order of their start."""
+        return [followed.process for followed in self._followed if followed.role == role]
+
     def read(self) -> tuple[ProcessUse, ...]:
         """CPU used since the last call, and memory held now: the root first, workers in order of their start."""
         self._follow()

@@ -9,8 +9,9 @@ from itertools import pairwise, zip_longest
 from typing import Any
 
 from loadtune.host import integrals
+from loadtune.host.anonymous import FIGURE as ANONYMOUS
 from loadtune.host.tracks import Tracks, shares
-from loadtune.records import Telemetry, Timeline, WorkerUse
+from loadtune.records import MemoryReading, Telemetry, Timeline, WorkerUse
 
 MAX_SLICES = 240
 """Points of a timeline: three for each column of a terminal, and under 30 kB a measurement in an indented file."""
@@ -71,6 +72,7 @@ def telemetry(
         seconds=seconds,
         num_readings=num_readings,
         workers=_workers(tracks, start_s, end_s),
+        memory=_memory(tracks, start_s, end_s),
         timeline=_timeline(tracks, num_readings, start_s, end_s),
         missing=unknown,
         **found,
@@ -105,6 +107,16 @@ def _workers(tracks: Tracks, start_s: float, end_s: float) -> tuple[WorkerUse, .
     cores = integrals.means(tracks.within(EACH_WORKERS_CORES, start_s, end_s))
     rss = integrals.peaks(tracks.within(EACH_WORKERS_RSS, start_s, end_s))
     return tuple(WorkerUse(cpu_cores=used, rss_bytes=held) for used, held in zip_longest(cores, rss))
+
+
+def _memory(tracks: Tracks, start_s: float, end_s: float) -> tuple[MemoryReading, ...]:
+    """Those taken within the span: a reading is of its moment."""
+    return tuple(
+        MemoryReading(after_s=read.end_s - start_s, main_bytes=main, workers_bytes=workers, num_workers=num_workers)
+        for read in tracks.stretches(ANONYMOUS, start_s, end_s)
+        if read.end_s <= end_s
+        for main, workers, num_workers in [read.value]
+    )
 
 
 def _timeline(tracks: Tracks, num_readings: int, start_s: float, end_s: float) -> Timeline | None:

@@ -78,9 +78,9 @@ def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed
     gain = ratio_text(point.quickest_per_s / best.quickest_per_s)
     each, fewer = ("", "")
     if num_compiled > 1:
-        each, fewer = f" in each of {num_compiled} precisions", ", or a single precision (--precision),"
+        each, fewer = f" in each of {num_compiled} precisions", ", or use a single precision (--precision),"
     return (
         f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling about "
         f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the {seconds_text(left_s)} left. Raise "
-        f"--time-budget{fewer} to make room for it, or force it with --fix compile=on."
+        f"--time-budget{fewer} to make room for it."
     )

@@ -33,6 +33,8 @@ from loadtune.records.configs import (
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.footprint import (
     BatchEstimate,
+    Checkpoint,
+    Checkpointed,
     FootprintReport,
     LayerFootprint,
     MemoryLines,
@@ -54,11 +56,13 @@ from loadtune.records.result import (
     Trial,
     TrialOrigin,
     TuningResult,
+    Unconfirmed,
+    UnconfirmedReason,
     Verdict,
     Winner,
 )
 from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Score
-from loadtune.records.telemetry import Reading, Telemetry, Timeline, WorkerUse
+from loadtune.records.telemetry import MemoryReading, Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,
     ComputePoint,
@@ -68,6 +72,7 @@ from loadtune.records.timing import (
     TrainingRun,
     TrialFailure,
     WorkerShare,
+    non_finite_loss,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.window import (
@@ -84,6 +89,7 @@ from loadtune.records.workload import (
     OptimizerName,
     TuneConfig,
     WorkloadFacts,
+    WorkloadPart,
     WorkloadSpec,
     YourSettings,
 )
@@ -105,6 +111,8 @@ __all__ = [
     "Change",
     "Check",
     "CheckOutcome",
+    "Checkpoint",
+    "Checkpointed",
     "CodePart",
     "Comparison",
     "ComputePoint",
@@ -130,6 +138,7 @@ __all__ = [
     "MemoryCeiling",
     "MemoryFormat",
     "MemoryLines",
+    "MemoryReading",
     "MemoryTrace",
     "Objective",
     "OptimizerName",
@@ -162,6 +171,8 @@ __all__ = [
     "TrialOrigin",
     "TuneConfig",
     "TuningResult",
+    "Unconfirmed",
+    "UnconfirmedReason",
     "Value",
     "Verdict",
     "WhatIf",
@@ -170,11 +181,13 @@ __all__ = [
     "WorkerShare",
     "WorkerUse",
     "WorkloadFacts",
+    "WorkloadPart",
     "WorkloadSpec",
     "YourSettings",
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
+    "non_finite_loss",
     "pinning_seldom_rests",
     "samples_per_s",
     "taking_seldom_rests",

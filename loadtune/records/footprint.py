@@ -51,6 +51,27 @@ class MemoryLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """Activation checkpointing is wanted: the model's blocks, or segments of its longest nn.Sequential."""
+
+    segments: int | None = None
+    """Number of segments, at least 2. None: each block of the model; for a model without blocks, about as many segments
+    as the square root of the number of layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpointed:
+    """What of a model was run under `torch.utils.checkpoint`."""
+
+    num_modules: int
+    """Number of blocks; with `num_segments`, number of modules in the nn.Sequential that was cut into segments."""
+    num_segments: int | None = None
+    """As given to `checkpoint_sequential`. None: each block was checkpointed by itself."""
+    path: str = ""
+    """Of that nn.Sequential within the model. Empty: the model itself, or blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepAccount:
     """One training step: forward pass, loss, backward pass, optimizer."""
 
@@ -62,8 +83,11 @@ class StepAccount:
     """Of one sample, without the batch dimension."""
     estimated: bool
     """True: worked out from shapes, nothing was run. False: measured."""
-    checkpointed: bool = False
-    """The model's blocks are computed a second time in the backward pass instead of being kept."""
+    has_loss: bool = True
+    """False: the model's output is not class scores, so cross entropy does not apply. The backward pass starts from the
+    mean of the outputs; the memory of a loss and of its targets is not counted."""
+    checkpointed: Checkpointed | None = None
+    """What of the model was computed a second time in the backward pass. None: nothing."""
     num_parameters: int
     largest: MemoryLines
     """Each line at its own largest within the step; they are not all largest at the same moment."""
@@ -102,8 +126,8 @@ class StepVariant:
     """None: the workload's."""
     image_size: int | None = None
     """Height and width in pixels. None: what the dataset delivers."""
-    checkpoint: bool = False
-    """Compute the model's blocks a second time in the backward pass instead of keeping what they need."""
+    checkpoint: Checkpoint | None = None
+    """None: without activation checkpointing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +141,7 @@ class LayerFootprint:
     output_shape: tuple[int, ...] | None
     """Of the first tensor it returns. None: it returns none."""
     num_parameters: int
-    """Of its own. A layer called again brings none anew: 0 from its second row on."""
+    """Of its own. Each parameter counts once: a layer that is called again has 0 from its second row on."""
     output_bytes: int
     """What it returns, as new memory: 0 where it works in place or returns a view of its input."""
     kept_bytes: int
@@ -147,7 +171,8 @@ class WhatIf:
     """The step with one thing changed."""
 
     name: str
-    """``as given``, ``bf16``, ``AdamW``, ``checkpointed``, ``448×448 images``."""
+    """What was changed: ``bf16 (AMP)``, ``SGD without momentum``, ``448×448 images``. The first row is the step as
+    given, and its name lists precision and optimizer."""
     peak_bytes: int | None
     """None: the model does not take it, or there is no room to measure it; `remark` says so."""
     step_s: float | None = None
@@ -168,7 +193,7 @@ class FootprintReport:
     estimate: StepAccount | None = None
     """The same step by shapes, beside one that was measured. None: `account` is that, or shapes alone cannot tell."""
     checkpointed: StepAccount | None = None
-    """The same with its blocks checkpointed. None: not asked for."""
+    """The same step with activation checkpointing. None: not asked for."""
     layers: tuple[LayerFootprint, ...] = ()
     """Empty: not asked for."""
     largest_batch: BatchEstimate | None = None

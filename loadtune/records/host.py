@@ -33,11 +33,16 @@ class GpuFacts:
     """Those that hold memory of it, most first. Empty where none does, and where the driver names none, as it does in
     many containers: `others_bytes` tells the two apart."""
     driver_bytes: int | None = None
-    """What the driver keeps for itself, 0.60 GiB on an idle H200; never to be had. None: the driver does not say."""
+    """Memory that the driver reserves for itself, 0.60 GiB on an idle H200; no process can use it. None: the driver
+    does not say."""
+    num_multiprocessors: int | None = None
+    """Streaming multiprocessors (SMs). None: the driver does not say."""
+    compute_capability: str | None = None
+    """CUDA's version number of the architecture: ``9.0`` of an H200. None: the driver does not say."""
 
     @property
     def others_bytes(self) -> int | None:
-        """What processes hold, named or not. None: the driver does not tell its own share from theirs."""
+        """Memory allocated by processes, named or not. None: the driver does not say what it reserves itself."""
         if self.driver_bytes is None:
             return None
         return max(0, self.total_bytes - self.free_bytes - self.driver_bytes)

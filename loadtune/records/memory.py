@@ -1,10 +1,12 @@
 """What fits: one tried batch, and the ceiling they add up to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records.configs import Precision, Recipe
 from loadtune.records.timing import TrialFailure
+from loadtune.units import MISSING, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +89,30 @@ memory (no kernel for so many elements, a crash, no sign of life), the dataset's
 and /dev/shm that hold prefetched batches, or that one step would eat too large a share of the time budget."""
 
 
+_LIMITED_BY: Mapping[CeilingLimit, str] = {
+    "memory": "memory",
+    "failure": "a failure of larger sizes that is not a lack of memory",
+    "dataset": "the length of the dataset",
+    "cap": "max_batch_size",
+    "host_memory": "RAM for prefetched batches",
+    "time": "the time of one step",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCeiling:
-    """The largest batch that was seen to train in one precision, and how it was found."""
+    """The largest batch size that trains in one precision, and every size that was tried. ``print`` shows a table."""
 
     precision: Precision
     batch_size: int
-    """The hard ceiling: largest that was run and fits."""
+    """The largest that was run and trains."""
     safe_batch_size: int
-    """Largest to be used for hours: run as well, with room to spare and without allocator retries in a steady step."""
+    """The largest to train with for hours. It was run as well, left memory to spare, and PyTorch's allocator did not
+    have to free its cache and retry in a steady step."""
     limit: CeilingLimit
+    """Why no larger size trains."""
     probes: tuple[FitReport, ...]
-    """In the order they were run."""
+    """The sizes that were tried, in this order."""
     bytes_per_sample: float | None = None
     """Slope of the line through allocated peaks. None: fewer than two sizes were run."""
     fixed_bytes: float | None = None
@@ -144,3 +158,31 @@ class MemoryCeiling:
     def peak_bytes(self) -> int | None:
         """Allocated peak at the ceiling itself."""
         return next((p.peak_bytes for p in self.probes if p.fits and p.batch_size == self.batch_size), None)
+
+    def __str__(self) -> str:
+        """A table of at most 80 columns: every size that was run, smallest first."""
+        rows = sorted((*self.small_sizes, *self.probes), key=lambda report: report.batch_size)
+        lines = [
+            f"Largest batch size in {self.precision}: {self.batch_size:,}; safe batch size: {self.safe_batch_size:,}",
+            f"Limited by {_LIMITED_BY[self.limit]}.",
+            "",
+            "  batch size   allocated    reserved  retries  result",
+            *(self._row(report) for report in rows),
+            "",
+            "Peak memory as PyTorch's allocator counts it; on a CPU, resident memory.",
+        ]
+        if self.budget_bytes is not None:
+            capacity = "" if self.capacity_bytes is None else f" of {bytes_text(self.capacity_bytes)}"
+            lines.append(f"Memory for training: {bytes_text(self.budget_bytes)}{capacity}.")
+        return "\n".join(lines)
+
+    def _row(self, report: FitReport) -> str:
+        retries = MISSING if report.num_alloc_retries is None else f"{report.num_alloc_retries:,}"
+        peaks = f"{bytes_text(report.peak_bytes):>12}{bytes_text(report.reserved_peak_bytes):>12}"
+        return f"{report.batch_size:>12,}{peaks}{retries:>9}  {self._result(report)}"
+
+    def _result(self, report: FitReport) -> str:
+        if report.failure is not None:
+            return "out of memory" if report.failure.is_of_memory else f"failed: {report.failure.kind}"
+        named = {"largest": self.batch_size, "safe": self.safe_batch_size}
+        return ", ".join(["trained", *(name for name, size in named.items() if size == report.batch_size)])

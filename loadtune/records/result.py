@@ -36,6 +36,21 @@ class Trial:
         return self.measurement or self.failure
 
 
+UnconfirmedReason = Literal["failed", "non_finite_loss", "wide_interval", "above_compute_only"]
+"""``failed`` one of its runs ended in a failure; ``non_finite_loss`` its precision gave a loss that is NaN or infinite;
+``wide_interval`` half of its 95% interval is as large as the value or larger; ``above_compute_only`` it reads more than
+the same step without a loader, by more than noise explains."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unconfirmed:
+    """Why a configuration that was measured is never the answer."""
+
+    reason: UnconfirmedReason
+    explanation: str
+    """Figures and what to do, in sentences to show after the configuration's name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finalist:
     """One configuration measured again, each time with a fresh loader, in turn with the other finalists."""
@@ -49,6 +64,8 @@ class Finalist:
     once, so also for the one that is picked. None: too few runs."""
     efficiency_half_width_fraction: float | None = None
     """Likewise of the mean samples per joule. None: too few runs, or of one of them no energy was read."""
+    unconfirmed: Unconfirmed | None = None
+    """Why it is never the answer. None: nothing rules it out."""
 
     @property
     def samples_per_s(self) -> float:
@@ -87,7 +104,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """A confirmed answer, beside the user's own configuration."""
+    """The answer, compared with the user's settings. Nothing rules it out; see `measured_once`."""
 
     config: TrialConfig
     samples_per_s: float
@@ -98,9 +115,15 @@ class Winner:
     """95% interval of the speed-up, which allows for having picked the fastest. None: too few runs to say."""
     speedup_high: float | None = None
     compute_fraction: float | None = None
-    """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more."""
+    """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more. None:
+    that rate was not timed, or contradicts this one."""
     efficiency: Efficiency | None = None
     """Set where the objective is samples per joule; the figures above are of its throughput all the same."""
+
+    @property
+    def measured_once(self) -> bool:
+        """Whether no finalist ran twice, so that no interval is known and nothing was confirmed by a second run."""
+        return self.half_width_fraction is None
 
     @property
     def throughput(self) -> Score:

@@ -32,6 +32,19 @@ class WorkerUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """Memory that processes allocated themselves, at one moment: files they mapped and /dev/shm are not in it."""
+
+    after_s: float
+    """Since the span began."""
+    main_bytes: int
+    """The training process."""
+    workers_bytes: int
+    """All workers together; pages that they share with the training process are counted for each of them."""
+    num_workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Figures over a span, in slices of one length: value ``i`` is the mean from ``i`` to ``i + 1`` times ``slice_s``
     after the span's start. A series without any value is empty; a slice in which nothing is known is None."""
@@ -110,6 +123,8 @@ class Telemetry:
     """All workers together. Near their number: they are the wall."""
     workers: tuple[WorkerUse, ...] = ()
     """In order of their start, which is the loader's own numbering. Empty: none, or not known."""
+    memory: tuple[MemoryReading, ...] = ()
+    """In order of time. Growth from first to last with every sample: the dataset keeps objects. Empty: not known."""
     other_cpu_cores: float | None = None
     """What else the bench started: compilers, resource trackers, a dataset's own helpers."""
     other_rss_bytes: int | None = None

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtune.records.configs import Recipe
+from loadtune.records.configs import Precision, Recipe
 from loadtune.records.score import Objective
 from loadtune.records.telemetry import Telemetry
 from loadtune.records.window import Window, delivered_samples, half_width_fraction, samples_per_s
 
-FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported"]
+FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss"]
 
 
 MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
@@ -24,18 +24,27 @@ class TrialFailure:
     kind: FailureKind
     """``oom`` device memory; ``host_oom`` killed for RAM; ``shm`` /dev/shm ran full; ``crash`` the process died;
     ``hang`` no sign of life; ``user_error`` the dataset's or model's own code raised; ``unsupported`` the device
-    cannot do this."""
+    cannot do this; ``non_finite_loss`` the loss became NaN or infinite."""
     phase: str
     """What was being done: ``build``, ``warm-up``, ``first batch``, ``training``, …"""
     message: str
     """One or two lines for people."""
     log_tail: str = ""
     """Last lines the process wrote, its traceback included; empty where there are none."""
+    grown_bytes: int | None = None
+    """RAM that the training process and its workers took until they were ended for it. None: they were not."""
 
     @property
     def is_of_memory(self) -> bool:
         """Whether the device's memory, the RAM or /dev/shm ran out."""
         return self.kind in MEMORY_KINDS
+
+
+def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:
+    """The failure of a run whose last window holds a loss that is NaN or infinite."""
+    num_steps = sum(window.num_steps for window in windows)
+    message = f"the loss in {precision} became NaN or infinite within the first {num_steps:,} timed steps"
+    return TrialFailure(kind="non_finite_loss", phase=phase, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ class LineUse:
     change_bytes: int
     """What this line alone did; lines of functions it called have records of their own."""
     peak_bytes: int
-    """Highest while the line ran, temporaries that lived and died in it included."""
+    """Most in use while the line ran, temporary tensors included. Of several visits: the largest of their peaks."""
     unattributed_bytes: int = 0
     """The part of the change that no tensor explains: workspaces, blocks still in use by a stream. CPU: always 0."""
     last_in_use_bytes: int = 0

@@ -60,6 +60,9 @@ class Window:
     it began before too. A fresh loader locks until its queue has once been full, and steps wait for the driver
     meanwhile. None: not on CUDA, or not told."""
 
+    loss_is_finite: bool | None = None
+    """Whether the loss of every step of the run so far was a finite number, warm-up included. None: not measured."""
+
     @property
     def end_s(self) -> float:
         return self.start_s + self.seconds

@@ -40,7 +40,7 @@ def answer(result: TuningResult, folder: Path, *, has_page: bool, resume_command
         title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
         warning=warning(result),
         table=answer_table(result),
-        lines=(*seen_once(result), *_bottleneck(result), *batch_caution(result)),
+        lines=(*seen_once(result), *_bottleneck(result), *batch_caution(result), *_reasons(result)),
         code=_code(result),
         files=_files(result, folder, has_page=has_page, resume_command=resume_command),
     )
@@ -52,6 +52,11 @@ def _bottleneck(result: TuningResult) -> tuple[str, ...]:
     bound, share = result.verdict.bound_by, result.best.compute_fraction
     reached = "" if share is None else f" Training reaches {percent_text(share)} of the compute-only rate."
     return (f"Bottleneck: {BOUND_TEXT[bound]}.{reached}", TRY_TEXT[bound])
+
+
+def _reasons(result: TuningResult) -> tuple[str, ...]:
+    """Why there is no answer; of an answer the notes are on the page."""
+    return () if result.best is not None else result.notes
 
 
 def _code(result: TuningResult) -> tuple[str, ...]:

@@ -1,24 +1,24 @@
-"""A configuration as Python for pasting. In: a `TrialConfig`. Out: source text that runs as it stands.
+"""A configuration as Python code to paste. In: a `TrialConfig`. Out: source text that runs as it stands.
 
-It expects the names ``dataset``, ``model`` and ``loss_fn`` from around it. Apart from the views, because code is tested
-by running it.
+The code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's script defines. Apart from the views,
+because code is tested by running it.
 """
 
 from loadtune.records import OptimizerName, TrialConfig
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
-# The learning rates are placeholders that PyTorch's own examples use; the measured speed does not depend on them.
+# Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
 _OPTIMIZER = {
     "sgd": "SGD(\n    model.parameters(), lr=0.1, momentum=0.9",
     "adamw": "AdamW(\n    model.parameters(), lr=1e-3",
 }
 
-# Of a line in the training loop, so that with its indentation it fits 80 columns.
+# Longest line of the training loop: indented by 4, it fits 80 columns.
 _LINE = 76
 
 
 def loader_code(config: TrialConfig) -> str:
-    """``loader = DataLoader(…)`` with the chosen arguments; shuffled and full batches are what was measured."""
+    """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch."""
     chosen = "".join(f"    {name}={value!r},\n" for name, value in config.loader.kwargs().items())
     return (
         "from torch.utils.data import DataLoader\n\n"
@@ -27,12 +27,12 @@ def loader_code(config: TrialConfig) -> str:
 
 
 def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cuda") -> str:
-    """The training loop's lines that the recipe concerns; ``device`` is ``cuda`` or ``cpu``."""
+    """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``."""
     scaler = f'scaler = torch.amp.GradScaler("{device}")\n' if config.precision == "fp16" else ""
     return (
         "import torch\n\n"
         + f'model = model.to("{device}"{_memory_format(config)})\n'
-        + "# the learning rate is yours to set\n"
+        + "# set your own learning rate\n"
         + f"optimizer = torch.optim.{_OPTIMIZER[optimizer]}{_fused(config)}\n)\n"
         + _compile(config)
         + scaler
@@ -69,12 +69,12 @@ def _update(config: TrialConfig) -> list[str]:
 
 
 def _memory_format(config: TrialConfig) -> str:
-    """Weights and inputs both: with only one of them converted, cuDNN converts back and forth."""
+    """Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer."""
     return ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
 
 
 def _compile(config: TrialConfig) -> str:
-    """For one batch size, as it was measured: a graph for any size may be slower."""
+    """Compiled for one batch size, as it was measured: a graph for any size may be slower."""
     return "model = torch.compile(model, dynamic=False)\n" if config.recipe.compile else ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
+from loadtune.records.confirmed import compute_fraction
 from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilization_rows
 from loadtune.units import (
     MISSING,
@@ -53,7 +54,8 @@ def answer_table(result: TuningResult) -> Table | None:
 
 def figures(result: TuningResult) -> Table | None:
     """Every row that was measured. None: nothing was confirmed."""
-    return _table(result, "Confirmed", _rows)
+    title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
+    return _table(result, title, _rows)
 
 
 def _table(result: TuningResult, title: str, rows_of: "_RowsOf") -> Table | None:
@@ -102,11 +104,7 @@ def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
 
 def _compute_fraction(result: TuningResult, finalist: Finalist | None) -> float | None:
     """Only where the very same size and recipe was timed without a loader: nothing is interpolated here."""
-    if finalist is None:
-        return None
-    asked = (finalist.config.recipe, finalist.config.batch_size)
-    ceiling = next((p.samples_per_s for p in result.compute_points if (p.recipe, p.batch_size) == asked), None)
-    return finalist.samples_per_s / ceiling if ceiling else None
+    return None if finalist is None else compute_fraction(result.compute_points, finalist)
 
 
 _Cell = Callable[[_Column], str]

@@ -4,13 +4,28 @@ In: a `FootprintReport`. Out: `Table`s and lines, which `text` renders. A module
 belongs to a run of the tuner.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from loadtune.records import BatchEstimate, FootprintReport, LayerFootprint, MemoryLines, StepAccount, WhatIf
+from loadtune.records import (
+    BatchEstimate,
+    Checkpointed,
+    FootprintReport,
+    LayerFootprint,
+    MemoryLines,
+    StepAccount,
+    StepOptimizer,
+    WhatIf,
+)
 from loadtune.report.figures import Table
 from loadtune.report.wording import PRECISION_TEXT
-from loadtune.units import MISSING, bytes_text, count_text, departure_text, percent_text, seconds_text
+from loadtune.units import MISSING, bytes_text, count_text, counted, departure_text, percent_text, seconds_text
+
+OPTIMIZER_TEXT: Mapping[StepOptimizer, str] = {
+    "sgd": "SGD with momentum 0.9",
+    "sgd_plain": "SGD without momentum",
+    "adamw": "AdamW",
+}
 
 _LINES: tuple[tuple[str, Callable[[MemoryLines], int | None]], ...] = (
     ("parameters", lambda lines: lines.parameters_bytes),
@@ -20,14 +35,14 @@ _LINES: tuple[tuple[str, Callable[[MemoryLines], int | None]], ...] = (
     ("activations kept for backward", lambda lines: lines.activations_bytes),
     ("input batch", lambda lines: lines.input_bytes),
     ("temporary tensors", lambda lines: lines.temporary_bytes),
-    ("workspace of libraries", lambda lines: lines.workspace_bytes),
-    ("larger blocks than asked for", lambda lines: lines.rounding_bytes),
+    ("library workspace", lambda lines: lines.workspace_bytes),
+    ("allocator rounding", lambda lines: lines.rounding_bytes),
 )
 # Widths that leave a row of the layers' table below 80 columns.
 _NAME_WIDTH, _KIND_WIDTH = 20, 12
 _LARGEST = " ◀"
 ESTIMATED = "≈ "
-"""Stands before a figure that was worked out, where others of its table were measured."""
+"""Stands before an estimated figure in a table that also has measured ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +58,19 @@ def footprint_view(report: FootprintReport) -> FootprintView:
     if report.checkpointed is not None:
         tables.append(_checkpoint_table(report.account, report.checkpointed))
     if report.layers:
-        tables.append(_layers_table(report.layers, report.account.batch_size))
+        tables.append(_layers_table(report.layers, report.account))
     if report.what_if:
         tables.append(_what_if_table(report))
     lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
     return FootprintView(tables=tuple(tables), lines=(*_notes(report), *_what_if_notes(report), *lines))
+
+
+def checkpointed_text(found: Checkpointed) -> str:
+    """What runs under activation checkpointing."""
+    if found.num_segments is None:
+        return f"{counted(found.num_modules, 'block')} checkpointed"
+    where = f" ({found.path})" if found.path else ""
+    return f"the nn.Sequential{where} of {found.num_modules:,} modules in {found.num_segments:,} segments"
 
 
 def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
@@ -57,31 +80,37 @@ def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
     forward_rest, forward_peak = account.forward_only_unexplained_bytes, account.forward_only_peak_bytes
     rows = [(name, *(bytes_text(of(part)) for part in parts)) for name, of in _LINES]
     rows += [
-        ("not explained", "", *(bytes_text(each.unexplained_bytes) for each in shown), bytes_text(forward_rest)),
+        ("not attributed", "", *(bytes_text(each.unexplained_bytes) for each in shown), bytes_text(forward_rest)),
         ("peak", "", *(bytes_text(each.peak_bytes) for each in shown), bytes_text(forward_peak)),
     ]
     blank = [""] * len(shown)
     rows.append(("fragmentation", "", bytes_text(account.fragmentation_bytes), *blank))
-    rows.append(("outside the allocator", "", bytes_text(account.outside_bytes), *blank))
-    columns = ("at the peak",) if estimate is None else ("at the peak", "estimated")
-    return Table(title=_title(account), columns=("", "largest", *columns, "forward only"), rows=tuple(rows))
+    rows.append(("CUDA context and libraries", "", bytes_text(account.outside_bytes), *blank))
+    columns = ("at the\npeak",) if estimate is None else ("at the\npeak", "at the peak,\nestimated")
+    return Table(title=_title(account), columns=("", "row's own\nmaximum", *columns, "inference"), rows=tuple(rows))
 
 
 def _title(account: StepAccount) -> str:
     shape = "×".join(map(str, (account.batch_size, *account.input_shape)))
+    optimizer = {**OPTIMIZER_TEXT}.get(account.optimizer, account.optimizer)  # type: ignore[call-overload]  # or own
     how = "estimated" if account.estimated else "measured"
-    return f"{account.model}, {shape}, {PRECISION_TEXT[account.precision]}, {account.optimizer}: {how}"
+    return f"{account.model}, {shape}, {PRECISION_TEXT[account.precision]}, {optimizer}: {how}"
 
 
 def _checkpoint_table(plain: StepAccount, checkpointed: StepAccount) -> Table:
     rows = [(name, bytes_text(of(plain.largest)), bytes_text(of(checkpointed.largest))) for name, of in _LINES]
     rows.append(("peak", bytes_text(plain.peak_bytes), bytes_text(checkpointed.peak_bytes)))
-    return Table(title="With checkpointed blocks", columns=("", "plain", "checkpointed"), rows=tuple(rows))
+    if plain.step_s is not None:
+        rows.append(("time of a step", seconds_text(plain.step_s), seconds_text(checkpointed.step_s)))
+    what = "" if checkpointed.checkpointed is None else f": {checkpointed_text(checkpointed.checkpointed)}"
+    columns = ("row's own maximum", "without", "with checkpointing")
+    return Table(title=f"Activation checkpointing{what}", columns=columns, rows=tuple(rows))
 
 
-def _layers_table(layers: tuple[LayerFootprint, ...], batch_size: int) -> Table:
-    columns = ("layer", "type", "output\nper sample", "param-\neters", "output", "kept")
-    return Table(title=f"Layers at a batch of {batch_size}", columns=columns, rows=tuple(map(_layer_cells, layers)))
+def _layers_table(layers: tuple[LayerFootprint, ...], account: StepAccount) -> Table:
+    columns = ("layer", "type", "output shape\nof a sample", "param-\neters", "output", "kept for\nbackward")
+    rows = [*map(_layer_cells, layers), *_rest_of_parameters(layers, account), _total_cells(layers, account)]
+    return Table(title=f"Layers at batch size {account.batch_size}", columns=columns, rows=tuple(rows))
 
 
 def _layer_cells(layer: LayerFootprint) -> tuple[str, ...]:
@@ -96,6 +125,17 @@ def _layer_cells(layer: LayerFootprint) -> tuple[str, ...]:
     )
 
 
+def _rest_of_parameters(layers: tuple[LayerFootprint, ...], account: StepAccount) -> list[tuple[str, ...]]:
+    """Of modules that the forward pass uses without calling them, as nn.MultiheadAttention its output projection."""
+    rest = account.num_parameters - sum(layer.num_parameters for layer in layers)
+    return [("(not called)", "", "", count_text(rest), "", "")] if rest else []
+
+
+def _total_cells(layers: tuple[LayerFootprint, ...], account: StepAccount) -> tuple[str, ...]:
+    output, kept = sum(layer.output_bytes for layer in layers), sum(layer.kept_bytes for layer in layers)
+    return ("total", "", "", count_text(account.num_parameters), bytes_text(output), bytes_text(kept))
+
+
 def _end_of(name: str) -> str:
     return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
 
@@ -103,20 +143,34 @@ def _end_of(name: str) -> str:
 def _notes(report: FootprintReport) -> tuple[str, ...]:
     account = report.account
     if account.estimated:
-        return ("Estimated from shapes; nothing was run. What shows as – only a run on CUDA can tell.",)
-    share = percent_text(abs(account.unexplained_bytes) / account.peak_bytes, 1)
-    notes = [f"Measured in a process of its own; one step took {seconds_text(account.step_s)}, {share} is unexplained."]
+        notes = [f"Estimated from tensor shapes; nothing was run. {MISSING}: only a run on a GPU can measure this."]
+    else:
+        share = percent_text(abs(account.unexplained_bytes) / account.peak_bytes, 1)
+        notes = [
+            f"Measured in a separate process. One step took {seconds_text(account.step_s)}."
+            f" {share} of the peak is not attributed to any row."
+        ]
     if report.error_fraction is not None:
-        notes.append(f"The estimate from shapes is off by {departure_text(report.error_fraction)} of the peak.")
+        notes.append(f"The estimated peak differs from the measured peak by {departure_text(report.error_fraction)}.")
+    if not account.has_loss:
+        notes.append(
+            "The model's output and targets do not fit cross entropy, so there was no loss: the backward pass started"
+            " from the mean of the output. The memory of a loss and of its targets is not counted. A step without a"
+            " loss is always estimated, never measured."
+        )
+    if report.layers:
+        notes.append(
+            f"output: new memory that the layer returns. kept for backward: what autograd saves.{_LARGEST}: keeps most."
+        )
     return tuple(notes)
 
 
 def _what_if_table(report: FootprintReport) -> Table:
-    columns: tuple[str, ...] = ("", "memory of\na step", "time of\na step")
+    columns: tuple[str, ...] = ("", "peak memory\nof a step", "time of\na step")
     if report.memory_bytes is not None:
         columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
     rows = tuple(_what_if_cells(row)[: len(columns)] for row in report.what_if)
-    return Table(title="What if", columns=columns, rows=rows)
+    return Table(title="What if: the step as given, and with one change in each row", columns=columns, rows=rows)
 
 
 def _what_if_cells(row: WhatIf) -> tuple[str, ...]:
@@ -130,16 +184,17 @@ def _what_if_notes(report: FootprintReport) -> tuple[str, ...]:
         return ()
     notes = [f"{row.name}: {row.remark}" for row in report.what_if if row.remark is not None]
     if report.memory_bytes is None:
-        notes.append("--memory 24GiB, or as much as yours has, adds the largest batch that each allows.")
-    return (f"{ESTIMATED}an estimate from shapes", *notes)
+        notes.append("Add --memory 24GiB, the memory of your GPU, for the largest batch of each row.")
+    return (f"{ESTIMATED.strip()}: estimated from tensor shapes, not measured.", *notes)
 
 
 def _batch_lines(found: BatchEstimate) -> tuple[str, ...]:
     low, high = found.batch_sizes
-    line = f"{bytes_text(found.fixed_bytes)} + {bytes_text(found.bytes_per_sample)} a sample"
-    largest = f"a batch of {found.batch_size:,}" if found.batch_size else "not even one sample"
+    largest = f"{found.batch_size:,}" if found.batch_size else "none, not even one sample fits"
     return (
-        f"In {bytes_text(found.memory_bytes)}: {largest}, an estimate.",
-        f"By the line {line} through batches of {low} and {high},",
-        f"less {bytes_text(found.context_bytes)} for CUDA's context; workspace and fragmentation come on top.",
+        f"Largest batch size in {bytes_text(found.memory_bytes)}: {largest}. This is an estimate.",
+        f"Peak memory = {bytes_text(found.fixed_bytes)} + batch size × {bytes_text(found.bytes_per_sample)},"
+        f" a line through the estimated peaks at batch sizes {low} and {high}.",
+        f"{bytes_text(found.context_bytes)} is subtracted for the CUDA context. Library workspace and fragmentation are"
+        " not included.",
     )

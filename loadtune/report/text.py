@@ -12,7 +12,6 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from loadtune.records import MemoryCeiling
 from loadtune.report.answer import Answer
 from loadtune.report.comparison import HandoverView
 from loadtune.report.figures import Table
@@ -23,8 +22,6 @@ from loadtune.report.memory import (
     RESERVED,
     CeilingView,
     CurveRow,
-    ceiling_view,
-    ceilings_table,
 )
 from loadtune.report.view import Banner, Section, Summary
 
@@ -79,17 +76,6 @@ def handover_text(view: HandoverView) -> RenderableType:
     parts: list[RenderableType] = [Text(view.title, style="bold"), *map(_table, view.tables)]
     parts += [_lines(section) for section in view.sections]
     return Group(*(Group(Text(), part) for part in parts))
-
-
-def ceiling_text(ceiling: MemoryCeiling, *, device_kind: str | None = None) -> str:
-    """One ceiling by itself, for ``print``; with ``device_kind``, ``cuda`` or ``cpu``, it says whose memory it is."""
-    table = ceilings_table([ceiling], device_kind)
-    parts = [*([] if table is None else [_table(table), Text()]), _Curve(ceiling_view(ceiling))]
-    # A notebook's own console would print instead of being captured.
-    console = Console(width=_WIDTH, color_system=None, force_jupyter=False, force_terminal=False)
-    with console.capture() as capture:
-        console.print(Group(*parts))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
 @dataclass(frozen=True, slots=True)

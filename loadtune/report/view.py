@@ -91,12 +91,26 @@ def _gpu_rows(gpus: tuple[GpuFacts, ...], device: Device | None) -> list[tuple[s
 
 def _rows_of(gpu: GpuFacts, *, chosen: bool) -> list[tuple[str, str]]:
     held = held_text(gpu)
-    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(chosen)), *([] if held is None else [("", held)])]
+    details = (_hardware(gpu), _memory_use(gpu), held)
+    return [(f"GPU {gpu.index}", _gpu(gpu) + _chosen(chosen)), *(("", text) for text in details if text)]
 
 
 def _gpu(gpu: GpuFacts) -> str:
     memory = f"{bytes_text(gpu.free_bytes)} free of {bytes_text(gpu.total_bytes)}"
     return f"{gpu.name}, {memory}, {percent_text(gpu.utilization_fraction)} busy"
+
+
+def _hardware(gpu: GpuFacts) -> str:
+    known = [] if gpu.num_multiprocessors is None else [f"{gpu.num_multiprocessors} multiprocessors"]
+    known += [] if gpu.compute_capability is None else [f"compute capability {gpu.compute_capability}"]
+    return ", ".join(known)
+
+
+def _memory_use(gpu: GpuFacts) -> str | None:
+    """None: the driver does not say what it reserves."""
+    if gpu.driver_bytes is None:
+        return None
+    return f"memory: {bytes_text(gpu.others_bytes)} allocated, {bytes_text(gpu.driver_bytes)} reserved by the driver"
 
 
 def _chosen(chosen: bool) -> str:
@@ -142,7 +156,9 @@ def warning(result: TuningResult) -> str | None:
         if result.best is None:
             scope = "Nothing was confirmed."
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
-    return "No configuration could be confirmed." if result.best is None else None
+    if result.best is None:
+        return "No configuration could be confirmed."
+    return "The best configuration was measured once and is not confirmed." if result.best.measured_once else None
 
 
 def seen_once(result: TuningResult) -> tuple[str, ...]:

@@ -50,6 +50,7 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
     "hang": "hung",
     "user_error": "raised",
     "unsupported": "unsupported",
+    "non_finite_loss": "NaN/inf loss",
 }
 """Of a table's width: 13 characters at most."""
 

@@ -5,12 +5,12 @@ from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory
-from loadtune.stages.overrun import overrun
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
 from loadtune.stages.searching import study
 from loadtune.stages.spanning import space
+from loadtune.stages.time_budget import ended_text, overrun
 
 __all__ = [
     "Run",
@@ -19,6 +19,7 @@ __all__ = [
     "compute",
     "confirmation",
     "costs",
+    "ended_text",
     "memory",
     "overrun",
     "own",

@@ -7,6 +7,7 @@ from typing import TypeVar
 from loadtune.errors import LoadtuneError
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
 from loadtune.records import (
+    FailureKind,
     Finalist,
     HostFacts,
     LoaderConfig,
@@ -130,6 +131,7 @@ def _verdict(run: Run, facts: WorkloadFacts, winner: Finalist) -> Verdict:
             loader_points=found.loader_points,
             transfer_points=found.transfer_points,
             most_workers_tried=max(config.loader.num_workers for config in tried),
+            failed_with_more_workers=_failed_with_more(run, loader),
             most_workers_in_memory=_most_workers_in_memory(run, facts, loader),
             num_memory_failures=_num_memory_failures(run, facts, loader),
             in_flight_bytes=prefetch_bytes(loader, facts.sample_bytes),
@@ -137,6 +139,11 @@ def _verdict(run: Run, facts: WorkloadFacts, winner: Finalist) -> Verdict:
             compile_tried=_compile_tried(run),
         )
     )
+
+
+def _failed_with_more(run: Run, loader: LoaderConfig) -> tuple[FailureKind, ...]:
+    failures = (t.failure for t in run.found.trials if t.config.loader.num_workers > loader.num_workers)
+    return tuple(failure.kind for failure in failures if failure is not None)
 
 
 def _compile_tried(run: Run) -> bool:

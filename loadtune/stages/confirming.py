@@ -1,11 +1,12 @@
 """The finalists measured again, and what their figures say. Only these are reported."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtune.errors import LoadtuneError
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.probe.memory import left_over_note
 from loadtune.records import (
+    ComputePoint,
     Finalist,
     Measurement,
     TrialConfig,
@@ -13,6 +14,7 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
+from loadtune.records.confirmed import compute_fraction, compute_rate, contradiction_text, is_misread, ruled_out
 from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
@@ -20,80 +22,112 @@ from loadtune.stages.crowding import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
-from loadtune.study.failed import failure_notes, nothing_else_ran
-from loadtune.study.gather import OVER_THE_TOP
+from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
 from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import is_told, not_told_apart, pick_winner
-from loadtune.units import counted, percent_text
+from loadtune.study.winner import is_confirmed, is_told, not_told_apart, pick_winner
+from loadtune.units import counted, percent_text, seconds_text
 
 COMPUTE_STEPS = 4
-"""Steps a compute point takes at the least: one or more to warm up, two to time."""
+"""Fewest steps of a compute point: one or more to warm up, two to time."""
+
+MOST_TIMINGS = 3
+"""Of one compute-only rate that the trained rate exceeds: on a CPU with other load a timing may be 100 times too slow,
+because the threads of a step wait for each other at every operation."""
 
 SKIPPED = 0.1
-"""Share of the winner's timed steps above which skipped ones are told: fewer change its rate by less than its noise."""
+"""Share of the winner's timed steps from which on skipped ones are reported: fewer change its rate less than noise."""
 
 BY_ENERGY = (
-    "The best is the configuration that trains the most samples per joule of the GPU's board, which need not be the "
-    "fastest. What the rest of the machine takes is not in it. A precision's recipe was still chosen for its speed."
+    "The best configuration trains the most samples per joule of the GPU's board; another one may be faster. The "
+    "energy of the rest of the machine is not included. The recipe of each precision was chosen for its speed."
 )
 
 UNQUIET = 0.12
-"""Relative spread between runs above which the machine is called unquiet: 6 to 7% is usual on an H200."""
+"""Relative standard deviation between runs that is reported as unusual: 6 to 7% is usual on an H200."""
 
 
 def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
-    """Measure the finalists and the user's own configuration again, in turn, and judge by those figures alone."""
-    found, config = run.found, run.found.config
-    given = config.yours.batch_size is not None
+    """Measure the finalists and the baseline, the user's settings, again in turn; judge by those figures alone."""
+    found = run.found
     with found.stage("confirm"):
         check_budget(run)
-        outcomes: list[Outcome] = []
         known = _known(run)
-        configs = pick_finalists(
-            found.trials,
-            found.yours,
-            at_your_batch=given,
-            leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
-            objective=config.objective,
-            time_s=run.confirm_until_s - run.clock.now(),
-            kept=list(dict.fromkeys(config for config, _ in known)),
-        )
+        configs = _picked(run, facts, searched, known)
         compile_ahead(run, _unsettled(run, configs, known))
-        for outcome in confirm(
-            configs,
-            lambda config: _confirmed(run, config),
-            run.clock,
-            run.confirm_until_s,
-            yours=found.yours,
-            at_your_batch=given,
-            answer_by_s=run.until(CONFIRM_OF_LEFT),
-            objective=config.objective,
-            told=lambda measured: _is_told(run, measured),
-            known=known,
-        ):
-            outcomes.append(outcome)
+        outcomes, end = list[Outcome](), None
+        try:
+            for outcome in confirm(
+                configs,
+                lambda config: _confirmed(run, config),
+                run.clock,
+                run.confirm_until_s,
+                yours=found.yours,
+                at_your_batch=found.config.yours.batch_size is not None,
+                answer_by_s=run.until(CONFIRM_OF_LEFT),
+                objective=found.config.objective,
+                told=lambda measured: _is_told(run, measured),
+                known=known,
+            ):
+                outcomes.append(outcome)
+                found.finalists = finalists(outcomes)
+                found.tell(outcome_text(*outcome, found.config.objective))
+        except OutOfTimeError as error:
+            end = error
+            outcomes += _hung(run, error)
             found.finalists = finalists(outcomes)
-            found.tell(outcome_text(*outcome, config.objective))
-        for note in failure_notes(outcomes, found.yours, settings_text):
-            found.note(note)
-        if nothing_else_ran(found.trials, found.yours, found.finalists):
-            found.note("Nothing but your own configuration could be run: it wins for want of any other.")
-        _conclude(run, facts)
+        failed = never_ran(outcomes, found.finalists)
+        if end is not None and not _is_confirmed(run, failed):
+            _note_failures(run, failed)
+            raise end
+        _conclude(run, facts, failed)
+        if end is not None:
+            raise end
+
+
+def _hung(run: Run, end: OutOfTimeError) -> list[Outcome]:
+    """The run that the end of the time budget ended: it failed where it waited for samples that did not return."""
+    if end.stuck is None or run.found.running is None:
+        return []
+    failure = TrialFailure(kind="hang", phase=end.phase or "training", message=end.stuck)
+    return [(run.found.running, failure)]
+
+
+def _is_confirmed(run: Run, failed: Sequence[Failed]) -> bool:
+    """Whether a confirmation that the time budget ended has an answer, also at the user's batch size if given."""
+    found, objective = run.found, run.found.config.objective
+    found.finalists = ruled_out(found.finalists, found.trials, failed=failed, objective=objective)
+    sizes = {None, found.config.yours.batch_size}
+    return all(is_confirmed(found.finalists, found.yours, batch_size=size, objective=objective) for size in sizes)
+
+
+def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
+    """The finalists, those first that the answer needs most."""
+    found, config = run.found, run.found.config
+    return pick_finalists(
+        found.trials,
+        found.yours,
+        at_your_batch=config.yours.batch_size is not None,
+        leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
+        objective=config.objective,
+        time_s=run.confirm_until_s - run.clock.now(),
+        kept=list(dict.fromkeys(config for config, _ in known)),
+    )
 
 
 def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
-    """Of the winner, and of the one at the user's batch size where that was given."""
+    """Whether the winner is sure, and so is the one at the user's batch size where that was given."""
     yours, objective = run.found.yours, run.found.config.objective
+    judged = ruled_out(measured, run.found.trials, objective=objective)
     sizes = {None, run.found.config.yours.batch_size}
-    return all(is_told(measured, yours, batch_size=size, objective=objective) for size in sizes)
+    return all(is_told(judged, yours, batch_size=size, objective=objective) for size in sizes)
 
 
 def _known(run: Run) -> list[Outcome]:
-    """What was confirmed before an interruption.
+    """Runs of the confirmation from before an interruption.
 
-    After a trial that was run since, it is of another choice of finalists, and all is measured anew.
+    None where a trial was run since: the finalists may be others, and all are measured anew.
     """
     if run.kept is None or any(trial.screened is None for trial in run.found.trials[len(run.kept.trials) :]):
         return []
@@ -102,7 +136,7 @@ def _known(run: Run) -> list[Outcome]:
 
 
 def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> list[TrialConfig]:
-    """Those that are to be run still; of the others all is known that the confirmation asks for."""
+    """Those that the confirmation still has to run."""
     runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
     going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
     whole_rounds = min((len(outcomes) for outcomes in going_on.values()), default=0)
@@ -112,93 +146,163 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
 
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
-    """Measure a configuration and keep what came of it."""
+    """Measure a configuration and keep the outcome."""
     outcome = timed(run, config, TRIAL_SHARE, None)
     measurement, failure = split(outcome)
     run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
     return outcome
 
 
-def _conclude(run: Run, facts: WorkloadFacts) -> None:
-    """Winners and their distance from the compute-only rate."""
+def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
+    """The winners, their share of the compute-only rate, and notes on what to know before trusting them."""
     found, objective = run.found, run.found.config.objective
-    measured = {finalist.config: finalist for finalist in found.finalists}
-    if found.yours in measured:
-        _compute_rate(run, measured[found.yours])
+    for finalist in found.finalists:
+        if finalist.config == found.yours or is_misread(found.compute_points, finalist):
+            _time_compute_of(run, finalist.config)
+    found.best = _winner(run, failed, None)
     if found.yours is not None and found.config.yours.batch_size is not None:
-        same_batch = pick_winner(found.finalists, found.yours, batch_size=found.yours.batch_size, objective=objective)
-        found.best_at_your_batch = _with_ceiling(run, same_batch, measured)
-    found.best = _with_ceiling(run, pick_winner(found.finalists, found.yours, objective=objective), measured)
+        found.best_at_your_batch = _winner(run, failed, found.yours.batch_size)
+    _note_failures(run, failed)
     if found.best is not None:
         if objective == "samples-per-joule":
             found.note(BY_ENERGY)
-        if (found.best.compute_fraction or 0.0) > OVER_THE_TOP:
-            found.note(
-                f"The winner reads {percent_text(found.best.compute_fraction)} of the compute-only rate, which cannot "
-                "be: one of the two is wrong, most likely because something else was using this machine meanwhile."
-            )
         leaves_over = left_over_note(facts.dataset_length, found.best.config.batch_size, facts.min_batch_size)
         if leaves_over is not None and leaves_over not in found.notes:  # its size may be a ceiling's
             found.note(leaves_over)
-        _tell_skipped(run, measured[found.best.config])
-        _tell_ties(run, found.best)
+        _note_best(run, found.best)
     spread = between_run_spread([f.runs for f in found.finalists])
     if spread is not None and spread.relative_sd > UNQUIET:
         found.note(
-            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation), more "
-            "than usual. If something else was using this machine, run again when it is quiet."
+            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation), which is "
+            "more than usual. If something else used this machine, run again when it is quiet."
         )
 
 
-def _tell_ties(run: Run, best: Winner) -> None:
+def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winner | None:
+    """The best finalist that nothing rules out, also not its compute-only rate, which is timed here."""
     found, objective = run.found, run.found.config.objective
-    rivals = [f for f in not_told_apart(best, found.finalists, objective) if f.config != found.yours]
+    picked: Winner | None = None
+    for _ in range(1 + len(found.finalists)):
+        points = found.compute_points
+        found.finalists = ruled_out(
+            found.finalists, found.trials, failed=failed, compute_points=points, objective=objective
+        )
+        again = pick_winner(found.finalists, found.yours, batch_size=batch_size, objective=objective)
+        if again is None or again == picked:
+            break
+        picked = again
+        _time_compute_of(run, picked.config)
+    if again is None:
+        return None
+    return replace(again, compute_fraction=compute_fraction(found.compute_points, _finalist(run, again.config)))
+
+
+def _note_failures(run: Run, failed: Sequence[Failed]) -> None:
+    """What failed, what is not confirmed for another reason, and what that leaves."""
+    found = run.found
+    in_search = [(trial.config, trial.failure) for trial in found.trials if trial.failure is not None]
+    in_runs = [(finalist.config, failure) for finalist in found.finalists for failure in finalist.failures]
+    for note in (
+        *precision_notes([*in_search, *failed, *in_runs], settings_text),
+        *failure_notes(failed, found.yours, settings_text),
+        *unconfirmed_notes(found.finalists, found.yours, settings_text),
+    ):
+        found.note(note)
+    if found.best is not None and nothing_else_ran(found.trials, found.yours, found.finalists):
+        found.note("No configuration but your settings could be run, so your settings are the answer.")
+    if found.best is None:
+        found.note("No configuration is confirmed, so this run has no answer to export. The other notes say why.")
+
+
+def _note_best(run: Run, best: Winner) -> None:
+    """What to know of the winner before trusting it."""
+    found = run.found
+    winner = _finalist(run, best.config)
+    if best.measured_once:
+        found.note(
+            "The best configuration was measured once, because the time was spent. Its rate has no interval and is not "
+            f"confirmed by a second run. Give more than {seconds_text(found.config.time_budget_s)} with --time-budget."
+        )
+    _note_misread(run, winner)
+    _note_skipped(run, winner)
+    _note_ties(run, best)
+
+
+def _note_misread(run: Run, winner: Finalist) -> None:
+    """A compute-only rate that contradicts the winner, within its noise: it is used in no other statement."""
+    point = compute_rate(run.found.compute_points, winner.config)
+    if point is not None and is_misread(run.found.compute_points, winner):
+        run.found.note(
+            f"Of the best configuration: {contradiction_text(winner, point)} The compute-only rate is left out of all "
+            "other statements."
+        )
+
+
+def _note_ties(run: Run, best: Winner) -> None:
+    found, objective = run.found, run.found.config.objective
+    rivals = [
+        f for f in not_told_apart(best, found.finalists, objective) if f.config != found.yours and f.unconfirmed is None
+    ]
     if rivals:
         named = "; ".join(f"{settings_text(f.config)} ({score_text(f.score(objective), objective)})" for f in rivals)
-        how = "fast" if objective == "samples-per-s" else "sparing"
-        found.note(f"Not told apart from the winner, and maybe as {how}: {named}.")
+        how = "fast" if objective == "samples-per-s" else "efficient"
+        found.note(f"These may be as {how} as the best, because their intervals overlap: {named}.")
 
 
-def _tell_skipped(run: Run, winner: Finalist) -> None:
+def _note_skipped(run: Run, winner: Finalist) -> None:
     """A skipped step leaves the optimizer out, so it is faster than one that trains."""
     timed = [window for each in winner.runs for window in each.windows]  # what settled before them is in no rate
     num_skipped, num_steps = sum(w.num_skipped_steps for w in timed), sum(w.num_steps for w in timed)
     if num_skipped > SKIPPED * num_steps:
         run.found.note(
-            f"GradScaler skipped the optimizer in {counted(num_skipped, 'step')} of the winner's runs, which timed "
-            f"{num_steps}: such steps are faster than real ones. Check that the model trains in fp16, or leave it out "
-            "with --precision."
+            f"GradScaler skipped the optimizer in {num_skipped} of the {counted(num_steps, 'step')} that were timed of "
+            "the best configuration. Skipped steps are faster than others. Check that the model trains in fp16, or "
+            "leave fp16 out with --precision."
         )
 
 
-def _with_ceiling(run: Run, winner: Winner | None, measured: Mapping[TrialConfig, Finalist]) -> Winner | None:
-    """The winner beside the compute-only rate of exactly its batch size and recipe."""
-    if winner is None:
-        return None
-    ceiling = _compute_rate(run, measured[winner.config])
-    return winner if ceiling is None else replace(winner, compute_fraction=winner.samples_per_s / ceiling)
+def _finalist(run: Run, config: TrialConfig) -> Finalist:
+    return next(finalist for finalist in run.found.finalists if finalist.config == config)
 
 
-def _compute_rate(run: Run, finalist: Finalist) -> float | None:
-    """Compute-only samples/s of exactly this batch size and recipe, measured now if it was not.
+def _time_compute_of(run: Run, config: TrialConfig) -> None:
+    """The compute-only rate of exactly this finalist, where it was not timed, or reads less than training did.
 
-    None: it fails, or the time is spent.
+    It is timed again then, because other load may have slowed the timing down. Nothing happens where the
+    configuration was not measured or the time is spent.
     """
+    finalist = next((each for each in run.found.finalists if each.config == config), None)
+    for _ in range(MOST_TIMINGS if finalist is not None else 0):
+        assert finalist is not None
+        known = compute_rate(run.found.compute_points, config)
+        if known is not None and not is_misread(run.found.compute_points, finalist):
+            return
+        point = _compute_point(run, finalist)
+        if point is None:
+            return
+        run.found.compute_points = _with_point(run.found.compute_points, point)
+
+
+def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
+    """One point for each recipe and batch size: the fastest timing of it."""
+    same = [p for p in points if (p.recipe, p.batch_size) == (new.recipe, new.batch_size)]
+    fastest = max([*same, new], key=lambda point: point.samples_per_s)
+    return (*(point for point in points if point not in same), fastest)
+
+
+def _compute_point(run: Run, finalist: Finalist) -> ComputePoint | None:
+    """Timed now. None: it fails, or the time is spent."""
     config = finalist.config
-    for point in run.found.compute_points:
-        if (point.recipe, point.batch_size) == (config.recipe, config.batch_size):
-            return point.samples_per_s
     steps_s = COMPUTE_STEPS * config.batch_size / finalist.samples_per_s
     if compile_seconds(run, config) + steps_s > run.found.left_s:
         return None
     try:
-        timed = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
-    except LoadtuneError as error:  # what was confirmed stands without it
-        run.found.tell(f"The winner's compute-only rate was not timed: {error}", warning=True)
+        point = run.bench.time_compute(config.recipe, config.batch_size, min(1.0, 0.1 * run.found.left_s))
+    except LoadtuneError as error:  # the answer does not depend on it
+        run.found.tell(f"The compute-only rate of {settings_text(config)} was not timed: {error}", warning=True)
         return None
-    if isinstance(timed, TrialFailure):
+    if isinstance(point, TrialFailure):
         return None
-    run.found.compute_points += (timed,)
     run.found.trained.add((config.recipe, config.batch_size))
-    run.keep(Timed(point=timed))
-    return timed.samples_per_s
+    run.keep(Timed(point=point))
+    return point

@@ -30,8 +30,16 @@ def _does_not_fit(run: Run, facts: WorkloadFacts, searched: SearchSpace, config:
         no_room = host_memory_refusal(config.loader, facts.sample_bytes, run.host_now())
     if no_room is not None:
         return Refusal(reason=no_room, excess=1.0)
+    if any(_lost_its_loss(trial, config) for trial in run.found.trials):
+        return Refusal(reason="the loss in this precision or in fp32 became NaN or infinite in a trial", excess=1.0)
     ran_out = (_ran_out(trial, config, facts) for trial in run.found.trials)
     return next((refused for refused in ran_out if refused is not None), None)
+
+
+def _lost_its_loss(trial: Trial, config: TrialConfig) -> bool:
+    """Whether a loss that was not finite in this precision, or in fp32, rules the configuration out."""
+    failed = trial.failure is not None and trial.failure.kind == "non_finite_loss"
+    return failed and trial.config.precision in ("fp32", config.precision)
 
 
 def _ran_out(trial: Trial, config: TrialConfig, facts: WorkloadFacts) -> Refusal | None:

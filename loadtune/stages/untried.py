@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from loadtune.findings import Findings
-from loadtune.records import Dimension, TuneConfig
+from loadtune.records import Dimension, TrialFailure, TuneConfig
 from loadtune.study.loop import StudyLoop
 from loadtune.study.space import SearchSpace
-from loadtune.units import seconds_text
+from loadtune.units import counted, seconds_text
 
 
 def end_notes(
@@ -15,6 +15,8 @@ def end_notes(
     """What of the search's end a user should know, a line each. `whole`: every configuration was to be run."""
     if loop.yours_suffices:
         first = [f"The search ended early: {loop.ended}."]
+    elif loop.out_of_time and (hung := hung_trials(found)):
+        first = [f"The search ended early because {counted(len(hung), 'trial')} hung: {hung[-1].message.rstrip('.')}."]
     elif loop.out_of_time and whole:
         first = _not_whole(found, searched)
     elif loop.out_of_time and predictions_left:
@@ -25,6 +27,11 @@ def end_notes(
     else:
         first = []
     return [*first, *(_tuned_note(loop, searched, name) for name in _void(found, searched))]
+
+
+def hung_trials(found: Findings) -> list[TrialFailure]:
+    """They took the time that others lack: a larger budget would go the same way."""
+    return [t.failure for t in found.all_trials if t.failure is not None and t.failure.kind == "hang"]
 
 
 def _not_whole(found: Findings, searched: SearchSpace) -> list[str]:

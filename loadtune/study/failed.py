@@ -1,38 +1,67 @@
-"""What a reader has to know of the runs that failed in the confirmation, in whole sentences. Pure.
+"""What a reader has to know of the configurations that failed or are not confirmed, in whole sentences. Pure.
 
-Without them a configuration that failed would be missing from the finalists and nobody would know why.
+Without these sentences a configuration would be missing from the answer and nobody would know why.
 """
 
 from collections.abc import Callable, Sequence
 
-from loadtune.records import Finalist, Measurement, Trial, TrialConfig, TrialFailure
+from loadtune.records import Finalist, Trial, TrialConfig, TrialFailure
 from loadtune.study.confirm import Outcome
 
+Say = Callable[[TrialConfig], str]
+"""Puts a configuration into words."""
 
-def failure_notes(
-    outcomes: Sequence[Outcome], yours: TrialConfig | None, say: Callable[[TrialConfig], str]
-) -> list[str]:
-    """A sentence for each configuration of which a run failed; `say` puts a configuration into words."""
+Failed = tuple[TrialConfig, TrialFailure]
+
+
+def never_ran(outcomes: Sequence[Outcome], finalists: Sequence[Finalist]) -> list[Failed]:
+    """The failures of configurations that did not complete one run of the confirmation."""
+    measured = {finalist.config for finalist in finalists}
+    return [(c, outcome) for c, outcome in outcomes if c not in measured and isinstance(outcome, TrialFailure)]
+
+
+def failure_notes(failed: Sequence[Failed], yours: TrialConfig | None, say: Say) -> list[str]:
+    """A sentence for each configuration that completed no run of the confirmation."""
     notes = []
-    for config in dict.fromkeys(config for config, _ in outcomes):
-        runs = [outcome for each, outcome in outcomes if each == config]
-        failure = next((outcome for outcome in runs if isinstance(outcome, TrialFailure)), None)
-        if failure is None:
-            continue
+    for config, failure in dict(reversed(failed)).items():
         why = f"({failure.kind}: {failure.message.rstrip('.')})"
-        if any(isinstance(outcome, Measurement) for outcome in runs):
-            notes.append(f"{_named(config, yours, say)} failed in one of its {len(runs)} runs {why}.")
-        elif config == yours:
-            notes.append(f"{_named(config, yours, say)} did not run {why}. There is nothing to compare with.")
+        if config == yours:
+            notes.append(f"{_named(config, yours, say)} did not run {why}, so there is no speed-up to report.")
         else:
             notes.append(f"{_named(config, yours, say)} ran in the search and failed in the confirmation {why}.")
     return notes
 
 
+def unconfirmed_notes(finalists: Sequence[Finalist], yours: TrialConfig | None, say: Say) -> list[str]:
+    """Why each of these is not confirmed; of a loss that is not finite `precision_notes` says it once for all."""
+    return [
+        f"{_named(finalist.config, yours, say)} is not confirmed. {finalist.unconfirmed.explanation}"
+        for finalist in finalists
+        if finalist.unconfirmed is not None and finalist.unconfirmed.reason != "non_finite_loss"
+    ]
+
+
+def precision_notes(failed: Sequence[Failed], say: Say) -> list[str]:
+    """A note for each precision in which a loss was NaN or infinite; of fp32 alone, which rules out the others too."""
+    seen = {config.precision: (config, f) for config, f in reversed(failed) if f.kind == "non_finite_loss"}
+    if "fp32" in seen:
+        config, failure = seen["fp32"]
+        return [
+            f"With {say(config)} {failure.message.rstrip('.')}. No precision has a wider range than fp32, so "
+            "the dataset, the model or the loss gives values that are not finite, and no configuration is confirmed. "
+            "Check that every sample is finite, and that model and loss give finite values for it."
+        ]
+    return [
+        f"{name} is not recommended: with {say(config)} {failure.message.rstrip('.')}. Leave {name} out with "
+        "--precision, or change the model so that it trains in it."
+        for name, (config, failure) in seen.items()
+    ]
+
+
 def nothing_else_ran(trials: Sequence[Trial], yours: TrialConfig | None, finalists: Sequence[Finalist]) -> bool:
-    """Whether the user's own configuration wins for want of any other."""
+    """Whether the user's settings are the answer because no other configuration could be run."""
     return [finalist.config for finalist in finalists] == [yours] and not any(trial.measurement for trial in trials)
 
 
-def _named(config: TrialConfig, yours: TrialConfig | None, say: Callable[[TrialConfig], str]) -> str:
-    return f"Your own configuration, {say(config)}," if config == yours else f"The finalist {say(config)}"
+def _named(config: TrialConfig, yours: TrialConfig | None, say: Say) -> str:
+    return f"The baseline (your settings), {say(config)}," if config == yours else f"The finalist {say(config)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from loadtune.records import (
     Device,
+    FailureKind,
     Finalist,
     HostFacts,
     LoaderPoint,
@@ -16,14 +17,12 @@ from loadtune.records import (
     pinning_seldom_rests,
     taking_seldom_rests,
 )
+from loadtune.records.confirmed import MISREAD
 from loadtune.study.evidence import usually_held_back
 from loadtune.study.walls import Evidence
 
 WIDE_FLOATS = ("float32", "float64")
 """Whose elements would be smaller in 16 bits."""
-
-OVER_THE_TOP = 1.1
-"""Share of the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 IMAGE_DIMENSIONS = 3
 """Of a sample: (C, H, W). Floats of that shape were mostly bytes once."""
@@ -39,6 +38,7 @@ def gather(
     loader_points: Sequence[LoaderPoint] = (),
     transfer_points: Sequence[TransferPoint] = (),
     most_workers_tried: int | None = None,
+    failed_with_more_workers: tuple[FailureKind, ...] = (),
     most_workers_in_memory: int | None = None,
     num_memory_failures: int | None = None,
     in_flight_bytes: int | None = None,
@@ -56,9 +56,7 @@ def gather(
     uint8, half = smaller_bytes(facts)
     return Evidence(
         trained_per_s=finalist.samples_per_s,
-        compute_per_s=None
-        if compute_per_s and compute_per_s * OVER_THE_TOP < finalist.samples_per_s
-        else compute_per_s,
+        compute_per_s=None if compute_per_s and compute_per_s * MISREAD < finalist.samples_per_s else compute_per_s,
         workers_per_s=_rate_of(loader_points, pinned=loader.pin_memory and not pins),
         pinned_per_s=_rate_of(loader_points, pinned=True) if pins else None,
         transfer_per_s=next((point.samples_per_s for point in transfer_points), None),
@@ -68,6 +66,7 @@ def gather(
         num_workers=loader.num_workers,
         num_usable_cores=host.num_usable_cores,
         most_workers_tried=most_workers_tried,
+        failed_with_more_workers=failed_with_more_workers,
         most_workers_in_memory=most_workers_in_memory,
         num_memory_failures=num_memory_failures,
         in_flight_bytes=in_flight_bytes,

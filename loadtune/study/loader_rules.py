@@ -4,7 +4,7 @@ import math
 
 from loadtune.records import Hindrance
 from loadtune.study.phrases import cores_text, count, device_takes, named
-from loadtune.study.walls import Evidence, least, without_share
+from loadtune.study.walls import IDLE_WORKER, Evidence, least, without_share
 from loadtune.units import bytes_text, percent_text, rate_text, ratio_text
 
 SLOW_WORKER = 1.5
@@ -13,9 +13,6 @@ tell: workers that started together deliver together, and the first one's turn t
 
 CARRIES = 0.5
 """Share of all waiting: more than everything else together."""
-
-IDLE_WORKER = 0.5
-"""Cores' worth of CPU below which a worker mostly waits for something else."""
 
 READ_SHARE = 0.01
 """Of a decoded sample's bytes, read from disk for each: encoded images are a tenth of it, a page cache that holds all

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from loadtune.errors import WorkloadError
 from loadtune.records import Measurement, Objective, Trial, TrialConfig, TrialFailure, TrialOrigin
+from loadtune.records.confirmed import MISREAD
 from loadtune.seams import Clock
 from loadtune.units import counted
 
@@ -21,9 +22,6 @@ A run that was resumed for more trials runs one more."""
 
 NEAR_CEILING = 0.97
 """The incumbent trains at this share of the best compute-only rate: no loader setting can add more than 3%."""
-
-MISREAD = 1.1
-"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 PATIENCE = 5
 """Trials without a gain of 1% after which the search ends. Replayed over the first five tables (100 seeds each), eight

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from loadtune.records import Bound
-from loadtune.study.walls import Evidence, least
+from loadtune.study.walls import IDLE_WORKER, Evidence, least
 from loadtune.units import bytes_text, counted
 
 CHEAP_SAMPLE_PER_S = 5000.0
@@ -43,8 +43,15 @@ def _cheaper_samples(e: Evidence) -> str:
 def _workers(e: Evidence) -> str:
     if _at_least(e.most_workers_tried, (e.num_workers or 0) + 1):
         return f"More workers did not pay when tried. {_cheaper_samples(e)}"
+    if e.failed_with_more_workers:
+        failed = counted(len(e.failed_with_more_workers), "trial")
+        kinds = ", ".join(dict.fromkeys(e.failed_with_more_workers))
+        return f"What more workers gain is not known: {failed} with more failed ({kinds}). Mend what ended them first."
     if _at_least(e.num_workers, e.num_usable_cores):
-        return f"More workers cannot fix it: they would share the same cores. {_cheaper_samples(e)}"
+        # Workers that sleep share cores well, and how many more would help was not measured: nothing is said of them.
+        are_busy = _at_least(e.worker_cores, IDLE_WORKER)
+        shared = "More workers cannot fix it: they would share the same cores. " if are_busy else ""
+        return f"{shared}{_cheaper_samples(e)}"
     return f"{_more_workers(e)} {_cheaper_samples(e)}"
 
 

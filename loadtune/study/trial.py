@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from loadtune.records import Measurement, TrialConfig, TrialFailure, Window, samples_per_s
+from loadtune.records import Measurement, TrialConfig, TrialFailure, Window, non_finite_loss, samples_per_s
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.study.stopping import StoppingRule
 
@@ -18,16 +18,20 @@ def run_trial(
     rule: StoppingRule,
     also: Callable[[Window], None] = lambda window: None,
 ) -> Measurement | TrialFailure:
-    """Time `config` until `rule` has seen enough. `also` is shown each window."""
+    """Time `config` until `rule` has seen enough, or the loss is no longer finite. `also` is shown each window."""
+    seen: list[Window] = []
 
     def watch(window: Window) -> bool:
         also(window)
-        return rule.add(window)
+        seen.append(window)
+        return window.loss_is_finite is not False and rule.add(window)
 
     started = clock.now()
     run = bench.time_training(config, WINDOW_S, watch)
     if isinstance(run, TrialFailure):
         return run
+    if seen and seen[-1].loss_is_finite is False:
+        return non_finite_loss(config.precision, seen, phase="training")
     if not rule.kept or samples_per_s(rule.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
     return Measurement(

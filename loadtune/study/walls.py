@@ -6,6 +6,8 @@ compare, and from `gather`, which knows where the numbers come from.
 
 from dataclasses import dataclass
 
+from loadtune.records import FailureKind
+
 COMPUTE_BOUND = 0.9
 """At this share of the compute-only rate the device is the wall: what is left is within the noise of fresh loaders."""
 
@@ -19,6 +21,9 @@ EXPLAINS = 0.5
 TIGHT = 1.1
 """A part that alone does no more than this many times the trained rate may be the wall: fresh loaders differ by 6 to
 7%, and a loader alone has been seen slower than under training."""
+
+IDLE_WORKER = 0.5
+"""Cores' worth of CPU below which a worker mostly waits for something else."""
 
 FULL = 0.9
 """Cores' worth of CPU of one worker or thread from which on it cannot go faster."""
@@ -77,6 +82,8 @@ class Evidence:
     num_workers: float | None = None
     num_usable_cores: float | None = None
     most_workers_tried: float | None = None
+    failed_with_more_workers: tuple[FailureKind, ...] = ()
+    """How trials with more workers than this configuration failed, one for each."""
     most_workers_in_memory: float | None = None
     """Workers whose batches fit RAM and /dev/shm at this batch size."""
     num_memory_failures: float | None = None

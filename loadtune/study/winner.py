@@ -23,14 +23,13 @@ def pick_winner(
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
 ) -> Winner | None:
-    """The smallest configuration among those within 2% of the best, beside the user's own. None: nothing ran.
+    """The smallest configuration among those within 2% of the best, compared with the baseline, the user's settings.
 
-    One of which a run failed wins only where that is true of all, and one that was run once only where no rival of the
-    user's own was run again. `batch_size` leaves only its own to choose from; the spread between runs is that of all
-    finalists.
+    None: nothing ran, or something rules out all that did (`ruled_out`). A configuration that was run once wins only
+    where no rival of the baseline ran twice. `batch_size` leaves only its own to choose from; the spread between runs
+    is that of all finalists.
     """
-    eligible = [f for f in finalists if batch_size in (None, f.config.batch_size)]
-    eligible = [f for f in eligible if not f.failures] or eligible
+    eligible = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
     num_rivals = sum(f.config != yours for f in eligible)  # who was run once was there to pick from as well
     if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != yours):
         eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
@@ -38,7 +37,7 @@ def pick_winner(
         return None
     top = max(f.score(objective) for f in eligible)
     best = min((f for f in eligible if f.score(objective) >= TIE * top), key=lambda f: size(f.config))
-    own = next((f for f in finalists if f.config == yours), None)
+    own = next((f for f in finalists if f.config == yours and _is_rate(f)), None)
     ratio, low, high = speedup(best, own, finalists, num_rivals)
     return Winner(
         config=best.config,
@@ -49,6 +48,11 @@ def pick_winner(
         speedup_high=high,
         efficiency=_efficiency(best, own, finalists, num_rivals) if objective == "samples-per-joule" else None,
     )
+
+
+def _is_rate(baseline: Finalist) -> bool:
+    """Whether something can be compared with what it read: one that crashed now and then still trained at its rate."""
+    return baseline.unconfirmed is None or baseline.unconfirmed.reason in ("failed", "wide_interval")
 
 
 def _efficiency(best: Finalist, own: Finalist | None, finalists: Sequence[Finalist], num_rivals: int) -> Efficiency:
@@ -115,13 +119,34 @@ def is_told(
     False where nothing ran twice, so that nobody knows what runs differ by.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
-    able = [f for f in finalists if not f.failures and batch_size in (None, f.config.batch_size)]
+    able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
     if winner is None or len(finalists) < 2 or between_run_spread([f.runs for f in finalists], objective) is None:
         return False
     best = next(f for f in finalists if f.config == winner.config)
     top = max((f.score(objective) for f in able), default=0.0)
     others = [f for f in able if f is not best and (f.config == yours or f.score(objective) < TIE * top)]
     return all(_is_surely_worse(other, best, finalists, objective) for other in others)
+
+
+def is_confirmed(
+    finalists: Sequence[Finalist],
+    yours: TrialConfig | None,
+    *,
+    batch_size: int | None = None,
+    objective: Objective = "samples-per-s",
+) -> bool:
+    """Whether a confirmation that was ended in its midst has an answer.
+
+    The winner, the baseline and another configuration were run twice each.
+    """
+    winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
+    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    if best is None:
+        return False
+    own = [f for f in finalists if f.config == yours]
+    rivals = [f for f in finalists if f.config != yours and batch_size in (None, f.config.batch_size)]
+    twice = {f.config for f in finalists if len(f.runs) >= MIN_RUNS}
+    return all(f.config in twice for f in (best, *own)) and any(f.config in twice for f in rivals)
 
 
 def _is_surely_worse(other: Finalist, best: Finalist, finalists: Sequence[Finalist], objective: Objective) -> bool:

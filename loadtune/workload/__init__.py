@@ -1,8 +1,8 @@
 """What is trained: names, import paths and live objects become a dataset, a model, a loss and an optimizer.
 
-Comes in: a `WorkloadSpec`, as strings, and objects of the caller as bytes. Goes out: a `Workload` that the bench can
-train on, or a `WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and
-runs in the bench's process, but for `live`, which packs objects in the caller's.
+In: a `WorkloadSpec` with names, and the caller's objects as bytes. Out: a `Workload` that can be trained, or a
+`WorkloadError` that says what was found, what is allowed and what to do. Everything here needs torch and runs in the
+training process, except `live`, which also packs objects in the caller's process.
 """
 
 from loadtune.workload.build import Workload, build_workload
@@ -10,7 +10,7 @@ from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
-from loadtune.workload.samples import TracedDataset, collate_samples, fetch_samples, sample_text
+from loadtune.workload.samples import collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
     Batch,
@@ -20,7 +20,7 @@ from loadtune.workload.tasks import (
     model_logits,
     num_classes_of_output,
 )
-from loadtune.workload.user_code import last_line, sample_index, user_traceback
+from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
 __all__ = [
     "IGNORED_TARGET",
@@ -28,7 +28,6 @@ __all__ = [
     "OptimizerFactory",
     "RandomSamples",
     "Task",
-    "TracedDataset",
     "Workload",
     "build_workload",
     "checkpointed",
@@ -40,6 +39,7 @@ __all__ = [
     "last_line",
     "make_optimizer",
     "model_logits",
+    "note_index",
     "num_classes_of_output",
     "sample_index",
     "sample_text",

@@ -31,11 +31,11 @@ class Workload:
     task: Task
     forward: Forward
     num_classes: int
-    """Of the user, else of the dataset, else of the model's family."""
+    """As the user gave it, else as the dataset says, else the default of the model's family."""
     own_model: bool = False
-    """The model's code is the user's, so its traceback helps."""
+    """The model is the user's own code, so its traceback is shown."""
     own_loss: bool = False
-    """The loss is the user's: outputs and targets may be anything it takes."""
+    """The loss is the user's own: outputs and targets are whatever it accepts."""
     own_optimizer: OptimizerFactory | None = None
     """None: the spec's."""
 
@@ -49,7 +49,7 @@ class Workload:
 
     @property
     def answers_with_logits(self) -> bool:
-        """Whether the model's output alone tells classes and targets; the other families' losses see to theirs."""
+        """Whether the loss is cross entropy on the model's output; other families have losses of their own."""
         return self.family in ("classification", "video")
 
 
@@ -59,10 +59,10 @@ def build_workload(
     device: torch.device = _CPU,
     making: AbstractContextManager[object] | None = None,
 ) -> Workload:
-    """Take the objects, resolve the names of the rest, build both. Raises WorkloadError, before anything was trained.
+    """Build the dataset and the model from objects, or from the names in `spec`. Raises WorkloadError.
 
-    The workload stays on the CPU, but for tensors of a loss, which go to `device`. The model, and
-    nothing else, is made within `making`: under fake tensors say, so that a model of any size takes no memory.
+    Nothing is trained. Everything stays on the CPU, except tensors of a loss, which go to `device`. Only the model is
+    made within `making`, for example under fake tensors, so that a model of any size takes no memory.
     """
     live = LiveParts() if objects is None else unpack_parts(objects, device)
     needs = model_needs(spec, is_live=live.model is not None)
@@ -72,7 +72,9 @@ def build_workload(
     with making or nullcontext():
         model = make_model(spec, needs, num_classes, live.model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise WorkloadError(f"model {spec.model} has no parameter that can be trained.")
+        raise WorkloadError(
+            f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
+        )
     return Workload(
         spec=spec,
         family=needs.family,

@@ -1,18 +1,44 @@
-"""Activation checkpointing over a model's blocks, for as long as a `with` lasts; the model itself stays as it is."""
+"""Activation checkpointing of a model's blocks or segments, for as long as a `with` lasts; the model is not changed."""
 
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from loadtune.errors import WorkloadError
+from loadtune.records import Checkpoint, Checkpointed
 
 Keep = Callable[[torch.Tensor], object]
-"""Told of every tensor that a checkpoint keeps: the inputs of its block."""
+"""Called with every tensor that a checkpoint keeps: the inputs of its block or segment."""
+
+
+@contextmanager
+def checkpointed(
+    model: nn.Module, keep: Keep, wanted: Checkpoint, *, preserve_rng_state: bool = True
+) -> Iterator[Checkpointed]:
+    """Run the model's blocks by `checkpoint`, or its longest `nn.Sequential` by `checkpoint_sequential`.
+
+    Blocks where the model has some and no number of segments is wanted; both with ``use_reentrant=False``.
+    ``preserve_rng_state``: as of `torch.utils.checkpoint`; fake tensors have no random numbers to restore.
+    Raises WorkloadError where the model has neither, or not so many layers as segments are wanted.
+    """
+    blocks = [] if wanted.segments is not None else blocks_of(model)
+    with ExitStack() as until_end:
+        if blocks:
+            for block in blocks:
+                until_end.enter_context(_forward_of(block, _by_block(block.forward, keep, preserve_rng_state)))
+            yield Checkpointed(num_modules=len(blocks))
+        else:
+            path, layers = _longest_sequential(model)
+            segments = _num_segments(wanted, layers, type(model).__name__)
+            run = _in_segments(layers, segments, keep, preserve_rng_state)
+            until_end.enter_context(_forward_of(model.get_submodule(path), run))
+            yield Checkpointed(num_modules=len(layers), num_segments=segments, path=path)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -27,28 +53,34 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-@contextmanager
-def checkpointed(model: nn.Module, keep: Keep, *, preserve_rng_state: bool = True) -> Iterator[None]:
-    """Each block runs under `torch.utils.checkpoint` (use_reentrant=False). Raises WorkloadError without a block.
-
-    ``preserve_rng_state``: as of `torch.utils.checkpoint`; fake tensors have no random numbers to restore.
-    """
-    blocks = blocks_of(model)
-    if not blocks:
+def _longest_sequential(model: nn.Module) -> tuple[str, list[nn.Module]]:
+    """(Its path within the model, its layers): the first of the longest."""
+    found = [
+        (name, list(module))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) > 1
+    ]
+    if not found:
         raise WorkloadError(
-            f"--checkpoint finds no blocks in {type(model).__name__}: it wraps children of nn.Sequential that are made"
-            " of several modules. Put the model's blocks into an nn.Sequential, or leave --checkpoint out."
+            f"--checkpoint: {type(model).__name__} has no nn.Sequential of two or more modules, which activation"
+            " checkpointing is applied to. Put the model's layers into one, or leave --checkpoint out."
         )
-    try:
-        for block in blocks:
-            block.forward = _checkpointed(block.forward, keep, preserve_rng_state)
-        yield
-    finally:
-        for block in blocks:
-            vars(block).pop("forward", None)
+    return max(found, key=lambda path_and_layers: len(path_and_layers[1]))
 
 
-def _checkpointed(forward: Callable[..., Any], keep: Keep, preserve_rng_state: bool) -> Callable[..., Any]:
+def _num_segments(wanted: Checkpoint, layers: list[nn.Module], model: str) -> int:
+    """By default about the square root: segments keep their inputs, and one segment at a time its activations."""
+    if wanted.segments is None:
+        return max(2, round(math.sqrt(len(layers))))
+    if not 2 <= wanted.segments <= len(layers):
+        raise WorkloadError(
+            f"--checkpoint-segments is {wanted.segments}; the longest nn.Sequential of {model} has {len(layers)}"
+            f" modules, so it can be 2 to {len(layers)}. Choose such a number, or leave --checkpoint-segments out."
+        )
+    return wanted.segments
+
+
+def _by_block(forward: Callable[..., Any], keep: Keep, preserve_rng_state: bool) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
@@ -56,6 +88,38 @@ def _checkpointed(forward: Callable[..., Any], keep: Keep, preserve_rng_state: b
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs)
 
     return wrapped
+
+
+def _in_segments(
+    layers: list[nn.Module], segments: int, keep: Keep, preserve_rng_state: bool
+) -> Callable[[torch.Tensor], Any]:
+    length = len(layers) // segments  # as checkpoint_sequential cuts: the last segment takes the rest and is kept
+    first_of = set(range(0, length * (segments - 1), length))
+    functions = [_keeping(layer, keep) if at in first_of else layer for at, layer in enumerate(layers)]
+
+    def run(inputs: torch.Tensor) -> Any:
+        return checkpoint_sequential(  # type: ignore[no-untyped-call]  # PyTorch's own
+            functions, segments, inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state
+        )
+
+    return run
+
+
+def _keeping(layer: nn.Module, keep: Keep) -> Callable[[torch.Tensor], Any]:
+    def run(inputs: torch.Tensor) -> Any:
+        keep(inputs)
+        return layer(inputs)
+
+    return run
+
+
+@contextmanager
+def _forward_of(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    module.forward = forward
+    try:
+        yield
+    finally:
+        vars(module).pop("forward", None)
 
 
 def _is_made_of_several(module: nn.Module) -> bool:

@@ -48,7 +48,7 @@ def training_transform(image_size: int) -> transforms.Compose:
 def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
     """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
     if live.input_shape is not None:
-        return RandomSamples(live.input_shape)
+        return RandomSamples(live.input_shape, live.output_shape)
     if live.dataset is not None:
         dataset = live.dataset if live.dataset_is_made else call(live.dataset, spec.dataset, "dataset")
     elif is_import_path(spec.dataset):
@@ -81,15 +81,20 @@ def _checked(dataset: Any, name: str) -> Dataset[Any]:
         found = "an IterableDataset" if isinstance(dataset, IterableDataset) else f"a {type(dataset).__name__}"
         without = f" without {' and '.join(lacks)}" if lacks else ""
         raise WorkloadError(
-            f"dataset {name}: found {found}{without}. It has to be map-style: `len(dataset)` samples, and `dataset[i]` "
-            "gives (input, class index)."
+            f"The dataset {name} is {found}{without}. It has to be map-style: len(dataset) is the number of samples, "
+            "and dataset[i] returns (input, class index). Return a torch.utils.data.Dataset like that."
         )
     try:
         length = len(dataset)
     except Exception as error:
-        raise WorkloadError(f"dataset {name}: len() raised {last_line(error)}.", user_traceback(error)) from error
+        raise WorkloadError(
+            f"len() of the dataset {name} raised {last_line(error)}. It has to return the number of samples.",
+            user_traceback(error),
+        ) from error
     if length < 1:
-        raise WorkloadError(f"dataset {name} is empty. Point it at a folder or split that holds samples.")
+        raise WorkloadError(
+            f"The dataset {name} is empty: len() is {length}. Point it to a folder or split that holds samples."
+        )
     return dataset  # type: ignore[no-any-return]  # duck-typed: DataLoader asks for no base class
 
 
@@ -106,8 +111,8 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
         return cls(**arguments)  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. Put its files there "
-            "as torchvision's documentation of the class says, or point --data-root at where they are."
+            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. Put its files "
+            "there as torchvision's documentation of the class says, or give --data-root the folder that holds them."
         ) from error
 
 
@@ -116,17 +121,17 @@ def _downloaded(spec: WorkloadSpec, build: Callable[..., Any]) -> Dataset[Any]:
         return read_or_download(build, _data_root(spec))  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"dataset {spec.dataset} is not, or not whole, in {spec.data_root}, and its download failed: "
-            f"{all_lines(error)}. "
-            "Check the network, or put its files there by hand, or point --data-root at where they are."
+            f"The dataset {spec.dataset} is missing or not whole, in {spec.data_root}, and its download failed: "
+            f"{all_lines(error)}. Check the network, or put its files there by hand, or give --data-root the folder "
+            "that holds them."
         ) from error
 
 
 def _no_folder(spec: WorkloadSpec) -> WorkloadError:
     here = "" if Path(str(spec.data_root)).expanduser().is_absolute() else f" in {Path.cwd()}"
     return WorkloadError(
-        f"--data-root {spec.data_root} does not exist{here}, or is no folder. dataset {spec.dataset} reads its files "
-        "there and cannot download them: point --data-root at them."
+        f"--data-root {spec.data_root} does not exist{here}, or is not a folder. The dataset {spec.dataset} reads its "
+        "files from it and cannot download them. Give --data-root the folder that holds them."
     )
 
 
@@ -154,8 +159,8 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
 def _arguments(spec: WorkloadSpec, needs: ModelNeeds, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
     if "transform" not in parameters:
         raise WorkloadError(
-            f"dataset {spec.dataset} offers no image transform, so its samples are not (image, class index). "
-            "Wrap it in a factory `pkg.mod:factory` that returns such samples."
+            f"The dataset {spec.dataset} takes no transform, so its samples are not (image, class index). Write a "
+            "function that returns a dataset of such samples, and name it: --dataset pkg.mod:factory."
         )
     arguments: dict[str, Any] = {"transform": training_transform(needs.image_size)}
     if "root" in parameters:
@@ -168,7 +173,9 @@ def _arguments(spec: WorkloadSpec, needs: ModelNeeds, parameters: dict[str, insp
 
 def _data_root(spec: WorkloadSpec) -> Path:
     if spec.data_root is None:
-        raise WorkloadError(f"dataset {spec.dataset} reads a folder and none was given. Add --data-root FOLDER.")
+        raise WorkloadError(
+            f"The dataset {spec.dataset} is read from a folder, and none was given. Add --data-root FOLDER."
+        )
     root = Path(spec.data_root).expanduser()
     train = root / "train"
     # The usual layout of an image folder has train/ and val/ inside, which are not two classes.
@@ -181,6 +188,6 @@ def _refuse_unanswered(spec: WorkloadSpec, cls: Any, arguments: dict[str, Any]) 
     missing = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in arguments]
     if missing:
         raise WorkloadError(
-            f"dataset {spec.dataset} also needs {', '.join(missing)}, which cannot be guessed. "
-            "Write a factory `pkg.mod:factory` that builds it and name that instead."
+            f"The dataset {spec.dataset} also needs {', '.join(missing)}, for which there is no option. Write a "
+            "function that builds the dataset, and name it: --dataset pkg.mod:factory."
         )

@@ -12,23 +12,23 @@ from loadtune.workload.user_code import last_line, user_traceback
 
 
 def is_import_path(name: str) -> bool:
-    """True for ``pkg.mod:factory``; names in a registry hold no colon."""
+    """True for ``pkg.mod:factory``: torchvision's names have no colon."""
     return ":" in name
 
 
 def call_factory(path: str, option: str) -> Any:
-    """Import the module, call the factory without arguments and hand back what it made."""
+    """Import the module, call the factory without arguments, return the result. Raises WorkloadError."""
     return call(_find_factory(path, option), path, option)
 
 
 def call(factory: Callable[[], Any], name: str, option: str) -> Any:
-    """What this factory makes. Raises WorkloadError where it raises."""
+    """Call the factory without arguments. Raises WorkloadError if it raises."""
     try:
         return factory()
     except (Exception, SystemExit) as error:  # a script without a main guard parses its arguments and exits
         raise WorkloadError(
-            f"{option} {name}: the factory raised {last_line(error)}. It is called without arguments and has to "
-            f"return the {option}; call it by itself to see the same error.",
+            f"The {option} {name} could not be made: the factory raised {last_line(error)}. It is called without "
+            f"arguments and has to return the {option}. Call it in Python to see the same error.",
             user_traceback(error),
         ) from error
 
@@ -39,14 +39,18 @@ def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) 
     near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return WorkloadError(
-        f"{option} {name!r} is not in {registry}.{hint} Give a name from there, or an import path `pkg.mod:factory`."
+        f"The {option} {name!r} is not in {registry}.{hint} Give a name from there, or the import path of a class or "
+        f"function of yours that returns the {option}: `pkg.mod:factory`."
     )
 
 
 def _find_factory(path: str, option: str) -> Callable[[], Any]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise WorkloadError(f"{option} {path!r} is not an import path; it reads `pkg.mod:factory`.")
+        raise WorkloadError(
+            f"The {option} {path!r} is not an import path. Write `pkg.mod:factory`: a module, a colon, and a class or "
+            "function in it."
+        )
     module = _import(module_name, path, option)
     try:
         factory = getattr(module, attribute)
@@ -54,11 +58,13 @@ def _find_factory(path: str, option: str) -> Callable[[], Any]:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         near = difflib.get_close_matches(attribute, public, n=3, cutoff=0.5)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise WorkloadError(f"{option} {path}: module {module_name} has no {attribute!r}.{hint}") from None
+        raise WorkloadError(
+            f"The {option} {path} was not found: the module {module_name} has no {attribute!r}.{hint}"
+        ) from None
     if not callable(factory):
         raise WorkloadError(
-            f"{option} {path} is a {type(factory).__name__}; it has to be a function or class that is called without "
-            f"arguments and returns the {option}."
+            f"The {option} {path} is a {type(factory).__name__}. It has to be a function or class that is called "
+            f"without arguments and returns the {option}."
         )
     return factory  # type: ignore[no-any-return]  # callable() is all that can be known of it
 
@@ -72,8 +78,8 @@ def _import(module_name: str, path: str, option: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise WorkloadError(
-                f"{option} {path}: there is no module {error.name!r} in {folder} or among the installed packages. "
-                "Run from the folder that holds it, install it, or add its folder to PYTHONPATH."
+                f"The {option} {path} was not found: there is no module {error.name!r} in {folder} or among "
+                "the installed packages. Run loadtune in the folder that holds it, install it, or add it to PYTHONPATH."
             ) from None
         raise _import_failed(error, path, option) from error
     except (Exception, SystemExit) as error:
@@ -82,7 +88,7 @@ def _import(module_name: str, path: str, option: str) -> Any:
 
 def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
     return WorkloadError(
-        f"{option} {path}: importing the module raised {last_line(error)}. Mend the module; `python -c 'import "
-        f"{path.partition(':')[0]}'` shows the same error.",
+        f"The {option} {path} was not found: importing its module raised {last_line(error)}. Correct the module: "
+        f"`python -c 'import {path.partition(':')[0]}'` shows the same error.",
         user_traceback(error),
     )

@@ -38,10 +38,14 @@ class FakeClips(Dataset[tuple[torch.Tensor, int]]):
 
 
 class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random float32 inputs of one shape, with class indices for targets: one of one class until more is known."""
+    """Random float32 inputs of one shape. Targets are random float32 numbers of ``output_shape``, else class indices.
 
-    def __init__(self, input_shape: tuple[int, ...]) -> None:
+    Until the model's output was seen, the class indices are of one class.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None = None) -> None:
         self.input_shape = input_shape
+        self.output_shape = output_shape
         self.target_shape: tuple[int, ...] = ()
         self.num_classes = 0
         """0: not known yet."""
@@ -57,6 +61,8 @@ class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
         inputs = torch.rand(self.input_shape, generator=generator)
+        if self.output_shape is not None:
+            return inputs, torch.rand(self.output_shape, generator=generator)
         return inputs, torch.randint(0, max(1, self.num_classes), self.target_shape, generator=generator)
 
 

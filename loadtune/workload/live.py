@@ -1,7 +1,7 @@
-"""Live objects of the caller → bytes → the same objects in the bench's process.
+"""Live objects of the caller → bytes → the same objects in the training process.
 
-The one module of this folder that both processes use: `pack_parts` runs in the caller's, `unpack_parts` in the bench's.
-Neither touches a GPU: tensors travel as bytes and arrive on the CPU.
+Both processes use this module: `pack_parts` runs in the caller's, `unpack_parts` in the training process. Neither
+touches a GPU: tensors travel as bytes and arrive on the CPU.
 """
 
 import io
@@ -32,6 +32,8 @@ class LiveParts:
     """A map-style dataset, or what makes one."""
     input_shape: tuple[int, ...] | None = None
     """Of one sample: random ones take the dataset's place."""
+    output_shape: tuple[int, ...] | None = None
+    """Of one target of random samples. None: class indices."""
     loss: Loss | None = None
     """None: cross entropy."""
     optimizer: OptimizerFactory | None = None
@@ -67,8 +69,9 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> LiveParts:
         parts: LiveParts = torch.load(io.BytesIO(objects.pickled), map_location="cpu", weights_only=False)
     except (Exception, SystemExit) as error:  # a module without a main guard may exit while it is imported
         raise WorkloadError(
-            f"what was given cannot be loaded in the measuring process: {last_line(error)}. Every module it comes from "
-            "has to be importable there; or pass an import path `pkg.mod:factory`.",
+            f"The model, dataset, loss or optimizer could not be loaded in the training process: {last_line(error)}. "
+            "The modules that define them have to be importable there. Install them, add their folder to PYTHONPATH, "
+            "or pass import paths such as `pkg.mod:factory`.",
             user_traceback(error),
         ) from error
     if isinstance(parts.loss, nn.Module):
@@ -87,7 +90,7 @@ def _try_pickling(name: str, part: Any) -> None:
         _pickled(part)
     except Exception as error:
         raise WorkloadError(
-            f"the {name} ({type(part).__name__}) cannot be sent to the measuring process, which needs it pickled: "
+            f"The {name} ({type(part).__name__}) cannot be sent to the training process, because it cannot be pickled: "
             f"{last_line(error)}. {_advice(name)}"
         ) from error
 
@@ -95,7 +98,7 @@ def _try_pickling(name: str, part: Any) -> None:
 def _advice(name: str) -> str:
     if name in ("model", "dataset"):
         return (
-            "Pass a function without arguments that makes it, or an import path `pkg.mod:factory` of one, so that it "
-            "is made there."
+            "Pass a function without arguments that returns it, or its import path `pkg.mod:factory`. It is then "
+            "created in the training process."
         )
-    return "Let it refer to nothing that is open or running here: files, locks, connections."
+    return "Remove references to open files, locks, threads and connections from it."

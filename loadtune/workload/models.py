@@ -40,7 +40,7 @@ class ModelNeeds:
 
 
 def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
-    """Look the name up, without building anything. Raises WorkloadError for an unknown one."""
+    """Look the name up, without building the model. Raises WorkloadError for an unknown name."""
     if is_live or is_import_path(spec.model):
         size = spec.image_size or _DEFAULT_IMAGE_SIZE
         return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
@@ -57,7 +57,7 @@ def make_model(
 ) -> nn.Module:
     """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails."""
     if isinstance(own, nn.Module):
-        return own
+        return _without_own_training(own)
     if own is not None:
         return _checked(call(own, spec.model, "model"), spec.model)
     if is_import_path(spec.model):
@@ -66,19 +66,34 @@ def make_model(
         return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"model {spec.model} could not be built with {counted(num_classes, 'class')} and {needs.image_size} "
-            f"pixels: {last_line(error)}. Leave --image-size out to get what the model was made for, or give a factory."
+            f"The model {spec.model} could not be built for {counted(num_classes, 'class')} and images of "
+            f"{needs.image_size} pixels: {last_line(error)}. Leave --image-size out to use the size the model was "
+            "designed for, or write a function that builds the model and name it: --model pkg.mod:factory."
         ) from error
 
 
 def _checked(model: Any, name: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise WorkloadError(
-            f"model {name}: the factory returned a {type(model).__name__}; it has to return a torch.nn.Module."
+            f"The factory of the model {name} returned a {type(model).__name__}. It has to return a torch.nn.Module."
         )
+    _without_own_training(model)
     if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
         return model  # not even `cpu()`, which refuses tensors of shapes alone
     return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
+
+
+def _without_own_training(model: nn.Module) -> nn.Module:
+    """The same model. Raises WorkloadError for one that brings its own training step, which nobody would call."""
+    own = [name for name in ("training_step", "configure_optimizers") if callable(getattr(model, name, None))]
+    if len(own) == 2 or any(cls.__name__ == "LightningModule" for cls in type(model).__mro__):
+        raise WorkloadError(
+            f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune runs a training step "
+            "of its own: forward pass, loss, backward pass, optimizer. It would ignore the model's training_step and "
+            "configure_optimizers, and measure another training than yours. Pass the torch.nn.Module inside it: give "
+            "a factory `pkg.mod:factory` that returns that module, and choose the optimizer and the loss separately."
+        )
+    return model
 
 
 def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from loadtune.workload.user_code import last_line, user_traceback
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """The user's own: parameters → optimizer."""
 
-# Small enough that random weights on random data stay finite over some thousand steps; speed does not depend on it.
-_LEARNING_RATE = 1e-3
+# Speed does not depend on it. So small that the weights stay where they began: a loss that is not finite then comes
+# from the data, the model or the precision, and never from a learning rate that nobody chose.
+_LEARNING_RATE = 1e-12
 _MOMENTUM = 0.9
 
 
@@ -40,7 +41,9 @@ def _own_optimizer(
     try:
         made = factory(parameters)
     except Exception as error:
-        raise WorkloadError(f"the optimizer raised {last_line(error)}. {wanted}", user_traceback(error)) from error
+        raise WorkloadError(
+            f"The optimizer function raised {last_line(error)}. {wanted}", user_traceback(error)
+        ) from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise WorkloadError(f"the optimizer's callable returned a {type(made).__name__}. {wanted}")
+        raise WorkloadError(f"The optimizer function returned a {type(made).__name__}. {wanted}")
     return made

@@ -63,7 +63,9 @@ def own_loss_task(loss: Loss) -> Task:
         value = loss(model(inputs), targets)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
-            raise WorkloadError(f"the loss returned {found}; it has to return one number as a tensor: take its mean.")
+            raise WorkloadError(
+                f"The loss function returned {found}. It has to return a tensor with one number: take its mean."
+            )
         return value
 
     return task
@@ -75,8 +77,9 @@ def model_logits(output: Any) -> torch.Tensor:
     logits = next((part for part in found if isinstance(part, torch.Tensor)), None)
     if logits is None:
         raise WorkloadError(
-            f"the model returned a {type(output).__name__}; it has to return a tensor of shape (batch, classes), or "
-            "something with such a tensor as `.logits` or `['out']`."
+            f"The model returned a {type(output).__name__}. For cross entropy it has to return a tensor of shape "
+            "(batch, classes), or an object with such a tensor as `.logits`, or a dict with the key 'logits' or 'out'. "
+            "Otherwise pass a loss function of your own in Python: tune_loader(config, loss=...)."
         )
     return logits
 
@@ -93,8 +96,9 @@ def class_dimension(logits: torch.Tensor, targets: torch.Tensor) -> Literal[1, -
             return -1
     raise WorkloadError(
         f"the model returned a tensor of shape {tuple(logits.shape)} for targets of shape {tuple(targets.shape)}; "
-        "cross entropy needs (batch, classes) for class indices (batch,), and (batch, classes, …) or (batch, …, "
-        "classes) for (batch, …). Change the targets or the model, or give loadtune.find_batch_size a loss of your own."
+        "cross entropy needs outputs (batch, classes) for targets (batch,), and outputs (batch, classes, ...) or "
+        "(batch, ..., classes) for targets (batch, ...). Change the targets or the model, or pass a loss function of "
+        "your own in Python: tune_loader(config, loss=...)."
     )
 
 

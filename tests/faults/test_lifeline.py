@@ -7,12 +7,13 @@ import pytest
 
 LEAVES_AS_ITS_WORKERS_DIE = """
 import os, signal, sys, time
+from pathlib import Path
 from loadtune.bench.lifeline import leave, watch_lifeline
 
 def told(*_):
     raise RuntimeError("a worker was killed")  # as the DataLoader's handler does
 
-watch_lifeline(int(sys.argv[1]))
+watch_lifeline(int(sys.argv[1]), Path(sys.argv[2]))
 for _ in range(3):
     if os.fork() == 0:
         open(f"/dev/shm/torch_{os.getpid()}_planted", "w").close()
@@ -29,10 +30,12 @@ except RuntimeError:
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
 @pytest.mark.timeout(60)
-def test_a_process_whose_workers_the_lifeline_ends_leaves_no_segment():
+def test_a_process_whose_workers_the_lifeline_ends_leaves_no_segment_and_no_temporary_file(tmp_path):
+    scratch = tmp_path / "scratch"
+    (scratch / "pymp-planted").mkdir(parents=True)
     read, lifeline = os.pipe()
     with subprocess.Popen(
-        [sys.executable, "-c", LEAVES_AS_ITS_WORKERS_DIE, str(read)],
+        [sys.executable, "-c", LEAVES_AS_ITS_WORKERS_DIE, str(read), str(scratch)],
         stdout=subprocess.PIPE,
         text=True,
         pass_fds=(read,),
@@ -46,3 +49,4 @@ def test_a_process_whose_workers_the_lifeline_ends_leaves_no_segment():
         os.close(read)
         process.wait()
     assert not any(path.exists() for path in planted)
+    assert not scratch.exists()

@@ -54,6 +54,7 @@ from loadtune.testing import GIB
 HERE = Path(__file__).parent
 FP16 = Recipe(precision="fp16", memory_format="channels_last", fused_optimizer=True)
 BEST = TrialConfig(loader=LoaderConfig(batch_size=256, num_workers=16, pin_memory=True), recipe=FP16)
+OUT_OF_MEMORY = TrialConfig(loader=LoaderConfig(batch_size=512, num_workers=16, pin_memory=True), recipe=FP16)
 AT_YOURS = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=12, pin_memory=True), recipe=FP16)
 YOURS = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=4), recipe=Recipe())
 
@@ -145,6 +146,8 @@ def fixed_result() -> TuningResult:
         utilization_fraction=0.0,
         processes=(GpuProcess(pid=812, name="python", used_bytes=10_145_000_000),),
         driver_bytes=645_000_000,
+        num_multiprocessors=132,
+        compute_capability="9.0",
     )
     oom = TrialFailure(kind="oom", phase="training", message="out of memory")
     return TuningResult(
@@ -238,7 +241,7 @@ def fixed_result() -> TuningResult:
         trials=(
             Trial(number=0, config=YOURS, origin="yours", measurement=measurement(1610, 0.15)),
             Trial(number=1, config=BEST, origin="seed", measurement=measurement(4210, 0.04)),
-            Trial(number=2, config=AT_YOURS, origin="search", failure=oom),
+            Trial(number=2, config=OUT_OF_MEMORY, origin="search", failure=oom),
             Trial(number=3, config=AT_YOURS, origin="search", screened="its compute-only rate is below the best"),
         ),
         finalists=(

@@ -145,7 +145,7 @@ def test_a_checkpoint_is_saved_both_ways_and_nothing_stays(bench, tmp_path_facto
     assert cost.checkpoint_bytes == 2 * 4 * (3 * 8 * 8 * 3 + 3)  # weights and their momentum
     assert min(*cost.alone_s, *cost.beside_workers_s) > 0
     files = [path.name for path in tmp_path_factory.getbasetemp().glob("bench0/**/*") if path.is_file()]
-    assert files == ["bench.log"]  # beside a folder, still empty, for what is compiled
+    assert files == ["bench.log"]
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(bench):

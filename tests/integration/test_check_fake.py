@@ -100,8 +100,11 @@ def test_the_very_gpu_is_taken_or_one_of_its_name(stored: TuningResult) -> None:
 @pytest.mark.parametrize(
     ("device", "told"),
     [
-        (Device(kind="cuda", uuid="GPU-1", name="NVIDIA H200"), "measured on NVIDIA H200, and here is Fake GPU"),
-        (Device(kind="cpu", name="Xeon"), "measured on Xeon, and this is Fake CPU"),
+        (
+            Device(kind="cuda", uuid="GPU-1", name="NVIDIA H200"),
+            "measured on NVIDIA H200, and this machine has Fake GPU",
+        ),
+        (Device(kind="cpu", name="Xeon"), "measured on Xeon, and this machine has Fake CPU"),
     ],
 )
 def test_another_device_is_not_measured(stored: TuningResult, device: Device, told: str) -> None:

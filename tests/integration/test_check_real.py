@@ -56,6 +56,7 @@ def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_t
     assert "Held" in held.stdout
     assert held.stderr.count("of the baseline's mean") >= 3
     assert held.left_behind == []
+    assert list((tmp_path / "run").glob("tmp-*/*")) == []
 
     fell = CliRunner().invoke(app, ["check", "--baseline", doubled, "--tolerance", "10%", "--json"])
     found = json.loads(fell.stdout)

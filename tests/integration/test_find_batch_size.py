@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from pathlib import Path
@@ -52,19 +51,18 @@ def importable_workloads(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def leaves_nothing_behind(tmp_path, monkeypatch):
+def leaves_nothing_behind(short_tmp):
     """No process, no file, no CUDA context."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(psutil.Process().children(recursive=True))
     yield
     assert set(psutil.Process().children(recursive=True)) <= before
-    assert list(tmp_path.glob("loadtune-*")) == []
+    assert list(short_tmp.iterdir()) == []
     assert not torch.cuda.is_initialized()
 
 
 @pytest.fixture
 def in_thread(monkeypatch):
-    """The measuring process is a thread: for what is about objects and answers."""
+    """The training process is a thread: for what is about objects and answers."""
     monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
     torch.set_num_threads(1)  # as conftest does for processes beside one another
 
@@ -133,6 +131,25 @@ def test_a_loss_and_an_optimizer_of_ones_own(in_thread):
 
 def test_a_loss_with_weights_over_random_labels(in_thread):
     assert find(Classifier(), (3, 8, 8), loss=nn.CrossEntropyLoss(weight=torch.ones(5))).batch_size == 8
+
+
+class Autoencoder(nn.Sequential):
+    """Returns numbers of the shape of its input."""
+
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 3, padding=1))
+
+
+@pytest.mark.parametrize(
+    ("model", "input_shape", "output_shape"),
+    [(Autoencoder(), (3, 8, 8), [3, np.int64(8), 8]), (nn.Linear(4, 2), (4,), (2,)), (nn.Linear(4, 1), (4,), ())],
+)
+def test_a_shape_and_a_loss_over_dense_targets(in_thread, model, input_shape, output_shape):
+    def loss(outputs, targets):
+        assert (targets.dtype, targets.shape) == (torch.float32, (len(outputs), *output_shape))
+        return nn.functional.mse_loss(outputs, targets.view_as(outputs))
+
+    assert find(model, input_shape, loss=loss, output_shape=output_shape).batch_size == 8
 
 
 def test_a_list_of_samples_is_a_dataset_and_a_lambda_makes_a_model_in_any_thread(in_thread):
@@ -212,7 +229,7 @@ def test_a_module_that_calls_it_while_imported_is_stopped(tmp_path, monkeypatch)
     (tmp_path / "calls.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    with pytest.raises(WorkloadError, match="called again in the measuring process"):
+    with pytest.raises(WorkloadError, match="called again in the training process"):
         find("calls:Linear", (3, 8, 8))
 
 
@@ -253,6 +270,18 @@ REFUSED_AT_ONCE = {
     "fused of one's own": ((LINEAR, (4,)), {"optimizer": torch.optim.SGD, "fused": True}, UsageError, ["fused"]),
     "fused fp16": ((LINEAR, (4,)), {"precision": "fp16", "fused": True}, UsageError, ["fused", "adamw or bf16"]),
     "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["--device is 'cuda:99'", "cpu"]),
+    "output shape with 0": (
+        (LINEAR, (4,)), {"output_shape": (0,), "loss": nn.MSELoss()}, UsageError, ["output_shape is (0,)", "(10,)"]
+    ),
+    "output shape a number": (
+        (LINEAR, (4,)), {"output_shape": 2, "loss": nn.MSELoss()}, UsageError, ["output_shape is 2", "a tuple"]
+    ),
+    "output shape of a dataset": (
+        (LINEAR, Regression()), {"output_shape": (2,), "loss": nn.MSELoss()}, UsageError, ["targets of its own"]
+    ),
+    "output shape without a loss": (
+        (LINEAR, (4,)), {"output_shape": (2,)}, UsageError, ["no loss was given", "torch.nn.MSELoss()"]
+    ),
     "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["--device is 'tpu'", "cpu"]),
     "a lock in the model": (
         (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
@@ -283,6 +312,15 @@ REFUSED_BY_THE_PROCESS = {
     "dataset below the model's": ((Classifier(), [(torch.zeros(3, 8, 8), 0)]), {}, WorkloadError, ["has 1 sample"]),
     "empty dataset": ((LINEAR, []), {}, WorkloadError, ["list is empty"]),
     "no module": ((lambda: "resnet50", (4,)), {}, WorkloadError, ["returned a str", "torch.nn.Module"]),
+    "other output shape": (
+        (Autoencoder(), (3, 8, 8)),
+        {"output_shape": (3, 4, 4), "loss": nn.MSELoss()},
+        WorkloadError,
+        ["float32 tensor (3, 4, 4)", "output_shape, the loss or the model"],
+    ),
+    "dense loss without an output shape": (
+        (Autoencoder(), (3, 8, 8)), {"loss": nn.MSELoss()}, WorkloadError, ["give output_shape"]
+    ),
     "other shape": ((Classifier(), (1, 8, 8)), {}, WorkloadError, ["float32 tensor (1, 8, 8)", "the shape or the mo"]),
     "factory raises": ((raises, (4,)), {}, WorkloadError, ["ValueError: mine to mend"]),
     "loss raises": ((LINEAR, (4,)), {"loss": raises}, WorkloadError, ["ValueError: mine to mend"]),

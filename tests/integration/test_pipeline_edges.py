@@ -142,30 +142,11 @@ def test_a_batch_above_the_ceiling_is_measured_in_no_trial_and_said(tmp_path: Pa
     assert any("4096" in note for note in result.notes)
 
 
-def test_a_budget_of_seconds_still_tries_something_else_and_says_what_it_is_worth(tmp_path: Path) -> None:
-    bench = FakeBench()
-    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=5.0))
-    assert any(trial.origin == "seed" and trial.measurement for trial in result.trials)
-    assert result.best is not None
-    assert any("time budget" in note and "predicted" in note for note in result.notes)
-
-
-def test_a_budget_that_is_spent_before_the_search_begins(tmp_path: Path) -> None:
-    class SlowToStart(FakeBench):
-        def describe(self):
-            self.clock.spend(30.0 if not self.requests else 0.0)
-            return FakeBench.describe(self)
-
-    result = tune_fake(SlowToStart(), tmp_path, TuneConfig(time_budget_s=5.0))
-    assert any(trial.origin == "seed" for trial in result.trials)
-    assert {f.config for f in result.finalists} > {result.yours}
-
-
 def test_every_trial_fails_and_yours_runs(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(fail=failing("crash", lambda config: not is_plain(config))), tmp_path)
     assert all(trial.failure for trial in result.trials if trial.screened is None)
     assert [f.config for f in result.finalists] == [result.yours]
-    assert any("for want of any other" in note for note in result.notes)
+    assert any("No configuration but your settings could be run" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("kind", ["crash", "oom", "hang"])
@@ -209,7 +190,7 @@ def test_yours_fails_and_the_winner_claims_no_speedup(tmp_path: Path) -> None:
     assert result.best.different is None
     assert result.best_at_your_batch is not None
     assert result.best_at_your_batch.speedup is None
-    assert any("Your own configuration" in note and "shm" in note for note in result.notes)
+    assert any("The baseline (your settings)" in note and "shm" in note for note in result.notes)
 
 
 def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) -> None:
@@ -226,7 +207,7 @@ def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) ->
     assert len(unsteady.runs) == len(unsteady.failures) == 1
     assert result.best is not None
     assert result.best.config not in (unsteady.config, result.yours)
-    assert any("failed in one of its 2 runs (crash: planted)" in note for note in result.notes)
+    assert any("is not confirmed. 1 of its 2 runs failed (crash: planted)." in note for note in result.notes)
 
 
 def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) -> None:
@@ -333,14 +314,3 @@ def test_a_ceiling_that_cannot_be_timed_takes_nothing_from_what_was_confirmed(tm
     assert result.cut_short is None
     assert result.best is not None
     assert result.verdict is not None
-
-
-def test_a_budget_that_was_not_kept_is_told_with_where_it_went(tmp_path: Path) -> None:
-    for name in ("short", "enough"):
-        (tmp_path / name).mkdir()
-    short = tune_fake(FakeBench(), tmp_path / "short", TuneConfig(time_budget_s=5.0))
-    told = [note for note in short.notes if "more than the time budget of 5.0 s" in note]
-    assert len(told) == 1, short.notes
-    assert "confirm" in told[0] or "study" in told[0]
-    enough = tune_fake(FakeBench(), tmp_path / "enough")
-    assert not any("more than the time budget" in note for note in enough.notes)

@@ -107,7 +107,7 @@ def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
 
 def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(tmp_path: Path) -> None:
     notes = run_for_energy(tmp_path, seed=1).notes
-    ties = next(note for note in notes if "maybe as sparing" in note)
+    ties = next(note for note in notes if "may be as efficient as the best" in note)
     assert "/s)" not in ties
     assert ties.count(" samples/J)") == ties.count(";") + 1
 

@@ -217,7 +217,7 @@ def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path
     surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
     result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
     assert any("Your batch size 64 is above" in note for note in result.notes)
-    assert any("Your own configuration" in note and "oom" in note for note in result.notes)
+    assert any("The baseline (your settings)" in note and "oom" in note for note in result.notes)
     assert result.best is not None
     assert result.best.speedup is None
 

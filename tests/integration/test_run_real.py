@@ -12,8 +12,8 @@ import loadtune
 from loadtune.errors import ResultError
 from loadtune.report.journal import read_journal
 
-# Long enough for a search of a model whose step takes a millisecond, short enough for a test.
-SHORT = ("--device", "cpu", "--time-budget", "10", "--out", "kept")
+# A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
+SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "4", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
 LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
 RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.db"]
@@ -50,6 +50,7 @@ def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
     command, _ = finished
     assert run_folder.parent.name == "bench_workloads.Images-bench_workloads.Linear"
     assert files_below(run_folder) == RUN_FILES
+    assert list(command.home.glob("tmp-*/*")) == []
     written = [name for name in files_below(command.home) if name != "stderr"]
     assert written == [str((run_folder / name).relative_to(command.home)) for name in RUN_FILES]
 
@@ -139,11 +140,12 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
         assert command.end().left_behind == []
     finally:
         command.kill()
+    assert list(tmp_path.glob("tmp-*/*")) == []
     (journal,) = kept.glob("*/*/journal.jsonl")
     before = read_journal(journal.parent)
     assert len(before.trials) >= 2
 
-    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "10", "--json")
+    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "60", "--json")
     try:
         ended = resumed.end()
     finally:

@@ -2,10 +2,12 @@
 
 import textwrap
 from dataclasses import fields
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadtune.records import FailureKind
 from loadtune.report.wording import verdict_lines
 from loadtune.study.verdict import LOADING, judge
 from loadtune.study.walls import Evidence
@@ -17,6 +19,7 @@ NAMED = {
     "most_workers_tried": st.integers(0, 256),
     "most_workers_in_memory": st.integers(0, 256),
     "num_memory_failures": st.integers(0, 20),
+    "failed_with_more_workers": st.lists(st.sampled_from(get_args(FailureKind))).map(tuple),
     "late_batch_ratio": st.floats(3.0, 1000.0),
     "unpinned_batches": st.floats(0.0, 64.0),
     "ready_batches": st.floats(0.0, 64.0),
@@ -36,7 +39,7 @@ def values_of(name: str, annotation: object) -> st.SearchStrategy[object]:
 
 
 evidences = st.builds(
-    Evidence, **{field.name: st.none() | values_of(field.name, field.type) for field in fields(Evidence)}
+    Evidence, **{field.name: st.just(field.default) | values_of(field.name, field.type) for field in fields(Evidence)}
 )
 
 

@@ -120,6 +120,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         "num_classes": 10,
         "optimizer": "adamw",
         "seed": 4,
+        "objects": (),
     }
     assert dataclasses.astuple(asked.yours) == (8, 0, True, "fp32")
     assert dataclasses.astuple(asked)[2:10] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
@@ -163,6 +164,7 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ("--time-budget -5", "--time-budget is -5;"),
         ("--time-budget nan", "--time-budget is nan;"),
         ("--time-budget inf", "--time-budget is inf;"),
+        ("--time-budget 4.9", "--time-budget is 4.9; it must be at least 5 seconds"),
         ("--time-budget soon", "--time-budget"),
         ("--trials 0", "--trials is 0;"),
         ("--trials many", "--trials"),

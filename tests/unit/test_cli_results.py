@@ -47,8 +47,8 @@ def test_the_help_names_every_form_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("export RESULT --format yaml", "--format is 'yaml'"),
-        ("export RESULT --format tensorboard", "Name one with --out"),
+        ("export RESULT --format yaml", "--format is 'yaml'. Allowed: python, pytorch"),
+        ("export RESULT --format tensorboard", "--out"),
         ("export RESULT --out FOLDER/none/x.py", "cannot be written"),
         ("export RESULT --out FOLDER", "cannot be written"),
         ("export FOLDER/none", "does not exist"),
@@ -120,7 +120,7 @@ def test_another_device_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> No
     ended = invoke("check", "--baseline", str(KEPT), "--json")
     found = json.loads(ended.stdout)
     assert (ended.exit_code, found["outcome"], found["ratio"]) == (3, "unclear", None)
-    assert "measured on NVIDIA H200, and here is no GPU" in found["reason"]
+    assert "measured on NVIDIA H200, and this machine has no GPU" in found["reason"]
 
 
 def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(

@@ -7,11 +7,10 @@ import pytest
 from account_rig import FakeMeter
 
 from loadtune.errors import NothingFitsError
-from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
-from loadtune.footprint.plan import plan_of_spec
+from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_step, largest_batch
+from loadtune.footprint.plan import plan_of_spec, varied
 from loadtune.records import (
     FootprintReport,
-    Recipe,
     StepVariant,
     TrialFailure,
     WorkloadSpec,
@@ -21,7 +20,6 @@ from loadtune.step_memory import Wanted, step_report, variants
 from loadtune.testing import GIB
 
 SPEC = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
-GIVEN = StepVariant(recipe=Recipe(), batch_size=4)
 
 
 @contextmanager
@@ -40,27 +38,27 @@ def test_measured_and_estimated_stand_side_by_side_with_the_error(report: Footpr
     assert report.account.unexplained_bytes == 7
     assert report.error_fraction == pytest.approx(-0.1 / 1.1, abs=1e-3)
     view = footprint_view(report)
-    assert view.tables[0].columns == ("", "largest", "at the peak", "estimated", "forward only")
-    assert "0.0% is unexplained" in view.lines[0]
-    assert "-9.1% of the peak" in view.lines[1]
+    assert view.tables[0].columns == ("", "row's own\nmaximum", "at the\npeak", "at the peak,\nestimated", "inference")
+    assert "0.0% of the peak is not attributed" in view.lines[0]
+    assert "by -9.1%" in view.lines[1]
 
 
 def test_each_row_changes_one_thing_and_says_what_it_rests_on(report: FootprintReport) -> None:
     rows = {row.name: row for row in report.what_if}
     assert list(rows) == [
-        "as given",
+        "as given: fp32, SGD with momentum 0.9",
         "bf16 (AMP)",
-        "SGD",
+        "SGD without momentum",
         "AdamW",
-        "checkpointed blocks",
+        "activation checkpointing",
         "4×4 images",
         "16×16 images",
     ]
-    given = rows["as given"]
+    given = report.what_if[0]
     assert (given.peak_bytes, given.step_s, given.estimated) == (report.account.peak_bytes, 0.02, False)
     assert given.peak_bytes is not None
-    assert rows["SGD"].peak_bytes is not None
-    assert rows["SGD"].peak_bytes < given.peak_bytes
+    assert rows["SGD without momentum"].peak_bytes is not None
+    assert rows["SGD without momentum"].peak_bytes < given.peak_bytes
     assert rows["16×16 images"].peak_bytes is None
     assert "no room" in str(rows["16×16 images"].remark)
     smaller, larger = rows["4×4 images"].largest_batch, rows["16×16 images"].largest_batch
@@ -83,8 +81,29 @@ def test_what_a_gpu_has_free_is_without_its_context_and_a_memory_that_is_named_i
 
 
 def test_a_size_of_images_is_changed_where_there_are_images() -> None:
-    names = [name for name, _ in variants(GIVEN, "adamw", (256,), ("fp32",))]
-    assert names == ["as given", "SGD", "SGD with momentum", "checkpointed blocks"]
+    wanted = Wanted(precision="fp32", batch_size=4)
+    assert [name for name, _ in variants(wanted, "adamw", (256,), ("fp32",))] == [
+        "as given: fp32, AdamW",
+        "SGD with momentum 0.9",
+        "SGD without momentum",
+        "activation checkpointing",
+    ]
+
+
+def test_each_row_names_the_optimizer_that_it_was_made_with() -> None:
+    named = dict(variants(Wanted(precision="fp32", batch_size=4), "sgd", (256,), ("fp32",)))
+    without, with_momentum, adamw = (
+        estimate_step(varied(plan_of_spec(SPEC), named[name]), 4).largest.optimizer_state_bytes
+        for name in ("SGD without momentum", "as given: fp32, SGD with momentum 0.9", "AdamW")
+    )
+    assert 0 == without < with_momentum == adamw / 2
+
+
+def test_a_step_without_a_loss_is_estimated_although_there_is_a_gpu() -> None:
+    spec = WorkloadSpec(dataset="account_rig:ImagePairs", model="account_rig:Autoencoder")
+    found = step_report(spec, Wanted(precision="fp32", batch_size=4, per_layer=True, what_if=True), metered)
+    assert (found.account.estimated, found.account.has_loss) == (True, False)
+    assert any("there was no loss" in line for line in footprint_view(found).lines)
 
 
 def test_a_step_that_does_not_fit_is_no_estimate_in_disguise() -> None:
@@ -96,5 +115,5 @@ def test_a_step_that_does_not_fit_is_no_estimate_in_disguise() -> None:
     def full() -> Iterator[FakeMeter]:
         yield Full(SPEC)
 
-    with pytest.raises(NothingFitsError, match=r"A batch of 4 does not fit: out of memory\. Lower --batch-size"):
+    with pytest.raises(NothingFitsError, match=r"does not fit into GPU memory: out of memory\. Lower --batch-size"):
         step_report(SPEC, Wanted(precision="fp32", batch_size=4), full)

@@ -1,4 +1,4 @@
-"""Where does memory go, source line by source line? `trace_memory` around a block, `run_traced` around a script.
+"""Memory by source line: `trace_memory` around a block, `run_traced` for a script.
 
 Comes in: code that runs in this thread. Goes out: a `MemoryTrace`, as a record, a table or JSON. ``lines`` follows the
 frames, ``tensors`` the storages, ``cuda`` reads the allocator; ``visits`` brings them together and knows none of them.

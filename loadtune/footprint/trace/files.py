@@ -47,8 +47,8 @@ def _named(only: Only) -> tuple[str, ...]:
     if missing or not paths:
         found = ", ".join(missing) or "an empty list"
         raise UsageError(
-            f"only={found}: no such file or folder. It takes a path or a list of paths whose lines are to be shown;"
-            " leave it out for all files outside of site-packages and the standard library."
+            f"only={found}: no such file or folder. It can be a path or a list of paths whose lines are recorded. Leave"
+            " it out to record all files outside site-packages and the standard library."
         )
     return tuple(os.path.realpath(path) for path in paths)
 

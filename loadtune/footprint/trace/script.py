@@ -21,7 +21,7 @@ def run_traced(script: Path, args: list[str], only: Only = None) -> MemoryTrace:
     have ended with. Raises UsageError where there is no such script.
     """
     if not script.is_file():
-        raise UsageError(f"{script}: no such script. It takes a Python file. Name one that is there.")
+        raise UsageError(f"{script}: no such script. Give the path of a Python file.")
     trace = trace_memory(only=only)
     error, exit_code = None, 0
     with _as_main(script, args):

@@ -41,7 +41,7 @@ def traced_line(row: Row) -> TracedLine:
         cpu=LineUse(
             in_use_bytes=row.in_use,
             change_bytes=visit.change,
-            peak_bytes=visit.peak,
+            peak_bytes=row.peak,
             last_in_use_bytes=row.last_in_use,
         ),
         cuda=_cuda_use(row),
@@ -61,7 +61,7 @@ def _cuda_use(row: Row) -> LineUse | None:
     return LineUse(
         in_use_bytes=row.cuda_in_use,
         change_bytes=row.visit.cuda_change,
-        peak_bytes=row.visit.cuda_peak,
+        peak_bytes=row.cuda_peak,
         unattributed_bytes=row.unattributed,
         last_in_use_bytes=row.last_cuda_in_use,
     )
@@ -73,14 +73,14 @@ def trace_json(trace: MemoryTrace) -> bytes:
 
 
 def trace_text(trace: MemoryTrace) -> str:
-    """Lines with a tensor operation or a change, in the order in which they first ended; then the peak."""
+    """A table of at most 80 columns: lines that ran a tensor operation or changed memory, then the peak."""
     return "\n".join(line[:_WIDTH].rstrip() for line in _table(trace)) + "\n"
 
 
 def _table(trace: MemoryTrace) -> Iterator[str]:
     on_gpu = trace.device != "cpu"
     before = bytes_text(trace.before_bytes)
-    yield f"Memory of {trace.device} after each line; {before} of CPU tensors were there before."
+    yield f"Memory of {trace.device} after each line. CPU tensors before the trace: {before}."
     yield _columns("line", "source", "in use", "change", "peak", "NVML" if on_gpu else None)
     file: str | None = ""
     shown = [line for line in trace.lines if _eventful(line)]
@@ -90,7 +90,7 @@ def _table(trace: MemoryTrace) -> Iterator[str]:
             yield f"{_cut_left(_near(file), _WIDTH)}"
         yield from _row(line, on_gpu)
     if left_out := len(trace.lines) - len(shown):
-        yield f"{counted(left_out, 'more line')} had no tensor operation and changed nothing."
+        yield f"{counted(left_out, 'more line')} ran no tensor operation and changed no memory."
     yield from _ending(trace)
 
 
@@ -102,16 +102,18 @@ def _row(line: TracedLine, on_gpu: bool) -> Iterator[str]:
     use = line.use
     nvml = bytes_text(line.device_used_bytes) if on_gpu else None
     figures = (bytes_text(use.in_use_bytes), _signed(use.change_bytes), bytes_text(use.peak_bytes))
-    yield _columns(str(line.line or ""), line.source or "(outside of the kept files)", *figures, nvml)
+    unread = "(source not available)" if line.file else "(code outside the traced files)"
+    yield _columns(str(line.line or ""), line.source or unread, *figures, nvml)
     yield from _tensor_lines("+", line.appeared)
     yield from _tensor_lines("-", line.went)
     if line.num_temporaries:
-        yield f"        ~ {line.num_temporaries} came and went within the line, {bytes_text(line.temporary_bytes)}"
+        temporary = counted(line.num_temporaries, "temporary tensor")
+        yield f"        ~ {temporary}, {bytes_text(line.temporary_bytes)} in total"
     if use.unattributed_bytes:
-        yield f"        ? {_signed(use.unattributed_bytes)} that no tensor explains"
+        yield f"        ? {_signed(use.unattributed_bytes)} not owned by a tensor"
     if line.num_visits > 1:
         last = bytes_text(use.last_in_use_bytes)
-        yield f"        {line.num_visits} times in all; {last} in use after the last"
+        yield f"        ran {line.num_visits:,} times; peak of all runs; {last} in use after the last"
 
 
 def _tensor_lines(sign: str, tensors: Iterable[TracedTensor]) -> Iterator[str]:
@@ -137,10 +139,10 @@ def _origin(tensor: TracedTensor, sign: str) -> str:
 
 def _ending(trace: MemoryTrace) -> Iterator[str]:
     if trace.unattributed:
-        yield "Alive at the end, and no line was seen to make or use them:"
+        yield "Alive at the end, but created and used by no traced line:"
         yield from _tensor_lines("?", trace.unattributed)
     if (peak := trace.peak) is not None:
-        place = f"{os.path.basename(peak.file)}:{peak.line}" if peak.file else "a place outside of the kept files"
+        place = f"{os.path.basename(peak.file)}:{peak.line}" if peak.file else "code outside the traced files"
         yield f"Peak {bytes_text(peak.use.peak_bytes)} at {place}  {peak.source}"
 
 
@@ -158,7 +160,7 @@ def _signed(num_bytes: int) -> str:
 def _near(file: str | None) -> str:
     """Relative to the working folder where it lies below."""
     if file is None:
-        return "elsewhere"
+        return "code outside the traced files"
     relative = os.path.relpath(file)
     return file if relative.startswith("..") else relative
 

@@ -21,18 +21,25 @@ _running = threading.Lock()
 
 
 def trace_memory(*, only: Only = None) -> "Tracing":
-    """Trace memory source line by source line in the ``with`` block and the functions it calls, in this thread.
+    """Record the memory of every source line that runs in the ``with`` block, in this thread.
 
-    ``only``: a file, a folder or several; what others do counts for the nearest calling line among them. Default: all
-    files outside of site-packages and the standard library. A training step takes several times as long meanwhile (see
-    ``benchmarks/trace_cost.py``); outside of the block nothing is patched and nothing costs. On a GPU the allocator's
-    peak counter is started anew at every line. Raises UsageError inside another trace.
+    ``print(trace.text())`` shows for each line the memory in use, the change, the peak, and the tensors created and
+    freed. ``trace.lines`` holds the same as records, ``trace.peak`` the line with the highest peak, ``trace.json()``
+    all of it. A line that runs several times shows its largest peak.
+
+    only: a file, a folder, or a list of these. Only their lines are recorded; memory that other code allocates is
+        attributed to the line that called it. None: all files outside site-packages and the standard library.
+
+    Inside the block a training step takes several times as long (``benchmarks/trace_cost.py`` measures it). Outside,
+    nothing is patched. On a GPU every line resets the peak counter of PyTorch's allocator (`max_memory_allocated`).
+
+    Raises UsageError for an ``only`` that does not exist, and, on entry, inside another trace.
     """
     return Tracing(KeptFiles(only), CudaMeter())
 
 
 class Tracing:
-    """What ``with trace_memory() as trace`` gives: readable meanwhile and afterwards."""
+    """The trace of ``with trace_memory() as trace``. It can be read inside the block and after it."""
 
     def __init__(self, kept: KeptFiles, meter: Meter) -> None:
         self._meter = meter
@@ -46,7 +53,7 @@ class Tracing:
 
     @property
     def record(self) -> MemoryTrace:
-        """All of it as a record; inside the block, the lines that have ended so far."""
+        """The whole trace as a record; inside the block, the lines that have finished so far."""
         return self._done or self._record()
 
     @property
@@ -68,9 +75,9 @@ class Tracing:
     def __enter__(self) -> "Tracing":
         if self._used or not _running.acquire(blocking=False):
             raise UsageError(
-                "trace_memory() was entered while a trace is running, or a second time. One trace at a time is"
-                " possible in a process, each from a trace_memory() call of its own. Leave the inner one out: the outer"
-                " one follows the functions it calls."
+                "trace_memory() was entered inside another trace, or a second time. A process can have one trace at a"
+                " time, and each trace needs its own trace_memory() call. Remove the inner one: the outer trace also"
+                " records the lines of called functions."
             )
         self._used = True
         try:

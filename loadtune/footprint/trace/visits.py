@@ -60,7 +60,7 @@ class Visit:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The first of the visits that did the same."""
+    """Visits of one line that made the same change; `visit` is the first of them."""
 
     visit: Visit
     in_use: int
@@ -69,7 +69,10 @@ class Row:
     appeared: list[Birth]
     went: list[Birth]
     temporaries: list[Birth]
-    num_visits: int = 1
+    num_visits: int = 0
+    peak: int = 0
+    """Highest of all visits: a later visit may begin with more memory in use."""
+    cuda_peak: int = 0
     last_in_use: int = 0
     last_cuda_in_use: int = 0
 
@@ -143,7 +146,8 @@ class Ledger:
             temporaries=[birth for birth in visit.births if birth.died_in == visit.number],
         )
         kept = self.rows.setdefault(row.key, row)
-        kept.num_visits += kept is not row
+        kept.num_visits += 1
+        kept.peak, kept.cuda_peak = max(kept.peak, visit.peak), max(kept.cuda_peak, visit.cuda_peak)
         kept.last_in_use, kept.last_cuda_in_use = self.in_use, cuda or 0
 
     def born(self, birth: Birth) -> None:

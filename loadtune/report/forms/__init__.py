@@ -1,1 +1,1 @@
-"""A result's winner in the forms that other programs take: `write` names them all, one file a family of them."""
+"""The winner of a result in forms that other programs read. `write` lists all forms; each family has its own file."""

@@ -1,6 +1,6 @@
 """Arguments for training frameworks, as Python to import: Lightning 2.6, Transformers 5.23, Accelerate 1.15.
 
-What a framework has no argument for stands as code or as a comment, so that nothing measured is lost in silence.
+A setting that a framework has no argument for is written as code or as a comment, so that no setting is lost.
 """
 
 from loadtune.records import OptimizerName, Precision
@@ -12,7 +12,7 @@ _MOMENTUM = "momentum=0.9"
 
 _DATA_MODULE = '''
 class TunedData(LightningDataModule):
-    """Your training dataset, loaded as it was measured."""
+    """Your training dataset with the measured loader arguments."""
 
     def __init__(self, train_dataset):
         super().__init__()
@@ -48,7 +48,7 @@ def lightning(handed: Handed) -> str:
     code = [
         comment(
             handed.provenance,
-            "Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)) is what was measured.",
+            "Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)).",
             *_fused(handed, "In configure_optimizers"),
             *_lightning_compiled(handed),
         ),
@@ -61,7 +61,7 @@ def lightning(handed: Handed) -> str:
     return "\n".join(code) + ('TRAINER_KWARGS["callbacks"] = [ChannelsLast()]\n' if last else "")
 
 
-_OF_ONE_GPU = " The batch is that of one GPU: with more of them visible, Trainer trains on as many batches at once."
+_OF_ONE_GPU = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
 
 
 def transformers(handed: Handed) -> str:
@@ -81,9 +81,9 @@ def transformers(handed: Handed) -> str:
         [
             comment(
                 handed.provenance,
-                "TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
+                "Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
                 *_model_channels_last(handed),
-                *(_fused(handed, "Trainer names no fused SGD; with optimizers=") if sgd else ()),
+                *(_fused(handed, "Trainer has no fused SGD; pass one with optimizers=") if sgd else ()),
             ),
             assignment("TRAINING_ARGUMENTS", arguments),
         ]
@@ -91,14 +91,14 @@ def transformers(handed: Handed) -> str:
 
 
 def accelerate(handed: Handed) -> str:
-    """``ACCELERATOR_KWARGS`` and the loader's arguments, which Accelerate leaves to PyTorch."""
+    """``ACCELERATOR_KWARGS``, and the loader's arguments, which PyTorch takes."""
     arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[handed.config.precision]}
     arguments |= {"cpu": True} if handed.result.device.kind == "cpu" else {}
     plugins = _plugins(handed)
     code = [
         comment(
             handed.provenance,
-            "accelerator = Accelerator(**ACCELERATOR_KWARGS), and accelerator.prepare(model, optimizer,"
+            "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
             " DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS)).",
             *_model_channels_last(handed),
             *_fused(handed, "The optimizer"),
@@ -112,7 +112,7 @@ def accelerate(handed: Handed) -> str:
 
 
 def _plugins(handed: Handed) -> dict[str, tuple[str, str]]:
-    """Arguments that are objects of Accelerate's own: class and arguments by name."""
+    """Arguments that are objects of Accelerate: name, class and the class's arguments."""
     plugins = {"dataloader_config": ("DataLoaderConfiguration", "non_blocking=True")}
     plugins = plugins if handed.config.loader.pin_memory else {}
     if handed.config.recipe.compile:
@@ -121,7 +121,7 @@ def _plugins(handed: Handed) -> dict[str, tuple[str, str]]:
 
 
 def _optim(optimizer: OptimizerName, *, fused: bool) -> dict[str, object]:
-    """Trainer's own name for it. Its SGD has no momentum unless told, and no fused form."""
+    """As Trainer names the optimizer. Its SGD has no momentum by default, and no fused form."""
     if optimizer == "sgd":
         return {"optim": "sgd", "optim_args": _MOMENTUM}
     return {"optim": "adamw_torch_fused" if fused else "adamw_torch"}
@@ -132,24 +132,24 @@ def _channels_last(handed: Handed) -> bool:
 
 
 def _model_channels_last(handed: Handed) -> tuple[str, ...]:
-    """Neither Trainer nor Accelerate knows of memory formats."""
+    """Neither Trainer nor Accelerate has an argument for the memory format."""
     if not _channels_last(handed):
         return ()
     return (
-        "Measured with channels_last, which it has no argument for: before training, model ="
-        " model.to(memory_format=torch.channels_last), and in forward the same of the images.",
+        "Measured with channels_last, which has no argument here. Before training: model ="
+        " model.to(memory_format=torch.channels_last). In forward, convert the images in the same way.",
     )
 
 
 def _lightning_compiled(handed: Handed) -> tuple[str, ...]:
-    """The Trainer has no argument for it: the module is compiled before it is handed over."""
+    """Trainer has no argument for torch.compile: the module is compiled before `fit`."""
     if not handed.config.recipe.compile:
         return ()
-    return ("Measured with the model compiled: model = torch.compile(model, dynamic=False) before fit(model, …).",)
+    return ("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.",)
 
 
 def _fused(handed: Handed, where: str) -> tuple[str, ...]:
     if not handed.config.recipe.fused_optimizer:
         return ()
     name = {"sgd": "SGD", "adamw": "AdamW"}[handed.result.config.workload.optimizer]
-    return (f"{where}: torch.optim.{name}(…, fused=True), as it was measured.",)
+    return (f"{where}: torch.optim.{name}(…, fused=True), as measured.",)

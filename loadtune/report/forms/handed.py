@@ -1,4 +1,4 @@
-"""What every form starts from: a winner, its result, and one paragraph of where the figures come from."""
+"""The input of every form: a winner, its result, and a paragraph that says where the figures come from."""
 
 import json
 import textwrap
@@ -15,7 +15,7 @@ _WIDTH = 78
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """One winner, and the result it comes from."""
+    """One winner and its result."""
 
     result: TuningResult
     winner: Winner
@@ -34,12 +34,12 @@ class Handed:
 
     @property
     def throughput(self) -> str:
-        """``4,050/s ± 162/s``; without an interval where too few runs were made for one."""
+        """``4,050/s ± 162/s``; without an interval where nothing ran twice."""
         return interval_text(self.winner.throughput)
 
     @property
     def efficiency(self) -> str | None:
-        """``7.40 samples/J ± 0.10 samples/J``. None: it was not picked for that."""
+        """``7.40 samples/J ± 0.10 samples/J``. None: the run looked for throughput."""
         picked_by = self.winner.picked_by
         return interval_text(picked_by) if picked_by.objective == "samples-per-joule" else None
 
@@ -51,26 +51,27 @@ class Handed:
 
     @property
     def provenance(self) -> str:
-        why = "" if self.efficiency is None else f" Picked for its {self.efficiency} of the GPU's board, not its speed."
+        why = "" if self.efficiency is None else f" Chosen for {self.efficiency} of the GPU's board, not for speed."
+        how = "Measured once, without an interval," if self.winner.measured_once else "Confirmed"
         return (
-            f"Confirmed by loadtune {self.result.loadtune_version}: {self.throughput} training {self.workload} on"
+            f"{how} by loadtune {self.result.loadtune_version}: {self.throughput} in training of {self.workload} on"
             f" {self.machine}.{why} Run of {self.result.created}."
         )
 
 
 def handed(result: TuningResult, *, keep_batch_size: bool = False) -> Handed:
-    """The confirmed winner. Raises ResultError where there is none."""
+    """The winner that may be exported. Raises ResultError where there is none."""
     return Handed(result, chosen_winner(result, keep_batch_size=keep_batch_size))
 
 
 def comment(*sentences: str) -> str:
-    """Lines that begin with ``# ``. Names of a workload may hold anything, so no line of theirs gets out of them."""
+    """Lines that begin with ``# ``, also where the name of a workload holds a line break."""
     lines = [line for sentence in sentences for line in textwrap.wrap(" ".join(sentence.split()), _WIDTH)]
     return "".join(f"# {line}\n" for line in lines)
 
 
 def assignment(name: str, values: Mapping[str, object]) -> str:
-    """``NAME = {…}``, one entry a line."""
+    """``NAME = {…}``, one entry per line."""
     return (
         f"{name} = {{\n"
         + "".join(f"    {_literal(key)}: {_literal(value)},\n" for key, value in values.items())
@@ -79,7 +80,7 @@ def assignment(name: str, values: Mapping[str, object]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Python as formatters leave it: JSON's quotes are Python's too."""
+    """Python as formatters write it, with double quotes."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_literal(key)}: {_literal(inner)}' for key, inner in value.items())}}}"
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""Forms that any program reads: JSON, environment variables, Markdown."""
+"""Forms for any program: JSON, environment variables, Markdown."""
 
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.forms.handed import Handed
@@ -10,7 +10,7 @@ _PREFIX = "LOADTUNE_"
 
 
 def json(handed: Handed) -> str:
-    """The loader's arguments, the recipe, and what they reached; the whole record is ``result.json`` itself."""
+    """The loader's arguments, the recipe and their throughput. The whole record is ``result.json``."""
     winner, result = handed.winner, handed.result
     return as_json(
         {
@@ -32,7 +32,7 @@ def json(handed: Handed) -> str:
 
 
 def env(handed: Handed) -> str:
-    """``LOADTUNE_BATCH_SIZE=256``, …; truth as 1 and 0. Nothing else, because $GITHUB_ENV takes no comments."""
+    """``LOADTUNE_BATCH_SIZE=256``, …; booleans as 1 and 0. No comments, because $GITHUB_ENV allows none."""
     recipe = handed.config.recipe
     values = handed.config.loader.kwargs() | {
         "precision": recipe.precision,
@@ -45,7 +45,7 @@ def env(handed: Handed) -> str:
 
 
 def markdown(handed: Handed) -> str:
-    """For a pull request, a wiki or a job's summary."""
+    """A table and code for a pull request, a wiki or a job's summary."""
     config, kind = handed.config, handed.result.device.kind
     rows = [(name, f"`{value}`") for name, value in config.loader.kwargs().items()]
     rows += [
@@ -55,9 +55,9 @@ def markdown(handed: Handed) -> str:
         *([("torch.compile", "yes")] if config.recipe.compile else []),
         ("throughput", f"**{handed.throughput}**"),
         ("speed-up", _speedup(handed)),
-        *([] if handed.efficiency is None else [("picked for", f"**{handed.efficiency}**")]),
-        ("of compute-only rate", percent_text(handed.winner.compute_fraction)),
-        ("bound by", _bound(handed)),
+        *([] if handed.efficiency is None else [("chosen for", f"**{handed.efficiency}**")]),
+        ("share of compute-only rate", percent_text(handed.winner.compute_fraction)),
+        ("bottleneck", _bound(handed)),
     ]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
     step = recipe_code(config, handed.result.config.workload.optimizer, kind)
@@ -72,12 +72,12 @@ def markdown(handed: Handed) -> str:
 def _speedup(handed: Handed) -> str:
     winner = handed.winner
     if winner.speedup_low is None or winner.speedup_high is None:
-        return MISSING if winner.speedup is None else f"{ratio_text(winner.speedup)}, too few runs to be sure"
+        return MISSING if winner.speedup is None else f"{ratio_text(winner.speedup)}, too few runs for an interval"
     return f"{ratio_text(winner.speedup)} ({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
 
 
 def _bound(handed: Handed) -> str:
-    """The verdict is about the best at any batch size, and about no other."""
+    """The verdict is about the best at any batch size only."""
     result = handed.result
     if result.verdict is None or handed.winner != result.best:
         return MISSING
@@ -85,5 +85,5 @@ def _bound(handed: Handed) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names may hold what Markdown reads as markup."""
+    """Names may hold characters that are markup in Markdown."""
     return "".join(f"\\{char}" if char in "\\`*_|<>[]#" else char for char in " ".join(text.split()))

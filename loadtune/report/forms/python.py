@@ -1,4 +1,4 @@
-"""Python for a plain PyTorch loop: a module of arguments to import, and the loop's lines to paste."""
+"""Python for a plain PyTorch loop: a module of arguments to import, and code to paste."""
 
 from dataclasses import fields
 
@@ -7,14 +7,14 @@ from loadtune.report.forms.handed import Handed, assignment, comment
 
 
 def python_module(handed: Handed) -> str:
-    """``loader_kwargs.py``: data alone, so that importing it costs nothing."""
+    """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
     recipe = handed.config.recipe
     return "\n".join(
         [
             comment(
                 handed.provenance,
-                "DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS) is what was measured, together with"
-                " RECIPE: without it the device is slower, and fewer workers may do.",
+                "Use: DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS). Train with RECIPE too: the"
+                " throughput was measured with both.",
             ),
             assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
             assignment("RECIPE", {field.name: getattr(recipe, field.name) for field in fields(recipe)}),
@@ -23,6 +23,6 @@ def python_module(handed: Handed) -> str:
 
 
 def pytorch_loop(handed: Handed) -> str:
-    """Loader and training step, over ``dataset``, ``model`` and ``loss_fn``."""
+    """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``."""
     step = recipe_code(handed.config, handed.result.config.workload.optimizer, handed.result.device.kind)
     return "\n".join([comment(handed.provenance), loader_code(handed.config), step])

@@ -1,16 +1,17 @@
-"""Figures for what follows them over time: github-action-benchmark, and scalars of each trial for TensorBoard."""
+"""Figures for programs that plot them over time: github-action-benchmark and TensorBoard."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from loadtune.records import PRECISIONS, Measurement, Score, TuningResult, Winner
+from loadtune.records.chosen import why_unconfirmed
 from loadtune.report.forms.handed import Handed
 from loadtune.report.store import as_json
 from loadtune.report.wording import settings_text
 
 
 class Scalar(NamedTuple):
-    """One point of a curve; TensorBoard draws one curve a tag."""
+    """One point of a curve; TensorBoard draws one curve per tag."""
 
     tag: str
     step: int
@@ -18,14 +19,16 @@ class Scalar(NamedTuple):
 
 
 def github_action_benchmark(handed: Handed) -> str:
-    """A list for its tool ``customBiggerIsBetter``: each entry larger for better. Names hold no setting, so that a
-    curve goes on when the winner changes; that stands in ``extra``."""
+    """A list for the tool ``customBiggerIsBetter``, in which larger is better.
+
+    Names hold no settings, so that a curve continues when the winner changes; ``extra`` holds the settings.
+    """
     result = handed.result
     winners = [("best", result.best), ("best at your batch", result.best_at_your_batch)]
     entries = [
         entry
         for which, winner in winners
-        if winner is not None
+        if winner is not None and why_unconfirmed(result, winner) is None
         for entry in _winner_entries(handed.workload, which, winner, handed.machine)
     ]
     entries += [
@@ -51,8 +54,7 @@ def github_action_benchmark(handed: Handed) -> str:
 
 
 def _winner_entries(workload: str, which: str, winner: Winner, machine: str) -> list[dict[str, object]]:
-    """What it was picked by. Picked for samples per joule, its throughput too, under a name of its own: the fastest's
-    curve is another one."""
+    """Its score. A winner by samples per joule also has a throughput, which is a curve of its own."""
     name, extra = f"{workload}: {which}", f"{settings_text(winner.config)}\n{machine}"
     if winner.efficiency is None:
         return [_entry(name, winner.picked_by, extra)]
@@ -68,7 +70,7 @@ def _entry(name: str, score: Score, extra: str) -> dict[str, object]:
 
 
 def scalars(result: TuningResult) -> list[Scalar]:
-    """Per trial that was measured: its rate, its settings, and what the machine did. Missing figures are left out."""
+    """Throughput, settings and utilization of each measured trial. Missing figures are left out."""
     found = []
     for trial in result.trials:
         if trial.measurement is None:

@@ -1,4 +1,4 @@
-"""All forms by name. In: a result and a form's name. Out: text that the other program takes as it is."""
+"""All forms by name. In: a result and the name of a form. Out: text that the other program reads as it is."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,7 +11,7 @@ from loadtune.report.forms.python import python_module, pytorch_loop
 from loadtune.report.forms.trackers import github_action_benchmark
 
 TENSORBOARD = "tensorboard"
-"""Not text: a folder of event files, which `loadtune.handover` has written by a process that may import torch."""
+"""Not text but a folder of event files, which `loadtune.handover` writes."""
 
 
 FORMS: Mapping[str, Callable[[Handed], str]] = {
@@ -28,13 +28,14 @@ FORMS: Mapping[str, Callable[[Handed], str]] = {
 
 
 def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) -> str:
-    """The confirmed winner as text in one of `FORMS`; ``keep_batch_size`` takes the one at the user's batch size.
+    """The winner of a result as text for another program.
 
-    A function and no method: records know nothing of reports. Raises UsageError for a form that is not known,
-    ResultError where there is no confirmed winner.
+    ``format`` is a key of `FORMS`. ``keep_batch_size`` exports the winner at the batch size that the run was given,
+    instead of the best at any batch size. Raises UsageError for an unknown format, ResultError where the result has no
+    confirmed winner.
     """
     form = FORMS.get(format)
     if form is None:
-        where = " It is a folder: use export_tensorboard." if format == TENSORBOARD else ""
-        raise UsageError(f"{format!r} is no text form.{where} It can be {', '.join(FORMS)}. Name one of these.")
+        where = " Use loadtune.export_tensorboard, which writes a folder." if format == TENSORBOARD else ""
+        raise UsageError(f"{format!r} is not a text format.{where} Allowed: {', '.join(FORMS)}.")
     return form(handed(result, keep_batch_size=keep_batch_size))

@@ -19,7 +19,7 @@ _FIGURES: Mapping[Objective, tuple[str, str]] = {
     "samples-per-s": ("samples/s", "±"),
     "samples-per-joule": ("samples/J", "± of it"),
 }
-_BEHIND = ("since the run before", "over yours", "of compute-only", "configuration", "host", "torch")
+_BEHIND = ("since the run before", "over the baseline", "of compute-only", "configuration", "host", "torch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ def _trend(kinds: dict[Kind, list[TuningResult]]) -> Figure:
         key="trend",
         title="The best over time",
         reading="Each panel is one workload on one kind of machine. A step down that is larger than the intervals is a "
-        "regression: of the machine, of torch, or of the data's way to it.",
-        source="What was confirmed of the best configuration of each run, with its 95% interval from the spread "
-        "between runs: throughput, or samples per joule where a run looked for that.",
+        "regression of the machine, of torch or of data loading.",
+        source="Confirmed throughput of the best configuration of each run, with its 95% interval from the spread "
+        "between runs; samples per joule where that was the objective.",
         panels=panels,
         missing=() if panels else ("No result with a confirmed answer.",),
     )

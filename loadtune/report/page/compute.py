@@ -23,13 +23,12 @@ def compute_curve(result: TuningResult) -> Figure:
     found = result.compute_points
     return Figure(
         key="compute",
-        title="What the device could do alone",
-        reading="A line is the rate with the batch on the device already: no loader can beat it. A mark is a trial. "
-        "Close under its line, no loader setting helps any more; far below, the loader or the transfer is the wall.",
-        source="Lines: the same training step over one resident batch, without a loader. Marks: trials of the search, "
-        "coloured by precision.",
+        title="Compute-only rate over batch size",
+        reading="A line is the rate of the training step on a batch that is already on the device: no loader can be "
+        "faster. A mark is a trial. Close under its line, no loader setting helps; far below, data limits it.",
+        source="Lines: training steps on one batch, without a loader. Marks: trials, coloured by precision.",
         panels=(_panel(result),) if found else (),
-        missing=() if found else ("The compute-only rate was not timed before the run ended.",),
+        missing=() if found else ("The compute-only rate was not measured before the run ended.",),
     )
 
 

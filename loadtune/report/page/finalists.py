@@ -11,11 +11,10 @@ def finalists(result: TuningResult) -> Figure:
     known = sorted((f for f in result.finalists if f.runs), key=lambda finalist: -finalist.score(objective))
     return Figure(
         key="finalists",
-        title="The finalists, run by run",
-        reading="A point is one run with a fresh loader, a bar the mean with its 95% interval. Where intervals "
-        "overlap, the order may be luck: among those within 2% of the best the smallest wins.",
-        source="Finalists and your own configuration in turn, each time with fresh workers; the interval comes from "
-        "the spread between runs.",
+        title="Confirmation, run by run",
+        reading="A point is one run with new worker processes, a bar the mean with its 95% interval. Where intervals "
+        "overlap, the order may be chance. Of those within 2% of the best, the one with fewest workers is chosen.",
+        source="The best configurations and the baseline in turn; the interval comes from the spread between runs.",
         panels=(_panel(result, known),) if known else (),
         missing=() if known else ("Nothing was confirmed.",),
     )

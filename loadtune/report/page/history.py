@@ -23,9 +23,9 @@ from loadtune.report.page.measured import Timed, hover, timed_trials
 from loadtune.report.wording import settings_text
 
 _ORIGINS: tuple[tuple[TrialOrigin, str, str, str], ...] = (
-    ("yours", "your loader settings", ORANGE, "diamond"),
+    ("yours", "baseline's loader settings", ORANGE, "diamond"),
     ("seed", "predicted", GREEN, "square"),
-    ("warm start", "another run's winner", PINK, "triangle-up"),
+    ("warm start", "best of another run", PINK, "triangle-up"),
     ("search", "searched", BLUE, "circle"),
 )
 
@@ -41,7 +41,7 @@ def history(result: TuningResult) -> Figure:
         key="trials",
         title="Every trial, in order",
         reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
-        "Crosses failed, open diamonds were not run because a bound says that they cannot win or do not fit.",
+        "Crosses failed; open diamonds were pruned: they cannot be faster, or do not fit.",
         source="Each trial: a fresh loader, real training steps, samples ÷ wall time over whole windows after the "
         "warm-up" + _interval_words(result),
         panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),
@@ -96,7 +96,7 @@ def _without_a_rate(trials: tuple[Trial, ...]) -> list[Trace]:
     screened = [(trial, trial.screened) for trial in trials if trial.screened is not None]
     return [
         *([_at_zero("failed", failed, RED, "x")] if failed else []),
-        *([_at_zero("not run", screened, GREY, "diamond-open")] if screened else []),
+        *([_at_zero("pruned", screened, GREY, "diamond-open")] if screened else []),
     ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadtune.records import Measurement, Objective, Score, Trial, TrialConfig, TuningResult
 from loadtune.report.wording import recipe_text, settings_text
-from loadtune.units import bytes_text, efficiency_text, percent_text, rate_text
+from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,11 @@ def short_names(result: TuningResult, configs: Sequence[TrialConfig]) -> list[st
 
 def _short_name(result: TuningResult, config: TrialConfig) -> str:
     loader, best = config.loader, None if result.best is None else result.best.config
-    whose = " and ".join(["best"] * (config == best) + ["yours"] * (config == result.yours))
+    whose = " and ".join(["best"] * (config == best) + ["baseline"] * (config == result.yours))
     more = [config.precision, *(["pinned"] if loader.pin_memory else [])]
     if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
         more.append(f"prefetch {loader.prefetch_factor}")
-    settings = f"{loader.batch_size} × {loader.num_workers} w<br>{', '.join(more)}"
+    settings = f"batch {loader.batch_size}<br>{counted(loader.num_workers, 'worker')}, {', '.join(more)}"
     return f"{settings}<br>{whose}" if whose else settings
 
 

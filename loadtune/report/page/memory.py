@@ -33,12 +33,12 @@ def memory_lines(result: TuningResult) -> Figure:
     return Figure(
         key="memory",
         title="Memory over batch size",
-        reading="Dots are sizes that were really trained, the line is model + batch × bytes a sample. The safe ceiling "
-        "leaves room for hours of training; up to the hard one steps were seen to succeed.",
-        source="Highest memory of a few real training steps at each size, in a process of their own; the largest sizes "
-        "with an evaluation pass and the dataset's last partial batch.",
+        reading="Dots are batch sizes that were trained; the line is model + batch size × bytes a sample. The safe "
+        "size leaves 5% of the memory for hours of training; the hard size is the largest that trained.",
+        source="Peak memory of a few training steps at each size, in a process of their own. The largest sizes include "
+        "an evaluation pass and the last partial batch of the dataset.",
         panels=tuple(_ceiling_panel(result, ceiling) for ceiling in result.ceilings),
-        missing=() if result.ceilings else ("No memory ceiling was found before the run ended.",),
+        missing=() if result.ceilings else ("The memory probe had not finished when the run ended.",),
     )
 
 
@@ -57,7 +57,7 @@ def _ceiling_panel(result: TuningResult, ceiling: MemoryCeiling) -> Panel:
         edges.append(upright(ceiling.batch_size, ORANGE, "hard", "right"))
     return Panel(
         title=f"{ceiling.precision}: up to {ceiling.safe_batch_size:,} is safe, "
-        f"kept from more by {limit_text(ceiling.limit, result.device.kind)}",
+        f"limited by {limit_text(ceiling.limit, result.device.kind)}",
         data=tuple(traces),
         layout={
             "xaxis": axis("batch size", rangemode="tozero"),
@@ -109,11 +109,11 @@ def frontier(result: TuningResult) -> Figure:
     return Figure(
         key="frontier",
         title="Throughput against memory",
-        reading="On the line nothing is faster with less memory. Its steep part is cheap speed; where it is flat, "
-        "memory is better left for a larger model.",
-        source=f"Highest {where}, during each trial of the search.",
+        reading="No trial is faster with less memory than those on the line. Where the line is flat, more memory gains "
+        "little.",
+        source=f"Peak {where}, during each trial of the search.",
         panels=(_frontier_panel(result, known),) if known else (),
-        missing=() if known else ("The trials' peak memory was not measured.",),
+        missing=() if known else ("The peak memory of the trials was not measured.",),
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a training step's time goes, configuration by configuration. In: a `TuningResult`. Out: a `Figure`."""
+"""Time of a training step by part, for each configuration. In: a `TuningResult`. Out: a `Figure`."""
 
 from collections.abc import Callable
 
@@ -30,8 +30,8 @@ _DEVICE_PARTS: tuple[_Part, ...] = (
     ("idle otherwise", GREY, other_idle_ms),
 )
 _DEVICE_SOURCE = (
-    " Device time between markers around copy and compute; waiting is idle time, as far as the host stood in "
-    "next(loader)."
+    " Copy and compute are measured by CUDA events. Idle time counts as waiting while the training loop is "
+    "blocked in next(loader)."
 )
 _HOST_PARTS: tuple[_Part, ...] = (
     ("waiting for data", RED, lambda parts: parts.wait_ms),
@@ -42,14 +42,15 @@ _HOST_PARTS: tuple[_Part, ...] = (
 def step_time(result: TuningResult) -> Figure:
     shown = [(config, step_parts(whose_runs(result, config))) for config in shown_configs(result)]
     is_apart = all(parts.idle_ms is not None for _, parts in shown)
-    why = "Copy, compute and idle were not timed apart in this run; the host's wait is what is left."
+    why = "Copy, compute and idle time were not measured separately in this run, only the wait in next(loader)."
     parts = _DEVICE_PARTS if is_apart else _HOST_PARTS
     return Figure(
         key="step",
-        title="Where a step's time goes",
-        reading="Milliseconds for 1,000 samples, so different batch sizes compare. Waiting for data: more or faster "
-        "workers help. Copy: pin, or send fewer bytes. Compute alone: the device is full, no loader setting helps.",
-        source="Mean over confirmed runs, or over the trial where it was not confirmed." + (_DEVICE_SOURCE * is_apart),
+        title="Where the time of a training step goes",
+        reading="Milliseconds for 1,000 samples, so that batch sizes can be compared. Waiting for data: more or faster "
+        "workers help. Copy: pin memory, or send fewer bytes. Compute: no loader setting helps.",
+        source="Mean over the confirmed runs; over the trial for a configuration that was not confirmed."
+        + (_DEVICE_SOURCE * is_apart),
         panels=(_panel(result, shown, parts),) if shown else (),
         missing=("Nothing was measured.",) if not shown else () if is_apart else (why,),
     )
@@ -91,6 +92,6 @@ def _words(title: str, ms: float | None, config: TrialConfig, parts: StepParts) 
         return ""
     share = ms / parts.step_ms if parts.step_ms else 0.0
     return (
-        f"{settings_text(config)}<br>{title}: {ms:.3g} ms of a step's {parts.step_ms:.3g} ms ({share:.0%})"
-        f"<br>the host stood in next(loader) for {parts.wait_ms:.3g} ms"
+        f"{settings_text(config)}<br>{title}: {ms:.3g} ms of {parts.step_ms:.3g} ms a step ({share:.0%})"
+        f"<br>blocked in next(loader) for {parts.wait_ms:.3g} ms"
     )

@@ -6,9 +6,9 @@ from typing import Literal
 from loadtune.records import Measurement, Trial, TuningResult
 from loadtune.report.page.measured import gpu_busy_fraction, peak_bytes
 from loadtune.report.wording import FAILURE_TEXT, recipe_text
-from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, number_text, percent_text, seconds_text
 
-Outcome = Literal["measured", "failed", "not run"]
+Outcome = Literal["measured", "failed", "pruned"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ _SETTINGS = (
     "prefetch",
     "precision",
 )
-_FIGURES = ("samples/s", "±", "data wait", "GPU busy", "peak memory", "first batch")
+_FIGURES = ("samples/s", "±", "blocked in next(loader)", "GPU utilization", "peak memory", "first batch")
 _EFFICIENCY = "samples/J"
 """Where it was looked for."""
 _BEHIND = ("outcome", "recipe")
@@ -70,7 +70,7 @@ def trial_table(result: TuningResult) -> TrialTable:
 def outcome_of(trial: Trial) -> Outcome:
     if trial.measurement is not None:
         return "measured"
-    return "failed" if trial.failure is not None else "not run"
+    return "failed" if trial.failure is not None else "pruned"
 
 
 def _settings(trial: Trial) -> tuple[Cell, ...]:
@@ -97,7 +97,7 @@ def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
         return (Cell(text=MISSING),) * len(_FIGURES)
     busy, memory, half = gpu_busy_fraction(found), peak_bytes(found, device_kind), found.half_width_fraction
     return (
-        Cell(text=rate_text(found.samples_per_s), order=found.samples_per_s),
+        Cell(text=number_text(found.samples_per_s), order=found.samples_per_s),
         Cell(text=percent_text(half, 1), order=half),
         Cell(text=percent_text(found.wait_fraction), order=found.wait_fraction),
         Cell(text=percent_text(busy), order=busy),
@@ -110,5 +110,5 @@ def _words(trial: Trial) -> str:
     if trial.failure is not None:
         return f"{FAILURE_TEXT[trial.failure.kind]} ({trial.failure.phase}): {trial.failure.message}"
     if trial.screened is not None:
-        return f"not run: {trial.screened}"
+        return f"pruned: {trial.screened}"
     return "measured, noisy" if trial.measurement is not None and trial.measurement.noisy else "measured"

@@ -1,4 +1,4 @@
-"""GPU and CPU over time, the user's own configuration above the best. In: a `TuningResult`. Out: a `Figure`."""
+"""GPU and CPU utilization over time, of the baseline and the best. In: a `TuningResult`. Out: a `Figure`."""
 
 from loadtune.records import Measurement, TrialConfig, TuningResult
 from loadtune.report.page.figure import GREEN, ORANGE, Figure, Panel, Trace, axis
@@ -7,16 +7,15 @@ from loadtune.report.page.optional import Track, track, why_missing
 from loadtune.report.wording import settings_text
 
 _TRACKS = (
-    ("gpu_utilization_fraction", "GPU busy (duty cycle)", GREEN),
-    ("cpu_utilization_fraction", "CPU busy", ORANGE),
+    ("gpu_utilization_fraction", "GPU utilization", GREEN),
+    ("cpu_utilization_fraction", "CPU utilization", ORANGE),
 )
 _GPU_READING = (
-    "A GPU that swings between 0% and 100% starves: it works off a batch and waits for the next. A level line near "
-    "100% is one that is fed. CPU at 100% beside it: the cores are the wall."
+    "A GPU that swings between 0% and 100% computes a batch and then waits for the next. A level line near 100% "
+    "does not wait. If the CPU is at 100% meanwhile, more workers will not help."
 )
 _CPU_READING = (
-    "Training and workers share these cores. At 100% what one gains the other loses; in a dip both "
-    "waited, mostly for the disk."
+    "Training and workers share these cores. At 100% the cores are the limit; in a dip both wait, mostly for the disk."
 )
 _PERCENTS = [0, 25, 50, 75, 100]
 
@@ -26,21 +25,21 @@ def timelines(result: TuningResult) -> Figure:
     on_gpu = result.device.kind != "cpu"
     return Figure(
         key="timelines",
-        title="GPU and CPU, yours and the best" if on_gpu else "CPU, yours and the best",
+        title="GPU and CPU, baseline and best" if on_gpu else "CPU, baseline and best",
         reading=_GPU_READING if on_gpu else _CPU_READING,
-        source="One run of each, sampled from outside the training process. Duty cycle: share of time in which any "
-        "kernel ran; 100% does not mean that the chip is full. CPU: of the usable cores.",
+        source="One run of each. GPU utilization is the share of time in which any kernel ran; 100% does not mean that "
+        "the GPU is full. CPU utilization is the share of the usable cores.",
         panels=tuple(_panel(whose, run, _longest(shown)) for whose, run in shown),
-        missing=_missing(result) if shown else ("This result holds no timelines: nothing was sampled over time.",),
+        missing=_missing(result) if shown else ("This result has no timelines.",),
     )
 
 
 def _runs(result: TuningResult) -> list[tuple[str, Measurement]]:
-    """Yours first; the last run of each, when the machine was warm."""
+    """The baseline first; the last run of each, when the machine was warm."""
     chosen: list[tuple[str, TrialConfig]] = []
     best = leader(result)
     if (yours := _yours(result)) is not None and yours != best:
-        chosen.append(("yours", yours))
+        chosen.append(("baseline", yours))
     if best is not None:
         chosen.append(("best", best))
     return [(f"{whose}: {settings_text(config)}", whose_runs(result, config)[-1]) for whose, config in chosen]
@@ -77,7 +76,7 @@ def _panel(whose: str, run: Measurement, seconds: float) -> Panel:
     layout = {
         "showlegend": True,
         "xaxis": axis("seconds", range=[0, seconds]),
-        "yaxis": axis("busy", range=[-3, 103], tickvals=_PERCENTS, ticktext=[f"{one}%" for one in _PERCENTS]),
+        "yaxis": axis("utilization", range=[-3, 103], tickvals=_PERCENTS, ticktext=[f"{one}%" for one in _PERCENTS]),
     }
     return Panel(title=whose, data=tuple(_steps(*each) for each in _tracks(run)), layout=layout, height_px=240)
 

@@ -66,13 +66,16 @@ def page_view(result: TuningResult) -> Page:
         summary=said,
         machine=banner(result.host, result.device).rows,
         chapters=(
-            Chapter(title="The answer, measured again", figures=(finalists(result), step_time(result))),
-            Chapter(title="Is the device fed?", figures=(timelines(result),)),
+            Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
+            Chapter(title="Utilization over time", figures=(timelines(result),)),
             Chapter(
-                title="How it was found",
+                title="Search",
                 figures=(history(result), heatmap(result), parallel(result), importance(result)),
             ),
-            Chapter(title="What bounds it", figures=(compute_curve(result), frontier(result), memory_lines(result))),
+            Chapter(
+                title="Compute and memory limits",
+                figures=(compute_curve(result), frontier(result), memory_lines(result)),
+            ),
         ),
         memory_words=tuple(
             Section(title=f"Memory in {ceiling.precision}", lines=lines)
@@ -90,9 +93,11 @@ def _tiles(result: TuningResult) -> tuple[Tile, ...]:
     utilization = accelerator_utilization(result.verdict)
     tiles = [
         Tile(name="throughput", value=rate_text(best.samples_per_s), detail=_interval(best)),
-        Tile(name="speed-up over yours", value=_speedup(best), detail=_speedup_detail(result, best)),
+        Tile(name="speed-up over the baseline", value=_speedup(best), detail=_speedup_detail(result, best)),
         Tile(
-            name="of the compute-only rate", value=percent_text(best.compute_fraction), detail="100%: no loader helps"
+            name="share of compute-only rate",
+            value=percent_text(best.compute_fraction),
+            detail="100%: no loader is faster",
         ),
     ]
     if best.efficiency is not None:
@@ -106,7 +111,7 @@ def _tiles(result: TuningResult) -> tuple[Tile, ...]:
 
 def _efficiency_tile(found: Efficiency) -> Tile:
     half = found.half_width_fraction
-    detail = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%), what was looked for"
+    detail = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%), the objective"
     return Tile(name="samples per joule", value=efficiency_text(found.samples_per_joule), detail=detail)
 
 
@@ -123,9 +128,9 @@ def _speedup(winner: Winner) -> str:
 
 def _speedup_detail(result: TuningResult, winner: Winner) -> str:
     if winner.speedup is None:
-        return "yours was not measured"
+        return "the baseline was not measured"
     if winner.config == result.yours:
-        return "yours is the best"
+        return "the baseline is the best"
     if winner.speedup_low is None or winner.speedup_high is None:
         return "too few runs to be sure"
     return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (95%)"

@@ -1,6 +1,7 @@
 """The measured account: blocks put down to their owners, by hand-made histories and by real steps on a CPU."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,15 @@ from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
 from loadtune.bench.books import CudaBooks, counted_events, standing_blocks
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
+from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.session import Session
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.errors import BenchError, WorkloadError
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_factory
 from loadtune.records import (
+    Checkpoint,
+    Checkpointed,
     Device,
     Precision,
     Recipe,
@@ -150,16 +154,30 @@ def test_a_session_measures_the_variant_it_was_asked_for_and_leaves_the_model_as
     spec = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
     session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), Pulse())  # type: ignore[arg-type]
     module = session._model.module
-    asked = StepVariant(recipe=Recipe(), batch_size=4, optimizer="adamw", image_size=12, checkpoint=True)
+    asked = StepVariant(recipe=Recipe(), batch_size=4, optimizer="adamw", image_size=12, checkpoint=Checkpoint())
     account = session._measure(asked, FakeBooks(module.parameters))
     assert (account.input_shape, account.optimizer, account.batch_size) == ((3, 12, 12), "adamw", 4)
-    assert (account.estimated, account.checkpointed) == (False, True)
+    assert (account.estimated, account.checkpointed) == (False, Checkpointed(num_modules=3))
     assert account.step_s is not None
     assert account.largest.parameters_bytes == sum(block_bytes(p.numel() * 4) for p in module.parameters())
     assert not any("forward" in vars(part) for part in module.modules())
     refused = session.run(asked)
     assert isinstance(refused, TrialFailure)
     assert refused.kind == "unsupported"
+
+
+def test_a_session_measures_a_plain_sequential_in_segments() -> None:
+    spec = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Deep")
+    session = Session(Begin(spec=spec, device=Device(kind="cpu", name="cpu")), Pulse())  # type: ignore[arg-type]
+    module = session._model.module
+    given = StepVariant(recipe=Recipe(), batch_size=64)
+    plain, kept = (
+        session._measure(replace(given, checkpoint=wanted), FakeBooks(module.parameters))
+        for wanted in (None, Checkpoint(segments=4))
+    )
+    assert (plain.checkpointed, kept.checkpointed) == (None, Checkpointed(num_modules=16, num_segments=4))
+    assert kept.largest.activations_bytes < 0.7 * plain.largest.activations_bytes
+    assert "forward" not in vars(module)
 
 
 def conv_net() -> nn.Module:
@@ -169,6 +187,9 @@ def conv_net() -> nn.Module:
 
 class Pulse:
     """A line to nobody."""
+
+    def __init__(self) -> None:
+        self.samples = SampleTable()
 
     def enter(self, phase: str) -> None: ...
 
@@ -192,7 +213,7 @@ def measured(
     batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
     books = FakeBooks(lambda: (tensor for _, tensors in owned(trainer, batch) for tensor in tensors))
     meter = StepMeter(trainer, batch, CpuMemory(), books, Pulse())  # type: ignore[arg-type]
-    with checkpointed(model.module, meter.keep) if checkpoint else nullcontext():
+    with checkpointed(model.module, meter.keep, Checkpoint()) if checkpoint else nullcontext():
         return meter.measure(), books
 
 

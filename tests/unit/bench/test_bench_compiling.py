@@ -114,6 +114,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
         step=step,
         synchronize=lambda: None,
         num_halvings=lambda: 0.0,
+        loss_is_finite=lambda: None,
         num_compiled=lambda: min(num_steps, last_compiled),
     )
     workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
@@ -148,7 +149,12 @@ class Silent:
     def has_exited(self) -> bool:
         return False
 
-    def dump_stacks(self) -> None: ...
+    def dump_stacks(self, workers: Any = ()) -> None: ...
+
+    def loading(self) -> tuple[()]:
+        return ()
+
+    def bound_log(self) -> None: ...
 
     def log_size(self) -> int:
         return 0

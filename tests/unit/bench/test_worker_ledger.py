@@ -3,26 +3,27 @@
 from types import SimpleNamespace
 from typing import Any
 
+import bench_workloads
 import pytest
 
 from loadtune.bench import worker_ledger
 from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
 from loadtune.records import WorkerShare
+from loadtune.workload import last_line, sample_index
 
 
 def made(ledger: WorkerLedger, worker: int, began_s: float, ended_s: float, *, counts: bool = True) -> None:
-    ledger.begin(worker, began_s)
-    ledger.end(worker, ended_s, counts=counts)
+    ledger.end(ledger.begin(worker, [0], began_s), ended_s, counts=counts)
 
 
 def test_a_batch_in_the_making_counts_by_how_far_it_should_have_come() -> None:
     ledger = WorkerLedger(2)
     made(ledger, 0, 10.0, 13.0, counts=False)
     made(ledger, 0, 13.0, 15.0)
-    ledger.begin(0, 15.0)
+    row = ledger.begin(0, [0], 15.0)
     assert ledger.num_made(15.5) == pytest.approx(2.25)
     assert ledger.num_made(99.0) == 3.0  # late, and not done before it is
-    ledger.end(0, 99.0, counts=True)
+    ledger.end(row, 99.0, counts=True)
     assert ledger.num_made(99.0) == 3.0
 
 
@@ -33,7 +34,7 @@ def test_workers_in_step_make_no_jumps() -> None:
         for worker in range(4):
             made(ledger, worker, at, at + 1)
     for worker in range(4):
-        ledger.begin(worker, 3.0)
+        ledger.begin(worker, [0], 3.0)
     assert [ledger.num_made(3.0 + part) for part in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([12.0, 13.0, 14.0, 16.0])
 
 
@@ -53,8 +54,8 @@ def test_a_worker_still_at_its_first_batches_is_measured_by_the_others() -> None
     made(ledger, 0, 0.0, 1.0, counts=False)
     made(ledger, 0, 1.0, 3.0)
     made(ledger, 1, 0.0, 2.0, counts=False)
-    ledger.begin(0, 3.0)
-    ledger.begin(1, 2.0)
+    ledger.begin(0, [0], 3.0)
+    ledger.begin(1, [0], 2.0)
     assert ledger.num_made(3.0) == pytest.approx(3.5)  # worker 1 is half through a batch that takes 2 s
 
 
@@ -77,9 +78,24 @@ def test_samples_are_fetched_as_the_dataset_offers_them(
 ) -> None:
     monkeypatch.setattr(worker_ledger, "get_worker_info", lambda: SimpleNamespace(id=1))
     ledger = WorkerLedger(2)
-    timed = TimedDataset(dataset, ledger)
+    timed = TimedDataset(dataset, 10, ledger)
     assert timed.__getitems__([3, 4]) == samples
     timed.__getitems__([3])
     assert ledger.read(1).num_made == 1
     assert ledger.num_made(0.0) == 2.0
     assert len(timed) == 10
+
+
+def test_an_exception_carries_the_index_of_its_sample() -> None:
+    timed = TimedDataset(bench_workloads.RaisesAtIndex(), 512, WorkerLedger(0))
+    with pytest.raises(ValueError, match="broken sample") as raised:
+        timed.__getitems__([3, bench_workloads.BAD_INDEX, 7])
+    assert sample_index(raised.value) == bench_workloads.BAD_INDEX
+    assert last_line(raised.value) == "ValueError: broken sample"
+
+
+def test_a_process_that_raised_is_loading_nothing() -> None:
+    ledger = WorkerLedger(0)
+    with pytest.raises(ValueError, match="broken sample"):
+        TimedDataset(bench_workloads.RaisesAtIndex(), 512, ledger).__getitems__([bench_workloads.BAD_INDEX])
+    assert ledger.table.read() == ()

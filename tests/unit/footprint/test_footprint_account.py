@@ -8,9 +8,15 @@ import torchvision
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_layers, estimate_step, largest_batch
+from loadtune.footprint.estimate import (
+    CUDA_CONTEXT_BYTES,
+    estimate_layers,
+    estimate_step,
+    largest_batch,
+    with_loss_if_it_applies,
+)
 from loadtune.footprint.plan import plan_of_factory
-from loadtune.records import Precision
+from loadtune.records import Checkpoint, Checkpointed, Precision
 from loadtune.records import block_bytes as rounded
 
 MIB = 2**20
@@ -177,16 +183,81 @@ def equal_blocks() -> nn.Module:
 
 def test_checkpointing_equal_blocks_at_least_halves_what_is_kept() -> None:
     plan = plan_of_factory(equal_blocks, (256,))
-    plain, checkpointed = (estimate_step(plan, 1024, checkpoint=wanted) for wanted in (False, True))
+    plain, checkpointed = (estimate_step(plan, 1024, wanted) for wanted in (None, Checkpoint()))
     assert checkpointed.largest.activations_bytes <= plain.largest.activations_bytes / 2
     assert checkpointed.peak_bytes < plain.peak_bytes
     assert checkpointed.unexplained_bytes == 0
     assert estimate_step(plan, 1024) == plain  # the model is as it was
 
 
-def test_checkpointing_a_model_without_blocks_says_so() -> None:
-    with pytest.raises(WorkloadError, match="finds no blocks in Linear"):
-        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (8,)), 2, checkpoint=True)
+def deep() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(100)))
+
+
+@pytest.mark.parametrize(("wanted", "used"), [(None, 10), (4, 4), (100, 100)])
+def test_a_plain_sequential_is_checkpointed_in_segments(wanted: int | None, used: int) -> None:
+    plan = plan_of_factory(deep, (16,))
+    plain, kept = estimate_step(plan, 512), estimate_step(plan, 512, Checkpoint(segments=wanted))
+    assert kept.checkpointed == Checkpointed(num_modules=100, num_segments=used)
+    one_input, rest = 512 * 16 * 4, plain.largest.activations_bytes
+    assert rest > 98 * one_input
+    # The input of each segment but the first, which is the batch's, and the activations of the last segment.
+    last = 100 - 100 // used * (used - 1)
+    lowest = (used - 2 + last - 1) * one_input
+    assert lowest <= kept.largest.activations_bytes < lowest + 3 * one_input
+    assert kept.unexplained_bytes == 0
+    assert estimate_step(plan, 512) == plain
+
+
+def test_segments_within_a_model_name_the_sequential_and_block_counts_are_told() -> None:
+    plan = plan_of_factory(lambda: Classifier(nn.Sequential(*list(conv_stack())[:4])), (3, 8, 8))
+    assert estimate_step(plan, 2, Checkpoint()).checkpointed == Checkpointed(num_modules=4, num_segments=2, path="body")
+    assert estimate_step(plan_of_factory(equal_blocks, (256,)), 2, Checkpoint()).checkpointed == Checkpointed(
+        num_modules=8
+    )
+
+
+def test_checkpointing_a_model_without_a_sequential_says_so() -> None:
+    with pytest.raises(WorkloadError, match=r"Linear has no nn\.Sequential of two or more modules"):
+        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (8,)), 2, Checkpoint())
+
+
+def test_more_segments_than_layers_says_so() -> None:
+    with pytest.raises(WorkloadError, match=r"--checkpoint-segments is 101; .* has 100 modules, so it can be 2 to 100"):
+        estimate_step(plan_of_factory(deep, (16,)), 2, Checkpoint(segments=101))
+
+
+class Reconstruction(nn.Module):
+    """Its output is no class scores, and a weight is used by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode, self.again = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.again.weight = self.decode.weight
+        self.unused = nn.Parameter(torch.zeros(3))
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"reconstruction": self.again(self.decode(self.encode(inputs)))}
+
+
+def test_a_model_without_class_scores_is_estimated_without_a_loss() -> None:
+    plan = plan_of_factory(Reconstruction, (8,))
+    without = with_loss_if_it_applies(plan, 4)
+    assert (plan.has_loss, without.has_loss) == (True, False)
+    account = estimate_step(without, 4)
+    assert not account.has_loss
+    assert account.largest.input_bytes == rounded(4 * 8 * 4)  # no targets
+    assert account.unexplained_bytes == 0
+    rows = estimate_layers(without, 4)
+    assert [row.name for row in rows] == ["(model)", "encode", "decode", "again"]
+    assert sum(row.num_parameters for row in rows) == account.num_parameters == 2 * 64 + 3 * 8 + 3
+    # what the model returns is what its last layer returned, and counts once
+    assert [row.output_bytes for row in rows] == [0, *[rounded(4 * 8 * 4)] * 3]
+
+
+def test_a_classifier_keeps_its_loss() -> None:
+    plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
+    assert with_loss_if_it_applies(plan, 4) is plan
 
 
 class Encoder(nn.Module):
@@ -220,12 +291,12 @@ class Counts(nn.Module):
 
 
 def test_a_model_that_needs_values_is_refused_in_words() -> None:
-    with pytest.raises(WorkloadError, match="values of its tensors"):
+    with pytest.raises(WorkloadError, match="values of tensors"):
         estimate_step(plan_of_factory(Counts, (8,)), 2)
 
 
 def test_a_shape_that_the_model_does_not_take_is_said() -> None:
-    with pytest.raises(WorkloadError, match=r"does not take a batch of 2 inputs of shape \(9,\)"):
+    with pytest.raises(WorkloadError, match=r"does not train on a batch of 2 inputs of shape \(9,\)"):
         estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (9,)), 2)
 
 

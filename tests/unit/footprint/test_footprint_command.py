@@ -31,14 +31,43 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
         "parameters",
         "optimizer state",
         "activations kept",
-        "not explained",
+        "not attributed",
         "peak",
-        "checkpointed",
+        "8 blocks checkpointed",
         "conv1",
     ):
         assert words in ended.stdout
-    assert "In 24.0 GiB: a batch of " in ended.stdout
+    assert "Largest batch size in 24.0 GiB: " in ended.stdout
     assert "nothing was run" in ended.stdout
+
+
+def test_a_plain_sequential_says_how_many_segments_were_used() -> None:
+    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Deep", "--estimate", "--checkpoint")
+    for more, segments in (((), 4), (("--checkpoint-segments", "8"), 8)):
+        ended = invoke(*words, *more)
+        assert ended.exit_code == 0, ended.output
+        told = " ".join(ended.stdout.split())
+        assert f"the nn.Sequential of 16 modules in {segments} segments" in told
+    report = json.loads(invoke(*words, "--what-if", "--json").stdout)
+    remark = next(row["remark"] for row in report["what_if"] if row["name"] == "activation checkpointing")
+    assert remark == "the nn.Sequential of 16 modules in 4 segments."
+
+
+@pytest.mark.parametrize("dataset", ["bench_workloads:Images", "account_rig:ImagePairs"])
+def test_layers_of_a_model_without_class_scores_have_a_total(dataset: str) -> None:
+    ended = invoke("--dataset", dataset, "--model", "account_rig:Autoencoder", "--per-layer", "--batch-size", "32")
+    assert ended.exit_code == 0, ended.output
+    (total,) = (line for line in ended.stdout.splitlines() if line.startswith("total "))
+    maps = (4 * 4 * 6 * 2 + 8 * 8 * 3) * 32 * 4 / 1024
+    assert total.split()[1:] == ["459", f"{maps:.1f}", "KiB", "12.0", "KiB"]
+    assert "there was no loss" in ended.stdout
+
+
+def test_parameters_that_no_call_brings_stand_in_a_row_of_their_own() -> None:
+    words = ("--model", "vit_b_16", "--image-size", "32", "--batch-size", "1", "--per-layer", "--estimate")
+    lines = invoke(*words).stdout.splitlines()
+    assert next(line for line in lines if line.startswith("(not called)")).split()[-1:] == ["M"]
+    assert next(line for line in lines if line.startswith("total")).split()[1:3] == ["86.4", "M"]
 
 
 def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
@@ -47,7 +76,11 @@ def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
     assert ended.exit_code == 0, ended.output
     assert max(map(len, ended.stdout.splitlines())) <= 80
     rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
-    assert [row.split("  ")[0] for row in rows[:3]] == ["as given", "fp16 (AMP)", "bf16 (AMP)"]
+    assert [row.split("  ")[0] for row in rows[:3]] == [
+        "as given: fp32, SGD with momentum 0.9",
+        "fp16 (AMP)",
+        "bf16 (AMP)",
+    ]
     assert all("–" in row for row in rows[:8])  # no time of a step that was not run
     assert "largest batch" in ended.stdout
 
@@ -57,7 +90,7 @@ def test_what_if_without_a_memory_has_no_column_for_the_batch_that_it_holds() ->
     told = invoke(*words, "--what-if").stdout
     assert "largest batch\n" not in told
     assert "any memory" not in told
-    assert "--memory 24GiB, or as much as yours has, adds the largest batch" in told
+    assert "Add --memory 24GiB, the memory of your GPU, for the largest batch" in told
 
 
 def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,16 +109,16 @@ def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyP
     assert ended.exit_code == 0, ended.output
     assert [device.kind for _, device in benches] == ["cuda"]
     assert max(map(len, ended.stdout.splitlines())) <= 80
-    for told in ("sgd: measured", "estimated", "workspace of libraries", "0.0% is unexplained", "20 ms", "no room."):
+    for told in ("0.9: measured", "estimated", "library workspace", "0.0% of the peak is not", "20 ms", "no room."):
         assert told in ended.stdout
-    assert "off by -9.1% of the peak" in ended.stdout
+    assert "by -9.1%" in ended.stdout
     assert ended.stderr == ""
     report = json.loads(invoke(*words, "--json").stdout)
     assert report["what_if"][0]["estimated"] is False
     assert report["account"]["outside_bytes"] == 1 << 29
     assert len(benches) == 2
     invoke(*words[:4], "--estimate")
-    assert "A CPU keeps no books" in invoke(*words[:4], "--device", "cpu").stderr
+    assert "Memory can be measured on a CUDA GPU only" in invoke(*words[:4], "--device", "cpu").stderr
     assert len(benches) == 2
 
 
@@ -103,8 +136,8 @@ def test_json_holds_the_whole_report() -> None:
 def test_without_a_gpu_it_says_why_it_estimates() -> None:
     ended = invoke(*SMALL[:-1])
     assert ended.exit_code == 0
-    assert "estimated from shapes" in ended.stderr
-    assert "estimated from shapes" not in invoke(*SMALL).stderr
+    assert "estimating from tensor shapes" in ended.stderr
+    assert "estimating from tensor shapes" not in invoke(*SMALL).stderr
 
 
 @pytest.mark.parametrize(
@@ -118,11 +151,13 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--memory 0GiB", "--memory is '0GiB';"),
         ("--memory 24", "--memory is '24', which is 24 B; it must be 1 MiB or more"),
         ("resnet18", "write --model resnet18"),
-        ("--only train.py", "--only is 'train.py'; it goes with --trace SCRIPT."),
+        ("--only train.py", "--only is 'train.py'; it needs --trace SCRIPT."),
         ("--memory lots", "--memory is 'lots';"),
         ("--model resnet51", "Did you mean resnet"),
-        ("--model vgg11 --checkpoint --batch-size 2", "--checkpoint finds no blocks in VGG"),
-        ("--model resnet18 --batch-size 1 --image-size 32", "does not take a batch of 1"),
+        ("--model vgg11 --checkpoint --checkpoint-segments 99 --batch-size 2", "--checkpoint-segments is 99;"),
+        ("--checkpoint-segments 4", "--checkpoint-segments needs --checkpoint or --what-if."),
+        ("--checkpoint --checkpoint-segments 1", "--checkpoint-segments is 1;"),
+        ("--model resnet18 --batch-size 1 --image-size 32", "does not train on a batch of 1"),
         ("--model fasterrcnn_mobilenet_v3_large_fpn --batch-size 2", "cannot be estimated"),
     ],
 )
@@ -151,7 +186,7 @@ def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log() -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "does not take a batch" in done.stderr
+    assert "does not train on a batch" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -21,6 +21,7 @@ from loadtune.footprint.trace.files import KeptFiles
 from loadtune.footprint.trace.lines import LineTracer
 from loadtune.footprint.trace.tensors import TensorWatch
 from loadtune.records import MemoryTrace, TracedLine
+from loadtune.units import bytes_text
 
 KIB = 1024
 LEAK: list[torch.Tensor] = []
@@ -96,7 +97,19 @@ def test_a_leak_is_named_in_the_function_that_leaks_and_its_visits_are_one_recor
     assert (line.function, line.num_visits, line.cpu.change_bytes) == ("leaking", 10, 2 * KIB)
     assert line.cpu.last_in_use_bytes - line.cpu.in_use_bytes == 9 * 2 * KIB
     assert found(trace, "leaking()").cpu.change_bytes == 0
-    assert "10 times in all" in trace.text()
+    assert "ran 10 times" in trace.text()
+
+
+def test_the_peak_of_a_line_is_the_largest_of_its_visits() -> None:
+    with loadtune.trace_memory() as trace:
+        for _ in range(200):
+            LEAK.append(torch.zeros(4 * KIB, dtype=torch.uint8))
+            torch.zeros(8 * KIB, dtype=torch.uint8).add_(1)
+    line = found(trace, "torch.zeros(8")
+    assert (line.num_visits, line.cpu.last_in_use_bytes - trace.record.before_bytes) == (200, 200 * 4 * KIB)
+    assert line.cpu.peak_bytes - trace.record.before_bytes == (200 * 4 + 8) * KIB
+    assert trace.peak == line
+    assert trace.text().splitlines()[-1].startswith(f"Peak {bytes_text(line.cpu.peak_bytes)} at ")
 
 
 def test_in_place_operations_and_views_change_nothing() -> None:
@@ -213,7 +226,7 @@ def test_memory_that_no_operation_used_is_told_without_a_line() -> None:
             hidden = torch.zeros(4 * KIB, dtype=torch.uint8)
     assert hidden.nbytes in {tensor.storage_bytes for tensor in trace.record.unattributed}
     assert model.weight.nbytes not in {tensor.storage_bytes for tensor in trace.record.unattributed}
-    assert "no line was seen to make or use them" in trace.text()
+    assert "created and used by no traced line" in trace.text()
 
 
 def test_only_one_file_counts_what_others_do_for_the_calling_line(tmp_path: Path) -> None:
@@ -332,11 +345,11 @@ def test_a_tracer_that_was_there_is_put_back() -> None:
 
 def test_a_trace_inside_a_trace_is_refused_and_the_outer_one_goes_on() -> None:
     with loadtune.trace_memory() as trace:
-        with pytest.raises(loadtune.UsageError, match="One trace at a time"), loadtune.trace_memory():
+        with pytest.raises(loadtune.UsageError, match="inside another trace"), loadtune.trace_memory():
             pass
         x = torch.zeros(KIB)
     assert found(trace, "x = torch").cpu.change_bytes == x.nbytes
-    with pytest.raises(loadtune.UsageError, match="second time"), trace:
+    with pytest.raises(loadtune.UsageError, match="a second time"), trace:
         pass
     with loadtune.trace_memory():
         pass

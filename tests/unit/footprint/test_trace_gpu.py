@@ -5,6 +5,7 @@ import torch
 from loadtune.footprint.trace import Tracing
 from loadtune.footprint.trace.cuda import CudaReading
 from loadtune.footprint.trace.files import KeptFiles
+from loadtune.footprint.trace.shown import traced_line
 from loadtune.footprint.trace.visits import Birth, Ledger
 
 
@@ -42,6 +43,24 @@ def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> 
     assert (first.visit.cuda_change, first.visit.cuda_peak, first.unattributed) == (2560, 9000, 2048)
     assert (second.visit.cuda_change, second.visit.cuda_peak) == (0, 3560)
     assert (first.visit.change, first.used) == (0, 5000)
+
+
+def test_on_a_gpu_the_peak_of_a_line_is_the_largest_of_its_visits() -> None:
+    meter = FakeMeter()
+    ledger = Ledger(meter)
+    ledger.start()
+    for _ in range(200):
+        visit = ledger.begin("train.py", 3, "step")
+        grown = meter.reading.allocated_bytes + 512
+        meter.reading = CudaReading(grown, grown + 4096)
+        ledger.pause()
+        ledger.end(visit)
+    (row,) = ledger.rows.values()
+    line = traced_line(row)
+    assert line.cuda is not None
+    assert (line.num_visits, line.cuda.change_bytes) == (200, 512)
+    assert (line.cuda.in_use_bytes, line.cuda.last_in_use_bytes) == (1512, 1000 + 200 * 512)
+    assert line.cuda.peak_bytes == 1000 + 200 * 512 + 4096
 
 
 def test_a_gpu_has_a_column_for_nvml() -> None:

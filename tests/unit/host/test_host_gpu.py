@@ -52,6 +52,24 @@ def test_an_older_driver_does_not_tell_its_own_share_from_others(opened):
     assert (found.driver_bytes, found.others_bytes) == (None, None)
 
 
+def test_multiprocessors_and_compute_capability_are_read(opened):
+    found = gpu.read_gpus(opened(FakeNvml()))[0]
+    assert (found.num_multiprocessors, found.compute_capability) == (132, "9.0")
+
+
+@pytest.mark.parametrize(
+    ("library", "expected"),
+    [
+        (FakeNvml(refusing=("nvmlDeviceGetNumGpuCores",)), (None, "9.0")),
+        (FakeNvml(refusing=("nvmlDeviceGetCudaComputeCapability",)), (None, None)),
+        (FakeNvml(nvmlDeviceGetCudaComputeCapability=(99, 0)), (None, "99.0")),
+    ],
+)
+def test_what_the_driver_does_not_tell_of_the_hardware_is_none(opened, library, expected):
+    found = gpu.read_gpus(opened(library))[0]
+    assert (found.num_multiprocessors, found.compute_capability) == expected
+
+
 @pytest.mark.parametrize("refused", ["Compute", "Graphics"])
 def test_a_list_of_processes_that_is_refused_costs_only_itself(opened, refused):
     nvml = opened(FakeNvml(refusing=(f"nvmlDeviceGet{refused}RunningProcesses",)))
@@ -73,6 +91,7 @@ def test_a_mig_instance_is_read_under_its_own_name(opened, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MIG)
     (instance,) = gpu.read_gpus(opened(FakeNvml()))
     assert (instance.uuid, instance.index, instance.utilization_fraction) == (MIG, 2, None)
+    assert instance.num_multiprocessors == 16
 
 
 def test_a_mig_name_of_no_instance_is_left_out(opened, monkeypatch):

@@ -77,7 +77,7 @@ def test_nothing_unconfirmed_is_written(result: TuningResult, form: str) -> None
 
 
 def test_an_unknown_form_names_the_known_ones(result: TuningResult) -> None:
-    with pytest.raises(UsageError, match=r"'yaml' is no text form.*python, pytorch, lightning"):
+    with pytest.raises(UsageError, match=r"'yaml' is not a text format.*python, pytorch, lightning"):
         export(result, "yaml")
     with pytest.raises(UsageError, match="export_tensorboard"):
         export(result, "tensorboard")
@@ -93,7 +93,7 @@ def test_no_name_gets_out_of_its_comment(result: TuningResult, form: str) -> Non
 
 
 def test_the_trainer_of_a_cpu_hears_of_no_gpu(result: TuningResult) -> None:
-    assert "The batch is that of one GPU" in " ".join(export(result, "hf").replace("#", "").split())
+    assert "The batch size is per GPU" in " ".join(export(result, "hf").replace("#", "").split())
     told = export(on_cpu(), "hf")
     assert "GPU" not in told
     assert "'use_cpu': True" in told or '"use_cpu": True' in told
@@ -118,7 +118,7 @@ def test_markdown_shows_figures_and_escapes_names(result: TuningResult) -> None:
     workload = dataclasses.replace(result.config.workload, model="a|b:<c>")
     text = export(dataclasses.replace(result, config=dataclasses.replace(result.config, workload=workload)), "markdown")
     assert "| throughput | **4,050 samples/s ± 162 samples/s** |" in text
-    assert "| bound by | the pinning thread |" in text
+    assert "| bottleneck | the pinning thread |" in text
     assert r"a\|b:\<c\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {3}
@@ -142,7 +142,7 @@ def test_a_benchmark_entry_is_what_its_action_checks(result: TuningResult) -> No
 @pytest.mark.parametrize("form", ["python", "pytorch", "lightning", "hf", "accelerate", "markdown"])
 def test_what_a_winner_was_picked_for_is_told(result: TuningResult, sparing: TuningResult, form: str) -> None:
     told = " ".join(export(sparing, form).replace("#", "").split())
-    assert "Picked for its 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
+    assert "Chosen for 7.40 samples/J ± 0.07 samples/J of the GPU's board" in told
     assert "4,050 samples/s" in told
     assert "samples/J" not in export(result, form)
 

@@ -6,7 +6,6 @@ import pytest
 
 from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, TrialFailure
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.text import ceiling_text
 from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT, limit_text
 from loadtune.testing import GIB
 
@@ -169,11 +168,3 @@ def test_limits_that_differ_read_differently(device_kind: str | None) -> None:
 
 def test_failures_fit_the_width_that_the_curve_leaves() -> None:
     assert max(map(len, FAILURE_TEXT.values())) <= len("out of memory")
-
-
-def test_one_ceiling_can_be_printed_by_itself() -> None:
-    text = ceiling_text(CEILING, device_kind="cpu")
-    assert "RAM" in text
-    assert "GPU" not in text
-    assert "Memory over batch size, fp32" in text
-    assert not text.endswith("\n")

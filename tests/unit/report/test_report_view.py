@@ -8,6 +8,7 @@ import pytest
 from loadtune.records import Device, TuningResult, Winner
 from loadtune.report.store import load_result
 from loadtune.report.view import Summary, banner, summary
+from loadtune.testing import GIB, fake_host
 
 
 @pytest.fixture
@@ -108,6 +109,19 @@ def test_code_that_differs_at_your_batch_is_shown_too(result: TuningResult) -> N
     assert titles == ["Loader", "Training step", "Loader at your batch size"]
     best: Winner | None = result.best
     assert [block.title for block in summary(dataclasses.replace(result, best_at_your_batch=best)).code] == titles[:2]
+
+
+def test_the_banner_shows_the_gpus_hardware_and_memory_where_they_are_known(result: TuningResult) -> None:
+    gpu = dataclasses.replace(
+        fake_host().gpus[0], driver_bytes=GIB // 2, num_multiprocessors=132, compute_capability="9.0"
+    )
+    rows = banner(dataclasses.replace(fake_host(), gpus=(gpu,))).rows
+    at = [name for name, _ in rows].index("GPU 0")
+    assert rows[at + 1 : at + 3] == (
+        ("", "132 multiprocessors, compute capability 9.0"),
+        ("", "memory: 512 MiB allocated, 512 MiB reserved by the driver"),
+    )
+    assert not any(name == "" for name, _ in banner(fake_host()).rows)
 
 
 def test_the_banner_marks_the_chosen_device(result: TuningResult) -> None:

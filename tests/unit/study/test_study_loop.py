@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, TrialOrigin, Window
-from loadtune.study.loop import ENOUGH_TRIALS, MAX_IDLE, MISREAD, NEAR_CEILING, Asked, Refusal, StudyLoop
+from loadtune.records.confirmed import MISREAD
+from loadtune.study.loop import ENOUGH_TRIALS, MAX_IDLE, NEAR_CEILING, Asked, Refusal, StudyLoop
 from loadtune.testing import FakeClock
 
 TRIAL_S = 10.0

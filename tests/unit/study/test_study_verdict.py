@@ -1,6 +1,7 @@
 """What is said to hold a job back: each rule over plain numbers, those of one H200 among them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -281,7 +282,9 @@ def test_workers_that_use_all_cores_are_no_lack_of_memory() -> None:
         pytest.param(replace(BEHIND, slowest_worker_ratio=2.0), "More workers cannot fix it", id="slow-worker"),
         pytest.param(replace(BEHIND, most_workers_in_memory=8), "More workers cannot fix it", id="host-memory"),
         pytest.param(replace(BEHIND, throttled_fraction=0.3), "More workers cannot fix it", id="throttled"),
-        pytest.param(replace(BEHIND, num_workers=16), "More workers cannot fix it", id="as-many-as-cores"),
+        pytest.param(
+            replace(BEHIND, num_workers=16, worker_cores=0.9), "More workers cannot fix it", id="as-many-as-cores"
+        ),
         pytest.param(EIGHT, "More workers did not pay when tried", id="more-were-tried"),
         pytest.param(replace(EIGHT, most_workers_tried=8), "About 16 workers would do", id="more-were-not-tried"),
         pytest.param(replace(BEHIND, most_workers_tried=8), "More workers were not measured", id="no-cores-for-enough"),
@@ -369,3 +372,23 @@ def test_nothing_measured_claims_nothing() -> None:
     found = judge(Evidence())
     assert found == Verdict(bound_by="unclear", evidence=found.evidence, advice=found.advice)
     assert "explains the rest" in found.evidence
+
+
+def advice_for(**given: Any) -> str:
+    """Of training that waits for as many workers as there are cores."""
+    waits = {"trained_per_s": 100.0, "compute_per_s": 1000.0, "workers_per_s": 100.0, "wait_fraction": 0.9}
+    found = judge(Evidence(**waits, num_workers=2, num_usable_cores=2, most_workers_tried=2, on_gpu=True, **given))
+    assert found.bound_by == "workers"
+    return found.advice
+
+
+def test_workers_that_sleep_are_not_said_to_share_cores() -> None:
+    assert "share the same cores" in advice_for(worker_cores=0.9)
+    assert "share the same cores" not in advice_for(worker_cores=0.02)
+    assert "share the same cores" not in advice_for()
+
+
+def test_more_workers_that_failed_are_not_called_unmeasured() -> None:
+    told = advice_for(worker_cores=0.9, failed_with_more_workers=("crash", "crash"))
+    assert told.startswith("What more workers gain is not known: 2 trials with more failed (crash).")
+    assert "not measured" not in told

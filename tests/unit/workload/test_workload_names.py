@@ -1,5 +1,6 @@
 """Names and import paths become datasets and models, or errors that say what to do."""
 
+import bench_workloads
 import pytest
 import torch
 import torchvision
@@ -10,6 +11,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload import build_workload
 from loadtune.workload.datasets import training_transform
+from loadtune.workload.live import LiveParts, pack_parts
 from loadtune.workload.models import model_needs
 from loadtune.workload.tasks import class_loss
 
@@ -82,7 +84,11 @@ def test_every_model_of_torchvision_has_a_family_and_a_size():
         ({"dataset": "bench_workloads:Empty"}, ["is empty"]),
         ({"dataset": "bench_workloads:raising_factory"}, ["OSError: no such disk"]),
         ({"model": "bench_workloads:Images"}, ["Images", "torch.nn.Module"]),
-        ({"model": "bench_workloads:frozen"}, ["no parameter"]),
+        (
+            {"model": "bench_workloads:LitClassifier"},
+            ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "pkg.mod:factory"],
+        ),
+        ({"model": "bench_workloads:frozen"}, ["no trainable parameter"]),
         ({"dataset": "CIFAR10"}, ["--data-root"]),
         ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
         ({"dataset": "ImageFolder", "data_root": "/nowhere"}, ["/nowhere", "--data-root"]),
@@ -91,6 +97,12 @@ def test_every_model_of_torchvision_has_a_family_and_a_size():
 def test_what_cannot_be_used_is_said_with_what_can(names, words):
     message = str(refused(**names))
     assert all(word in message for word in words), message
+
+
+def test_a_lightning_module_is_refused_as_an_object_too():
+    objects = pack_parts(LiveParts(model=bench_workloads.LitClassifier()))
+    with pytest.raises(WorkloadError, match="is a LightningModule"):
+        build_workload(spec(), objects)
 
 
 def test_a_raising_factory_shows_its_own_traceback_alone():
@@ -121,6 +133,7 @@ def test_a_step_of_each_optimizer_moves_the_weights(optimizer, fused):
     model = nn.Linear(2, 3)
     before = model.weight.detach().clone()
     chosen = make_optimizer(optimizer, model, fused=fused)
+    chosen.param_groups[0]["lr"] = 0.1  # its own is too small to see
     class_loss(model, torch.ones(4, 2), torch.zeros(4, dtype=torch.long)).backward()
     chosen.step()
     assert not torch.equal(before, model.weight)

@@ -1,17 +1,14 @@
 """Samples: fetched, collated, and refused in words."""
 
-import pickle
-
 import bench_workloads
 import pytest
-import torch
 
 from loadtune.errors import WorkloadError
-from loadtune.workload import TracedDataset, collate_samples, fetch_samples, last_line, sample_index, user_traceback
+from loadtune.workload import collate_samples, fetch_samples, user_traceback
 
 
 def test_good_samples_make_a_batch():
-    inputs, targets = collate_samples(fetch_samples(bench_workloads.Images(), [0, 1, 2]))
+    inputs, targets = collate_samples(fetch_samples(bench_workloads.Images(), [0, 1, 2]), [0, 1, 2])
     assert inputs.shape == (3, 3, 8, 8)
     assert targets.tolist() == [0, 1, 2]
 
@@ -19,33 +16,31 @@ def test_good_samples_make_a_batch():
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
-        (bench_workloads.OddShapes(), ["(3, 8, 8)", "(3, 8, 9)", "one shape"]),
+        (
+            bench_workloads.OddShapes(),
+            ["the input differs", "dataset[0] has float32 tensor (3, 8, 8)", "dataset[1] has float32 tensor (3, 8, 9)"],
+        ),
+        (
+            bench_workloads.OddTargets(),
+            ["the target differs", "dataset[0] has int64 tensor (1,)", "dataset[1] has int64 tensor (2,)"],
+        ),
+        (bench_workloads.Pictures(), ["the input of dataset[0]", "mode=RGB size=8x8", "ToTensor"]),
         (bench_workloads.FloatTargets(), ["float 0.5", "class index"]),
         (bench_workloads.NotPairs(), ["float32 tensor (3, 8, 8)", "class index"]),
     ],
 )
 def test_samples_that_cannot_be_trained_on_are_shown(dataset, words):
     with pytest.raises(WorkloadError) as raised:
-        collate_samples(fetch_samples(dataset, [0, 1]))
+        collate_samples(fetch_samples(dataset, [0, 1]), [0, 1])
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
-def test_a_traced_dataset_notes_the_index_and_pickles():
-    traced = TracedDataset(pickle.loads(pickle.dumps(bench_workloads.RaisesAtIndex())), 512)
-    assert len(traced) == 512
-    with pytest.raises(ValueError, match="broken sample") as raised:
-        traced[bench_workloads.BAD_INDEX]
-    assert sample_index(raised.value) == bench_workloads.BAD_INDEX
-    assert last_line(raised.value) == "ValueError: broken sample"
-
-
-def test_a_dataset_that_fetches_whole_batches_still_does():
-    class Many(bench_workloads.Images):
-        def __getitems__(self, indices):
-            return [torch.zeros(1)] * len(indices)
-
-    assert len(TracedDataset(Many(), 512).__getitems__([1, 2])) == 2
-    assert not hasattr(TracedDataset(bench_workloads.Images(), 512), "__getitems__")
+def test_targets_of_different_shapes_are_not_called_inputs():
+    dataset = bench_workloads.OddTargets()
+    with pytest.raises(WorkloadError) as raised:
+        collate_samples(fetch_samples(dataset, [0, 1]), [0, 1])
+    assert "input" not in str(raised.value)
+    assert "collate function" in str(raised.value)
 
 
 def test_an_error_without_any_other_code_has_no_user_traceback():

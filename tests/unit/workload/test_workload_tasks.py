@@ -90,14 +90,14 @@ def test_labels_of_positions_may_be_ignored_those_of_samples_not():
 
 @pytest.mark.parametrize("target", [3, torch.tensor(3), torch.zeros(4, 4, dtype=torch.uint8), torch.zeros(7).long()])
 def test_whole_numbers_of_any_shape_are_targets(target):
-    assert collate_samples([(torch.zeros(2), target)] * 2)[1].dtype == torch.long
+    assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1])[1].dtype == torch.long
 
 
 @pytest.mark.parametrize("target", [0.5, torch.zeros(3), True])
 def test_other_targets_need_a_loss(target):
-    with pytest.raises(WorkloadError, match="need a loss"):
-        collate_samples([(torch.zeros(2), target)] * 2)
-    assert collate_samples([(torch.zeros(2), target)] * 2, any_target=True)[1].dtype != torch.long
+    with pytest.raises(WorkloadError, match="pass a loss function"):
+        collate_samples([(torch.zeros(2), target)] * 2, [0, 1])
+    assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1], any_target=True)[1].dtype != torch.long
 
 
 @pytest.mark.parametrize("value", [1.0, None, torch.zeros(3)])

@@ -87,5 +87,5 @@ def test_the_board_draws_and_lists_what_each_run_looked_for() -> None:
         "5.00 samples/J": "3,000 samples/s",
         "–": "4,100 samples/s",
     }
-    assert {one["over yours"] for one in shown} == {"1.50×", "2.50×"}
+    assert {one["over the baseline"] for one in shown} == {"1.50×", "2.50×"}
     assert "samples/J" not in board_view([run(1, 4000)]).table.columns

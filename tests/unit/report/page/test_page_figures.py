@@ -52,7 +52,7 @@ def test_the_best_so_far_never_falls_and_ends_at_the_fastest() -> None:
 def test_what_failed_or_was_not_run_says_why() -> None:
     found = traces(history(with_trials(60)))
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
-    assert "above the ceiling" in found["not run"]["text"][0]
+    assert "above the ceiling" in found["pruned"]["text"][0]
 
 
 def test_a_cell_of_the_heat_map_is_the_faster_of_two() -> None:
@@ -175,7 +175,7 @@ def test_a_step_whose_parts_were_not_timed_shows_the_wait_alone_and_says_so() ->
     assert set(found) == {"waiting for data", "everything else"}
     whole = found["waiting for data"]["x"][0] + found["everything else"]["x"][0]
     assert whole == pytest.approx(1000 * 1000 * 0.1 / 64)  # a step of 0.1 s, for 1,000 samples
-    assert "not timed apart" in figure.missing[0]
+    assert "next(loader)" in figure.missing[0]
 
 
 def sampled(values: tuple[float | None, ...], **missing: str) -> SimpleNamespace:
@@ -188,8 +188,8 @@ def test_timelines_stand_one_under_the_other_on_one_scale() -> None:
     yours = Finalist(config=result.yours, runs=(replace(measurement(100), telemetry=sampled((0.0, 1.0, None))),))
     best = Finalist(config=result.best.config, runs=(replace(measurement(400), telemetry=sampled((1.0, 0.9))),))
     figure = timelines(replace(result, finalists=(best, yours)))
-    assert [panel.title.split(":")[0] for panel in figure.panels] == ["yours", "best"]
-    assert traces(figure)["GPU busy (duty cycle)"]["y"] == [0.0, 100.0, None, None]
+    assert [panel.title.split(":")[0] for panel in figure.panels] == ["baseline", "best"]
+    assert traces(figure)["GPU utilization"]["y"] == [0.0, 100.0, None, None]
     assert {panel.layout["xaxis"]["range"][1] for panel in figure.panels} == {1.5}
 
 
@@ -197,7 +197,7 @@ def test_what_could_not_be_sampled_says_why() -> None:
     run = replace(measurement(400), telemetry=sampled((1.0,), cpu_utilization_fraction="no /proc here"))
     result = golden()
     figure = timelines(replace(result, yours=None, finalists=(Finalist(config=result.best.config, runs=(run,)),)))
-    assert figure.missing == ("CPU busy: no /proc here.",)
+    assert figure.missing == ("CPU utilization: no /proc here.",)
     unsampled = Finalist(config=result.best.config, runs=(measurement(400),))
     assert "no timelines" in timelines(replace(result, finalists=(unsampled,), trials=())).missing[0]
 
@@ -205,7 +205,7 @@ def test_what_could_not_be_sampled_says_why() -> None:
 def test_the_table_sorts_by_figures_and_leaves_out_what_is_missing() -> None:
     table = trial_table(golden())
     rate = table.columns.index("samples/s")
-    assert [row.outcome for row in table.rows] == ["measured", "measured", "failed", "not run"]
+    assert [row.outcome for row in table.rows] == ["measured", "measured", "failed", "pruned"]
     assert [row.cells[rate].order for row in table.rows] == [1610, 4210, None, None]
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
     assert [row.is_best for row in table.rows] == [False, True, False, False]

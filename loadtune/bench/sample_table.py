@@ -1,0 +1,173 @@
+"""Which samples each process is loading right now, in memory that outlives the process. Needs no torch.
+
+The controller makes the table and hands it to the training process, whose workers share it. So whoever has to say why
+a process hung or died can still read which samples it was loading, also after SIGKILL. A process pays one memory write
+a sample for it and looks at no clock: how long a sample has been loading is seen by whoever watches (`Stillness`).
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import reduction
+from typing import Any, TypeAlias
+
+from loadtune.units import counted
+
+NUM_BEGUN, NUM_ENDED, BEGAN_S, NUM_TIMED, MADE_S, MAX_MADE_S = range(6)
+"""Fields of a worker's row that `WorkerLedger` keeps."""
+_PID, _BATCH_SIZE, INDEX, _FIRST = range(6, 10)
+_ROW = 16
+_MAX_KEPT = _ROW - _FIRST
+_NUM_BYTES = 1 << 20  # 8,190 workers; what is not written takes no memory
+_HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
+
+Row: TypeAlias = "memoryview[float]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What one process is loading."""
+
+    worker: int | None
+    """Its number in the loader, from 0. None: the training process itself."""
+    pid: int
+    index: int | None
+    """Of the sample. None: the dataset reads whole batches by itself (`__getitems__`), so it may be any of them."""
+    batch: tuple[int, ...]
+    """The batch's first indices, 7 at the most."""
+    batch_size: int
+    num_begun: int
+    """Batches that this process began, this one included."""
+
+
+class SampleTable:
+    """A row of numbers for the training process and one for each worker of its loader. Each writes its own row alone.
+
+    Goes to workers by fork as well as by pickle, where they are spawned.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """``descriptor``: of a table that another process made; it is kept. None: a new one."""
+        self._descriptor = _new_memory() if descriptor is None else descriptor
+        self._memory = mmap.mmap(self._descriptor, _NUM_BYTES)
+        self._numbers = memoryview(self._memory).cast("d")
+
+    def __reduce__(self) -> Any:
+        return _reopened, (reduction.DupFd(self._descriptor),)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close_descriptor(self) -> None:
+        """The table stays readable, and can be handed to no further process."""
+        os.close(self._descriptor)
+
+    def begin(self, num_workers: int) -> None:
+        """A loader of so many workers starts; what an earlier one left is cleared."""
+        used = _FIRST_WORKER + int(self._numbers[_HEADER * _ROW])
+        self._numbers[: used * _ROW] = array("d", bytes(8 * used * _ROW))
+        self._numbers[_HEADER * _ROW] = num_workers
+
+    def row(self, worker: int | None) -> Row:
+        """Of this worker. None: of the training process."""
+        number = _TRAINING_PROCESS if worker is None else _FIRST_WORKER + worker
+        return self._numbers[number * _ROW : (number + 1) * _ROW]
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Callable[[int], None]]:
+        """The training process reads samples one by one: what this gives is called with each index before."""
+        row = self.row(None)
+        begin_batch(row, ())
+        row[_BATCH_SIZE] = 1
+        try:
+            yield partial(row.__setitem__, INDEX)
+        finally:
+            end_batch(row)
+
+    def read(self) -> tuple[Loading, ...]:
+        """What is being loaded now, or was when its process ended."""
+        workers = [None, *range(int(self._numbers[_HEADER * _ROW]))]
+        read = ((worker, self.row(worker).tolist()) for worker in workers)
+        return tuple(_loading(worker, row) for worker, row in read if row[_BATCH_SIZE])
+
+
+def begin_batch(row: Row, indices: Sequence[int]) -> None:
+    """This process begins to load these samples; it then writes the index of each to ``row[INDEX]``, if it can tell."""
+    kept = array("d", indices[:_MAX_KEPT])
+    row[INDEX] = math.nan
+    row[_FIRST : _FIRST + len(kept)] = kept
+    row[_PID] = os.getpid()
+    row[NUM_BEGUN] += 1
+    row[_BATCH_SIZE] = len(indices)
+
+
+def end_batch(row: Row) -> None:
+    """It is loading nothing any more."""
+    row[_BATCH_SIZE] = 0
+
+
+def _loading(worker: int | None, row: Sequence[float]) -> Loading:
+    size = int(row[_BATCH_SIZE])
+    return Loading(
+        worker=worker,
+        pid=int(row[_PID]),
+        index=None if math.isnan(row[INDEX]) else int(row[INDEX]),
+        batch=tuple(map(int, row[_FIRST : _FIRST + min(size, _MAX_KEPT)])),
+        batch_size=size,
+        num_begun=int(row[NUM_BEGUN]),
+    )
+
+
+def _new_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("loadtune-samples")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, _NUM_BYTES)
+    return descriptor
+
+
+def _reopened(duplicate: Any) -> SampleTable:
+    return SampleTable(duplicate.detach())
+
+
+@dataclass(slots=True)
+class Stillness:
+    """Since when each process has been loading the same sample, seen from outside by looking now and then."""
+
+    _since: dict[Loading, float] = field(default_factory=dict)
+
+    def look(self, loading: Iterable[Loading], now: float) -> None:
+        self._since = {each: self._since.get(each, now) for each in loading}
+
+    def longest(self, now: float, least_s: float) -> tuple[tuple[Loading, ...], float]:
+        """(Who has been at one sample for at least so many seconds, the longest first, seconds of that one)."""
+        still = sorted(
+            (each for each in self._since if now - self._since[each] >= least_s), key=self._since.__getitem__
+        )
+        return tuple(still), now - self._since[still[0]] if still else 0.0
+
+
+def samples_text(loading: Loading) -> str:
+    """``dataset[41] (in a batch of 8: 7, 300, 41, …)``."""
+    listed = ", ".join([*map(str, loading.batch), *(["…"] if loading.batch_size > len(loading.batch) else [])])
+    if loading.index is None:
+        return f"one batch of {counted(loading.batch_size, 'sample')}, dataset[[{listed}]],"
+    many = loading.batch_size > 1
+    return f"dataset[{loading.index}]" + (f" (in a batch of {loading.batch_size}: {listed})" if many else "")
+
+
+def did_not_return_text(still: Sequence[Loading], seconds: float) -> str:
+    """``dataset[41] did not return for 28 s, in a worker``: without a full stop. `still` is not empty."""
+    named = "; ".join(samples_text(each) for each in still[:2]) + ("; …" if len(still) > 2 else "")
+    workers = sum(each.worker is not None for each in still)
+    in_workers = "in a worker" if workers == 1 else f"in {counted(workers, 'worker')}"
+    where = in_workers if workers else "in the training process"
+    return f"{named} did not return for {seconds:.0f} s, {where}"

@@ -1,0 +1,69 @@
+"""A dataset that keeps objects, through real processes: said with its size, and ended before RAM is full."""
+
+import functools
+import os
+import re
+
+import bench_workloads
+import pytest
+from bench_rig import Windows, bench_on, trial
+
+from loadtune import TuneConfig, tune_loader
+from loadtune.bench import client
+from loadtune.host.anonymous import anonymous_bytes
+from loadtune.host.memory import Ram
+from loadtune.host.ram_guard import RamGuard, tree_bytes
+from loadtune.records import Fixed, TrainingRun, TrialFailure
+
+MIB = 1 << 20
+
+pytestmark = pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
+
+
+def notes_of(dataset, num_workers, folder):
+    config = TuneConfig(
+        device="cpu",
+        num_trials=3,
+        time_budget_s=60.0,
+        max_batch_size=16,
+        precisions=("fp32",),
+        fix=(Fixed(name="num_workers", value=num_workers),),
+    )
+    result = tune_loader(config, dataset=dataset, model=bench_workloads.Linear(), folder=folder)
+    assert result.best is not None
+    return [note for note in result.notes if "grows with each sample" in note]
+
+
+@pytest.mark.parametrize(("num_workers", "who"), [(1, "the workers"), (0, "the training process")])
+def test_memory_that_grows_with_each_sample_is_told(tmp_path, num_workers, who):
+    (note,) = notes_of(bench_workloads.KeepsObjects(), num_workers, tmp_path)
+    grown = re.match(rf"The memory of {who} grows with each sample loaded, by (\d+) KiB ", note)
+    assert grown, note
+    assert 256 < int(grown[1]) < 1024
+    assert all(words in note for words in ("RAM in use reached", "are full after", "keeps Python objects"))
+
+
+def test_a_dataset_that_keeps_nothing_is_not_told_of(tmp_path):
+    assert notes_of(bench_workloads.SlowImages(), 1, tmp_path) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_trial_that_takes_all_ram_is_ended_and_the_next_request_works(tmp_path, monkeypatch, num_workers):
+    room, begun = 300 * MIB, []
+
+    def ram(pid):
+        held = tree_bytes(pid, anonymous_bytes)
+        begun.append(held)
+        return Ram(total_bytes=room, limit_bytes=room, available_bytes=begun[0] + room - held)
+
+    monkeypatch.setattr(client, "RamGuard", lambda pid: RamGuard(pid, ram=functools.partial(ram, pid)))
+    with bench_on(tmp_path, dataset="KeepsObjects") as bench:
+        bench.describe()
+        failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough=10**9))
+        assert isinstance(failure, TrialFailure)
+        assert (failure.kind, failure.phase) == ("host_oom", "training")
+        assert failure.grown_bytes > room / 2
+        assert "more RAM in this trial" in failure.message
+        assert "a list that __getitem__ appends to" in failure.message
+        begun.clear()
+        assert isinstance(bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough=1)), TrainingRun)

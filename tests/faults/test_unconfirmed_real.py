@@ -1,0 +1,68 @@
+"""A real run over data that crash a worker, or give a loss that is not finite: no such configuration is the answer."""
+
+import json
+
+import pytest
+from bench_rig import Windows, bench_on, trial
+from cli_rig import Command
+
+from loadtune.records import Recipe, TrialFailure
+
+SHORT = ("--device", "cpu", "--time-budget", "12", "--max-batch-size", "64", "--quiet", "--json")
+
+
+def ended(folder, dataset, model="Linear", *words):
+    command = Command(
+        folder, "run", "--dataset", f"bench_workloads:{dataset}", "--model", f"bench_workloads:{model}", *SHORT, *words
+    )
+    try:
+        return command.end()
+    finally:
+        command.kill()
+
+
+def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_path):
+    run = ended(tmp_path, "CrashesAtIndex", "Linear", "--num-workers", "2", "--fix", "num_workers=2")
+    assert run.code == 1, run.stderr
+    result = json.loads(run.stdout)
+    assert result.get("best") is None
+    assert any("crash" in note for note in result["notes"]), result["notes"]
+
+
+def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path):
+    run = ended(tmp_path, "NanAtIndex")
+    assert run.code == 1, run.stderr
+    result = json.loads(run.stdout)
+    assert result.get("best") is None
+    assert any("the dataset, the model or the loss" in note for note in result["notes"]), result["notes"]
+
+
+def test_a_loss_that_is_never_finite_ends_the_run_before_it_searches(tmp_path):
+    run = ended(tmp_path, "AllNan")
+    assert run.code == 2
+    assert "NaN or infinite" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_precision_that_gives_no_finite_loss_is_left_out_and_named(tmp_path):
+    run = ended(tmp_path, "Images", "NanInBf16")
+    assert run.code == 0, run.stderr
+    result = json.loads(run.stdout)
+    assert result["best"]["config"]["recipe"].get("precision", "fp32") == "fp32"
+    assert any(note.startswith("bf16 was left out") and "NaN or infinite" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize(("dataset", "finite"), [("Images", True), ("NanAtIndex", False)])
+def test_every_window_says_whether_the_loss_was_finite(tmp_path, dataset, finite):
+    with bench_on(tmp_path, dataset) as bench:
+        windows = Windows(4)
+        run = bench.time_training(trial(batch_size=128), 0.1, windows)
+        assert not isinstance(run, TrialFailure)
+        assert windows[-1].loss_is_finite is finite
+
+
+def test_a_compute_only_rate_is_not_timed_with_a_loss_that_is_not_finite(tmp_path):
+    with bench_on(tmp_path, "AllNan") as bench:
+        failure = bench.time_compute(Recipe(), 8, 0.1)
+        assert isinstance(failure, TrialFailure)
+        assert failure.kind == "non_finite_loss"

@@ -1,0 +1,66 @@
+"""Every code block of the README and the docs runs as it stands: Python in order, a process a page; commands parse."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from loadtune.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+STORED = ROOT / "tests" / "golden" / "result.json"
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|dashboard|export|compare|check|schema)\b[^|>);&]*)")
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
+"""A block that begins with a file's name is that file, for the blocks after it to import."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in FENCE.findall(page.read_text(encoding="utf-8")) if found == language]
+
+
+def with_blocks(language: str) -> list[Path]:
+    return [page for page in PAGES if blocks(page, language)]
+
+
+@pytest.mark.parametrize("page", with_blocks("python"), ids=lambda page: page.name)
+def test_python_blocks_run_in_order(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "loadtune-results" / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
+    folder.mkdir(parents=True)
+    shutil.copy(STORED, folder)
+    for code in blocks(page, "python"):
+        if named := FILE_NAME.match(code):
+            (tmp_path / named[1]).write_text(code, encoding="utf-8")
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    ran = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("page", with_blocks("sh"), ids=lambda page: page.name)
+def test_commands_parse(page: Path) -> None:
+    commands = typer.main.get_group(app).commands
+    for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
+        for words in COMMAND.findall(line):
+            name, *arguments = shlex.split(words, comments=True)
+            commands[name].make_context(name, arguments)
+
+
+def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
+    """Its file and its command, in less time than a user would give it."""
+    page = ROOT / "README.md"
+    job = next(code for code in blocks(page, "python") if code.startswith("# job.py"))
+    (tmp_path / "job.py").write_text(job, encoding="utf-8")
+    command = next(code for code in blocks(page, "sh") if "job:make_dataset" in code)
+    short = ["--time-budget", "30", "--trials", "2", "--device", "cpu", "--quiet"]
+    ran = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command), *short], cwd=tmp_path, capture_output=True, text=True, timeout=150
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "baseline" in ran.stdout

@@ -1,0 +1,55 @@
+"""`tune_loader` over a script's own dataset, model and loss: run, kept, resumed, and not mistaken for names."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from loadtune import ResultError, TuneConfig, UsageError, check_baseline, load_result, tune_loader
+
+INPUTS = torch.arange(256, dtype=torch.float32)[:, None].repeat(1, 4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(config, objects, result, folder): targets that cross entropy could not take."""
+    config = TuneConfig(
+        device="cpu", num_trials=2, time_budget_s=5.0, max_workers=1, max_batch_size=16, precisions=("fp32",)
+    )
+    objects = {"dataset": TensorDataset(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}
+    before, folder = objects["model"].weight.clone(), tmp_path_factory.mktemp("objects")
+    result = tune_loader(config, **objects, folder=folder)
+    assert torch.equal(before, objects["model"].weight)
+    return config, objects, result, folder
+
+
+def test_a_run_of_objects_has_an_answer_and_keeps_labels(run):
+    _, _, result, folder = run
+    assert result.best is not None
+    assert load_result(folder) == result
+    kept = json.loads((folder / "result.json").read_text())["config"]["workload"]
+    assert (kept["dataset"], kept["model"]) == ("TensorDataset", "Linear")
+    assert kept["objects"] == ["dataset", "model", "loss"]
+
+
+def test_it_is_not_measured_again_by_its_labels(run):
+    with pytest.raises(ResultError, match="Python objects"):
+        check_baseline(run[2])
+
+
+def test_it_is_resumed_with_the_same_objects_alone(run):
+    config, objects, result, folder = run
+    more = dataclasses.replace(config, num_trials=3)
+    with pytest.raises(UsageError, match=r"dataset=\.\.\., model=\.\.\., loss=\.\.\."):
+        tune_loader(dataclasses.replace(more, workload=result.config.workload), folder=folder, resume=True)
+    with pytest.raises(ResultError, match="dataset_length was 256 and is 128"):
+        tune_loader(
+            more, **objects | {"dataset": TensorDataset(INPUTS[:128], INPUTS[:128])}, folder=folder, resume=True
+        )
+    assert load_result(folder) == result
+    resumed = tune_loader(more, **objects, folder=folder, resume=True)
+    assert resumed.trials[: len(result.trials)] == result.trials
+    assert resumed.best is not None

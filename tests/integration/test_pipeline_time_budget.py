@@ -1,0 +1,141 @@
+"""The end of the time budget: nothing goes on after it, nothing is claimed that was not confirmed, and why is said."""
+
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+from loadtune.errors import OutOfTimeError
+from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
+from loadtune.seams import Watch
+from loadtune.testing import FakeBench
+
+STUCK = "dataset[41] (in a batch of 8: 7, 41, 3) did not return for 30 s, in a worker"
+
+
+class SlowToBuild(FakeBench):
+    def describe(self) -> WorkloadFacts:
+        if not self.requests:
+            self._spend(30.0, "build")
+        return FakeBench.describe(self)
+
+
+class WorkersHang(FakeBench):
+    """Each run with workers hangs for 30 s."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        if not config.loader.num_workers:
+            return super().time_training(config, window_s, watch)
+        try:
+            self._spend(30.0, "first batch")
+        except OutOfTimeError:
+            raise OutOfTimeError("The time budget ended.", phase="first batch", stuck=STUCK) from None
+        return TrialFailure(kind="hang", phase="first batch", message=f"{STUCK}; the training process was ended.")
+
+
+class EndsInConfirmation(FakeBench):
+    """The time ends in this run of the confirmation, in which a sample hangs or not."""
+
+    def ends_in(self, run: int, *, stuck: str | None = None) -> "EndsInConfirmation":
+        self.left, self.stuck, self.confirming = run, stuck, False
+        return self
+
+    def listen(self, progress: Progress) -> None:
+        self.confirming |= progress.stage == "confirm"
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.left -= self.confirming
+        if not self.left:
+            self.clock.spend(max(0.0, self.until_s - self.clock.now()))
+            raise OutOfTimeError("The time budget ended.", phase="training", stuck=self.stuck)
+        return super().time_training(config, window_s, watch)
+
+
+@pytest.mark.parametrize("budget_s", [6.0, 12.0, 20.0, 35.0, 60.0])
+@pytest.mark.parametrize("prepare_s", [1.0, 4.0, 15.0])
+def test_no_budget_is_exceeded_and_a_cut_run_claims_only_what_was_run_twice(
+    tmp_path: Path, budget_s: float, prepare_s: float
+) -> None:
+    bench = FakeBench(prepare_s=prepare_s)
+    begun = bench.clock.now()
+    try:
+        result: TuningResult | None = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=budget_s))
+    except OutOfTimeError:
+        result = None
+    assert bench.clock.now() - begun <= budget_s
+    if result is not None and result.cut_short is not None:
+        assert "time budget" in result.cut_short
+        runs = {finalist.config: len(finalist.runs) for finalist in result.finalists}
+        assert result.best is None or runs[result.best.config] >= 2
+
+
+def test_a_workload_that_is_not_built_in_time_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OutOfTimeError) as raised:
+        tune_fake(SlowToBuild(), tmp_path, TuneConfig(time_budget_s=5.0))
+    assert "The time budget of 5.0 s ended before the workload was built" in str(raised.value)
+    assert "phase build" in str(raised.value)
+
+
+def test_a_workload_that_takes_all_of_the_time_to_build_is_told_with_what_it_took(tmp_path: Path) -> None:
+    with pytest.raises(OutOfTimeError, match=r"The workload took 30 s to build\. Give a larger --time-budget"):
+        tune_fake(SlowToBuild(), tmp_path, TuneConfig(time_budget_s=30.5))
+
+
+def test_time_that_hangs_took_is_not_asked_for_again(tmp_path: Path) -> None:
+    bench = WorkersHang()
+    begun = bench.clock.now()
+    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=30.0))
+    assert bench.clock.now() - begun <= 30.0
+    assert result.best is None
+    assert result.cut_short is not None
+    assert "dataset[41]" in result.cut_short
+    assert "larger --time-budget" not in result.cut_short
+    assert not any("larger --time-budget may find" in note for note in result.notes)
+
+
+def test_hung_trials_end_a_search_early_and_that_is_said(tmp_path: Path) -> None:
+    result = tune_fake(WorkersHang(), tmp_path, TuneConfig(time_budget_s=120.0))
+    (told,) = [note for note in result.notes if note.startswith("The search ended early because")]
+    assert "hung: dataset[41]" in told
+    assert not any("larger --time-budget may find" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("run", [1, 2, 3, 4])
+def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
+    bench = EndsInConfirmation().ends_in(run)
+    result = tune_fake(bench, tmp_path, listener=bench.listen)
+    assert result.cut_short is not None
+    assert "ended in the confirmation. A larger --time-budget" in result.cut_short
+    assert result.best is None
+
+
+def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) -> None:
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(6)
+    result = tune_fake(bench, tmp_path, listener=bench.listen)
+    assert result.cut_short is not None
+    assert result.best is not None
+    assert result.best.half_width_fraction is not None
+    assert result.verdict is not None
+
+
+def test_a_finalist_that_hung_as_the_time_ended_is_not_called_confirmed(tmp_path: Path) -> None:
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(6, stuck=STUCK)
+    result = tune_fake(bench, tmp_path, listener=bench.listen)
+    hung = [finalist.config for finalist in result.finalists if finalist.failures]
+    assert len(hung) == 1
+    assert result.best is None or result.best.config != hung[0]
+    assert result.cut_short is not None
+    assert STUCK in result.cut_short
+
+
+def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(tmp_path: Path) -> None:
+    bench = FakeBench()
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "bounds":
+            bench.clock.spend(200.0)  # outside of any request
+
+    result = tune_fake(bench, tmp_path, listener=listen)
+    (told,) = [note for note in result.notes if note.startswith("The run took ")]
+    assert "more than its time budget of 5 min 00 s. The longest stages were " in told
+    assert "--time-budget" not in told

@@ -1,0 +1,109 @@
+"""Which samples are being loaded: written by one process, read by another, also after the first was killed."""
+
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from loadtune.bench.sample_table import (
+    Loading,
+    SampleTable,
+    Stillness,
+    begin_batch,
+    did_not_return_text,
+    samples_text,
+)
+from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
+
+
+def loading(**given: Any) -> Loading:
+    usual = {"worker": 0, "pid": 5, "index": 41, "batch": (7, 41), "batch_size": 2, "num_begun": 1}
+    return Loading(**(usual | given))
+
+
+class Kills:
+    """Its sample 41 ends the process that loads it."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> int:
+        if index == 41:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+class KillsBatches(Kills):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [self[index] for index in indices]
+
+
+def load(dataset: Any, ledger: WorkerLedger) -> None:
+    TimedDataset(dataset, 100, ledger).__getitems__([*range(20, 30), 41, 50])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("dataset", "index"), [(Kills(), 41), (KillsBatches(), None)])
+def test_what_a_killed_process_was_loading_can_still_be_read(method: str, dataset: Any, index: int | None) -> None:
+    ledger = WorkerLedger(0)
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=load, args=(dataset, ledger))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    (found,) = ledger.table.read()
+    assert (found.worker, found.pid, found.index) == (None, child.pid, index)
+    assert found.batch == tuple(range(20, 27))
+    assert found.batch_size == 12
+
+
+def test_another_handle_reads_the_same_table_and_a_new_loader_clears_it() -> None:
+    table = SampleTable()
+    other = SampleTable(os.dup(table.fileno()))
+    table.begin(3)
+    begin_batch(table.row(2), [8, 9])
+    assert [(each.worker, each.batch) for each in other.read()] == [(2, (8, 9))]
+    table.begin(1)
+    assert other.read() == ()
+    table.begin(3)
+    assert other.read() == (), "nothing of a larger loader is left"
+
+
+def test_samples_that_are_read_one_by_one_are_named_while_they_are_read() -> None:
+    table = SampleTable()
+    with table.reading() as note:
+        note(17)
+        (found,) = table.read()
+        assert samples_text(found) == "dataset[17]"
+    assert table.read() == ()
+
+
+def test_how_long_a_sample_takes_is_seen_from_outside() -> None:
+    still = Stillness()
+    still.look([loading(), loading(worker=1, index=7)], 10.0)
+    still.look([loading(), loading(worker=1, index=8)], 13.0)
+    assert still.longest(15.0, 4.0) == ((loading(),), 5.0)
+    assert still.longest(15.0, 1.0) == ((loading(), loading(worker=1, index=8)), 5.0)
+    still.look([loading(num_begun=2)], 16.0)
+    assert still.longest(16.5, 1.0) == ((), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("still", "text"),
+    [
+        ([loading()], "dataset[41] (in a batch of 2: 7, 41) did not return for 28 s, in a worker"),
+        ([loading(worker=None, batch_size=1)], "dataset[41] did not return for 28 s, in the training process"),
+        (
+            [loading(index=None, batch=(7, 41), batch_size=64)],
+            "one batch of 64 samples, dataset[[7, 41, …]], did not return for 28 s, in a worker",
+        ),
+        (
+            [loading(batch_size=1), loading(worker=1, index=3, batch_size=1), loading(worker=2)],
+            "dataset[41]; dataset[3]; … did not return for 28 s, in 3 workers",
+        ),
+    ],
+)
+def test_what_did_not_return_is_named(still: list[Loading], text: str) -> None:
+    assert did_not_return_text(still, 28.2) == text

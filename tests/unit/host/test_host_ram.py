@@ -1,0 +1,66 @@
+"""A process's own memory, and when it is time to end one that takes all RAM."""
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from loadtune.host.anonymous import anonymous_bytes, field_bytes, proportional_bytes
+from loadtune.host.memory import Ram
+from loadtune.host.ram_guard import RamGuard
+
+MIB = 1 << 20
+
+
+def test_fields_are_read_in_kilobytes():
+    assert field_bytes("Name:\tpython\nRssAnon:\t     144 kB\n", "RssAnon") == 144 * 1024
+    assert field_bytes("Name:\tpython\n", "RssAnon") is None
+    assert field_bytes(None, "RssAnon") is None
+
+
+def test_without_proc_nothing_is_known(tmp_path: Path):
+    assert anonymous_bytes(1, tmp_path) is None
+    assert proportional_bytes(1, tmp_path) is None
+
+
+@pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
+@pytest.mark.parametrize("read", [anonymous_bytes, proportional_bytes])
+def test_objects_count_and_a_file_that_is_mapped_does_not(tmp_path: Path, read):
+    (tmp_path / "samples").write_bytes(b"x" * 64 * MIB)
+    with (tmp_path / "samples").open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        before = read(os.getpid())
+        assert sum(mapped[at] for at in range(0, len(mapped), 4096))
+        assert read(os.getpid()) - before < 16 * MIB
+        kept = b"y" * 64 * MIB
+        assert read(os.getpid()) - before > 48 * MIB
+        del kept
+
+
+def guard_over(available, held):
+    """Both are read once as the guard is made, then at each look; a second passes in between."""
+    moments, ram, own = iter(range(100)), iter(available), iter(held)
+    return RamGuard(
+        1,
+        ram=lambda: Ram(total_bytes=1000, limit_bytes=1000, available_bytes=next(ram)),
+        held=lambda pid, of: next(own),
+        now=lambda: next(moments),
+    )
+
+
+def test_ram_that_runs_out_because_of_the_processes_is_told():
+    guard = guard_over(available=[800, 400, 51, 49], held=[100, 820])
+    assert [guard.look(), guard.look()] == [None, None]
+    short = guard.look()
+    assert (short.grown_bytes, short.available_bytes, short.limit_bytes) == (720, 49, 1000)
+
+
+def test_ram_that_somebody_else_takes_ends_nothing():
+    guard = guard_over(available=[800, 40], held=[100, 200])
+    assert guard.look() is None
+
+
+def test_a_machine_that_was_nearly_full_before_is_of_use():
+    guard = guard_over(available=[40, 25, 19], held=[100, 121])
+    assert guard.look() is None
+    assert guard.look() is not None
