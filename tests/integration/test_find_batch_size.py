@@ -284,10 +284,10 @@ REFUSED_AT_ONCE = {
     ),
     "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["--device is 'tpu'", "cpu"]),
     "a lock in the model": (
-        (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
+        (Unpicklable(), (4,)), {}, WorkloadError, ["model (Unpicklable)", "lock", "pkg.mod:factory"]
     ),
     "a lock in the loss": (
-        (LINEAR, (4,)), {"loss": Unpicklable().lock.acquire}, WorkloadError, ["the loss", "lock", "open or running"]
+        (LINEAR, (4,)), {"loss": Unpicklable().lock.acquire}, WorkloadError, ["The loss", "lock", "open files"]
     ),
 }  # fmt: skip
 
