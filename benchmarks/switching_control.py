@@ -92,7 +92,9 @@ class Pool:
 
     def cores(self):
         """The core on which each worker ran last."""
-        return [int(Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[36]) for pid in self.table[:, 3]]
+        return [
+            int(Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[36]) for pid in self.table[:, 3]
+        ]
 
     def close(self):
         self.iterator._shutdown_workers()
@@ -256,12 +258,20 @@ def main():
         runs([*plan, *extra, ("bf16", "fresh", settings[0], True)])
         round_s = time.monotonic() - started
         print(f"round {number + 1}: {round_s:.0f} s", flush=True)
-    print(f"\n{'':28s} {'trained':>8s} {'spread':>7s} {'made':>7s} {'blocked':>7s} {'cost s':>7s} {'x√s':>7s} {'mean/max worker':>7s}")
+    print(
+        f"\n{'':28s} {'trained':>8s} {'spread':>7s} {'made':>7s} {'blocked':>7s} {'cost s':>7s} {'x√s':>7s}"
+        f" {'mean/max worker':>7s}"
+    )
     keys = dict.fromkeys((each["precision"], each["mode"], each["workers"], each["own_core"]) for each in found)
     for key in sorted(keys):
         alike = [each for each in found if (each["precision"], each["mode"], each["workers"], each["own_core"]) == key]
         print(row(f"{key[0]} {key[1]} {key[2]}{' own cores' if key[3] else ''} n={len(alike)}", alike))
-    siblings = sorted({path.read_text().strip() for path in Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")})
+    siblings = sorted(
+        {
+            path.read_text().strip()
+            for path in Path("/sys/devices/system/cpu").glob("cpu*/topology/thread_siblings_list")
+        }
+    )
     print("thread siblings:", siblings[:4], "…", os.cpu_count(), "CPUs")
 
 

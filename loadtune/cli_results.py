@@ -27,7 +27,7 @@ def export(
     keep_batch_size: Annotated[bool, KEEP_BATCH_SIZE] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Write the confirmed winner in a form that another program reads.
+    """Write the confirmed winner for another program to read.
 
     Forms:
 

@@ -11,7 +11,7 @@ from loadtune.errors import ResultError
 from loadtune.findings import Findings
 from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
 from loadtune.report.journal import Kept
-from loadtune.units import bytes_text
+from loadtune.units import bytes_text, counted
 
 _MAY_DIFFER = {"num_trials", "time_budget_s", "out", "device"}
 """Of a TuneConfig: how long, and where to; the device is compared as it was chosen."""
@@ -39,8 +39,8 @@ def restore(kept: Kept, found: Findings) -> None:
     found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
-        f"{_RESUMED}: {kept.num_run} trials, the memory probe and the compute-only rates were measured before. The "
-        "time taken is that of this part alone."
+        f"{_RESUMED}: {counted(kept.num_run, 'trial')}, the memory probe and the compute-only rates were measured "
+        "before. The time taken is that of this part alone."
     )
     for note in _notes(kept, found):
         found.note(note)

@@ -104,5 +104,5 @@ def test_a_browser_draws_it_without_asking_anybody_else(served, tmp_path):
 def test_a_port_that_is_taken_is_told(study):
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"--port {port}: .*--port 0 takes any"), dashboard_server(study[0], port):
+        with pytest.raises(UsageError, match=rf"--port is {port}, .*--port 0"), dashboard_server(study[0], port):
             pass

@@ -269,7 +269,7 @@ REFUSED_AT_ONCE = {
     ),
     "fused of one's own": ((LINEAR, (4,)), {"optimizer": torch.optim.SGD, "fused": True}, UsageError, ["fused"]),
     "fused fp16": ((LINEAR, (4,)), {"precision": "fp16", "fused": True}, UsageError, ["fused", "adamw or bf16"]),
-    "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["'cuda:99' is not there", "cpu"]),
+    "no such device": ((LINEAR, (4,)), {"device": "cuda:99"}, DeviceError, ["--device is 'cuda:99'", "cpu"]),
     "output shape with 0": (
         (LINEAR, (4,)), {"output_shape": (0,), "loss": nn.MSELoss()}, UsageError, ["output_shape is (0,)", "(10,)"]
     ),
@@ -282,12 +282,12 @@ REFUSED_AT_ONCE = {
     "output shape without a loss": (
         (LINEAR, (4,)), {"output_shape": (2,)}, UsageError, ["no loss was given", "torch.nn.MSELoss()"]
     ),
-    "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["'tpu' is not known", "cpu"]),
+    "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["--device is 'tpu'", "cpu"]),
     "a lock in the model": (
-        (Unpicklable(), (4,)), {}, WorkloadError, ["the model (Unpicklable)", "lock", "pkg.mod:factory"]
+        (Unpicklable(), (4,)), {}, WorkloadError, ["model (Unpicklable)", "lock", "pkg.mod:factory"]
     ),
     "a lock in the loss": (
-        (LINEAR, (4,)), {"loss": Unpicklable().lock.acquire}, WorkloadError, ["the loss", "lock", "open or running"]
+        (LINEAR, (4,)), {"loss": Unpicklable().lock.acquire}, WorkloadError, ["The loss", "lock", "open files"]
     ),
 }  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_there_has_to_be_time_for_every_size_of_every_precision(
     assert sum(recipe.compile for recipe in recipes.by_precision.values()) == num_compiled
     tried = [point.recipe.precision for choice in recipes.choices for point in choice.points if point.recipe.compile]
     assert tried == (["fp32", "fp16", "bf16"] if num_compiled else ["fp32"])
-    assert [note.split(":")[0] for note in recipes.notes] == ([] if num_compiled else ["torch.compile was left out"])
+    assert [note.split(":")[0] for note in recipes.notes] == ([] if num_compiled else ["torch.compile is not used"])
 
 
 def test_what_does_not_pay_is_not_counted_into_the_time_it_would_take() -> None:
@@ -85,7 +85,7 @@ def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
     assert any(finalist.config == result.yours for finalist in result.finalists)
     assert result.best is not None
     assert result.best.config.recipe.compile
-    assert not any("compiled for itself" in note for note in result.notes)
+    assert not any("torch.compile runs" in note for note in result.notes)
     assert "torch.compile(model, dynamic=False)" in recipe_code(result.best.config, "sgd")
 
 
@@ -94,7 +94,7 @@ def test_what_compiling_took_is_told_and_kept(tmp_path: Path) -> None:
     bench = FakeBench(Surface(compile_s=38.0), noise=0.0)
     config = TuneConfig(tune=("compile",), fix=BF16)
     result = tune_fake(bench, tmp_path, config, lambda progress: told.append(progress.message or ""))
-    assert "bf16: compiling a batch of 256 took 38 s; 1.17× the rate of the same recipe without" in told
+    assert any("compiling a batch of 256 took 38 s; 1.17×" in message for message in told)
     assert [point.compile_s for point in result.recipes[0].points][-1] == 38.0
     assert result.stage_seconds["recipe"] > 38.0
 
@@ -105,16 +105,15 @@ def test_the_default_time_budget_is_not_spent_on_compiling(tmp_path: Path) -> No
     assert result.best.half_width_fraction is not None
     assert len(result.trials) > 4
     assert not any(trial.config.recipe.compile for trial in result.trials)
-    told = next(note for note in result.notes if note.startswith("torch.compile was left out"))
-    assert "in bf16 it gives 1.17× the rate, but compiling some 10 batch sizes would take 6 min 20 s" in told
-    assert "A larger --time-budget makes room for it." in told
+    told = next(note for note in result.notes if note.startswith("torch.compile is not used"))
+    assert all(part in told for part in ("bf16", "1.17×", "6 min 20 s", "--time-budget")), told
 
 
 def test_what_is_asked_for_is_taken_though_little_time_is_left_and_said(tmp_path: Path) -> None:
     config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0)
     result = tune_fake(FakeBench(Surface(compile_s=38.0), noise=0.0), tmp_path, config)
     assert result.best is not None
-    assert any("compiled for itself, which may take 6 min 20 s in all: little" in note for note in result.notes)
+    assert any("torch.compile runs" in note and "6 min 20 s" in note for note in result.notes)
 
 
 def test_without_being_asked_nothing_is_compiled(tmp_path: Path) -> None:
@@ -126,11 +125,11 @@ def test_a_failure_leaves_the_plain_recipe_and_is_told(tmp_path: Path) -> None:
     result = tune_fake(CannotCompile(), tmp_path, TuneConfig(tune=("compile",), fix=BF16))
     assert result.best is not None
     assert not result.best.config.recipe.compile
-    assert "torch.compile was left out in bf16: torch.compile failed: no C++ compiler." in result.notes
+    assert "torch.compile is not used in bf16: torch.compile failed: no C++ compiler." in result.notes
 
 
 def test_a_failure_of_what_was_asked_for_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"--fix compile=on asks: .*no C\+\+ compiler\. Mend that, or leave"):
+    with pytest.raises(WorkloadError, match=r"--fix compile=on: .*no C\+\+ compiler"):
         tune_fake(CannotCompile(), tmp_path, TuneConfig(fix=(*BF16, ON)))
 
 

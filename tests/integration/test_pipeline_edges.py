@@ -63,7 +63,7 @@ def test_a_cpu_has_nothing_to_pin_for(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(yours=yours), host=fake_host(num_gpus=0), device=cpu)
     assert result.best is not None
     assert not any(trial.config.loader.pin_memory for trial in result.trials)
-    assert any("pin_memory does nothing without a GPU" in note for note in result.notes)
+    assert any("pin_memory has no effect without a GPU" in note for note in result.notes)
 
 
 def test_no_workers_allowed(tmp_path: Path) -> None:

@@ -131,13 +131,13 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
-    with pytest.raises(NothingFitsError, match="batch of"):
+    with pytest.raises(NothingFitsError, match="batch size"):
         tune_fake(FakeBench(Surface(budget_bytes=GIB // 2)), tmp_path)
 
 
 def test_a_batch_larger_than_the_dataset_is_refused(tmp_path: Path) -> None:
     bench = FakeBench(facts=replace(fake_facts(Surface()), dataset_length=100))
-    with pytest.raises(UsageError, match="larger than the dataset, which has 100 samples"):
+    with pytest.raises(UsageError, match="--batch-size is 101, but the dataset has only 100 samples"):
         tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=101)))
 
 
@@ -216,7 +216,7 @@ def test_an_assumed_batch_is_one_its_precision_trains(tmp_path: Path) -> None:
 def test_a_given_batch_that_does_not_fit_is_said_and_not_replaced(tmp_path: Path) -> None:
     surface = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
     result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
-    assert any("Your batch of 64 is above" in note for note in result.notes)
+    assert any("Your batch size 64 is above" in note for note in result.notes)
     assert any("The baseline (your settings)" in note and "oom" in note for note in result.notes)
     assert result.best is not None
     assert result.best.speedup is None

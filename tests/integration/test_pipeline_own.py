@@ -13,7 +13,7 @@ from loadtune.testing import FakeBench, Surface, fake_host
 
 MINUTE_S = 60.0
 KEEPS_UP = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
-NO_MORE = "no num_workers or pin_memory gains more"
+NO_MORE = "Only another batch size or precision"
 
 
 class SlowToProbe(FakeBench):
@@ -81,7 +81,7 @@ def test_what_was_timed_ahead_is_in_the_result_of_a_run_that_was_ended_before_it
     assert result.best is None
     assert not [note for note in result.notes if "page was not written" in note]
     told = repr(summary(result))
-    assert "no trial was measured" not in told
+    assert "No trial was measured" not in told
     assert "1 trial: 1 measured" in told
 
 
@@ -102,7 +102,7 @@ def test_a_named_batch_that_does_not_train_ends_nothing(tmp_path: Path) -> None:
     told = []
     config = TuneConfig(yours=YourSettings(batch_size=2048, num_workers=4))
     result = tune_fake(FakeBench(), tmp_path, config, listener=told.append)
-    assert [p.message for p in told if p.stage == "yours" and p.message and ": oom (" in p.message]
+    assert [p.message for p in told if p.stage == "yours" and p.message and "out of memory" in p.message]
     assert result.best is not None
 
 
@@ -121,7 +121,7 @@ def test_an_assumed_batch_that_takes_a_worker_too_long_is_left_to_the_study(tmp_
 def test_a_dataset_that_fails_is_told_before_anything_is_probed(tmp_path: Path) -> None:
     broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
     bench = FakeBench(fail=lambda config: broken)
-    with pytest.raises(WorkloadError, match=r"sample 7 is broken\. Every sample has to be readable"):
+    with pytest.raises(WorkloadError, match="sample 7 is broken"):
         tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=64)))
     assert bench.clock.now() - FakeBench().clock.now() < SlowToProbe(Surface()).prepare_s + 15.0
 
@@ -141,5 +141,5 @@ def test_a_ceiling_that_cannot_be_timed_leaves_the_rate(tmp_path: Path) -> None:
 
     told = said(Gone(), tmp_path, YourSettings(batch_size=96))
     message = next(message for _, stage, message in told if stage == "yours")
-    assert "/s" in message
-    assert "of what the device" not in message
+    assert "samples/s" in message
+    assert "compute-only rate" not in message

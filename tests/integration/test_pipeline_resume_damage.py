@@ -68,7 +68,7 @@ def test_a_damaged_study_is_put_aside_and_built_anew(tmp_path: Path, damage) -> 
     after = as_told(tmp_path)
     run = [trial.number for trial in first.trials if trial.screened is None]
     assert [after[number] for number in run] == [before[number] for number in run]
-    assert any("study.db.damaged. The study was built anew from the journal" in note for note in result.notes)
+    assert any("study.db.damaged. The study was rebuilt from the journal" in note for note in result.notes)
     assert len(open_study(tmp_path / "study.db").get_all_trials(1)) == len(after)
 
 
@@ -83,7 +83,7 @@ def test_numbers_go_on_where_the_study_was_lost(tmp_path: Path, lose) -> None:
     assert any(note.startswith("study.db was ") for note in result.notes)
     assert not (tmp_path / "study.db.damaged").exists()
     again = resumed(tmp_path)
-    assert not any("built anew" in note for note in again.notes)  # said once
+    assert not any("rebuilt" in note for note in again.notes)  # said once
 
 
 def test_what_is_left_of_a_transaction_goes_with_the_damaged_file(tmp_path: Path) -> None:

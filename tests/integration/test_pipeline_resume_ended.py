@@ -35,7 +35,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def stands(result: TuningResult) -> bool:
-    return any(f"stands: {RESULT_FILE} and {PAGE_FILE} are as they were." in note for note in result.notes)
+    return any(f"is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged." in note for note in result.notes)
 
 
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
@@ -110,7 +110,7 @@ def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) ->
     again = resumed(tmp_path, listener=interrupt_at("memory"))
     assert (again.yours, again.assumed) == (cut.yours, cut.assumed)
     told = [note for note in again.notes if note.startswith("This run was resumed")]
-    assert [note.partition(", ")[0] for note in told] == ["This run was resumed: 1 of its trials"]
+    assert [note.partition(", ")[0] for note in told] == ["This run was resumed: 1 trial"]
     result = resumed(tmp_path, TuneConfig(num_trials=kept.num_run + 2))
     assert sum(trial.screened is None for trial in result.trials) == 3
     assert result.trials[0].measurement == trial.measurement
@@ -148,7 +148,7 @@ def test_a_run_is_named_by_its_result_as_well(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     tune_fake(FakeBench(), run, ALL_TRIALS)
     assert newest_run(run / RESULT_FILE) == newest_run(tmp_path) == run
-    with pytest.raises(ResultError, match="holds no run that could be resumed"):
+    with pytest.raises(ResultError, match="holds no run to resume"):
         newest_run(tmp_path / RESULT_FILE)
 
 

@@ -74,7 +74,7 @@ def test_a_resumed_run_says_what_was_not_tried_as_the_first_did(tmp_path: Path) 
 def test_without_a_second_trial_no_larger_time_budget_is_advised(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(tune=("in_order",), num_trials=1))
     assert notes(result, "in_order") == [
-        "--tune in_order: no other value was tried before the search ended (1 trial was run)."
+        "--tune in_order: no other value was tried before the search ended (1 trial was measured)."
     ]
 
 
@@ -96,7 +96,7 @@ def test_a_space_within_the_trials_asked_for_is_run_whole(tmp_path: Path, num_tr
 def test_by_default_no_more_is_run_whole_than_there_are_trials(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(fix=NARROW, max_workers=16))
     assert len(configs(result)) < 12
-    assert any("by what a sample takes a worker" in (trial.screened or "") for trial in result.trials)
+    assert any("a worker needs for a sample" in (trial.screened or "") for trial in result.trials)
 
 
 def test_where_time_ends_a_space_that_was_to_be_run_whole_it_is_told(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_a_spoilt_result_is_told(run_folder, tmp_path, read, spoil, words):
 def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_path, number, code, word):
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:
-        command.until(lambda: "[study, trial 1/" in command.stderr())
+        command.until(lambda: "[search] trial" in command.stderr())
         command.signal(number)
         ended = command.end()
     finally:
@@ -121,7 +121,7 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
     assert "Traceback" not in ended.stderr
     assert "Nothing was confirmed." in ended.stdout
     (folder,) = (tmp_path / "cwd" / "kept").glob("*/*")
-    assert f"Go on with it: loadtune run --resume {folder.relative_to(tmp_path / 'cwd')}\n" in ended.stdout
+    assert f"loadtune run --resume {folder.relative_to(tmp_path / 'cwd')}\n" in ended.stdout
     result = loadtune.load_result(tmp_path / "cwd" / "kept")
     assert word in result.cut_short
     assert result.trials
@@ -134,7 +134,7 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
     kept = tmp_path / "cwd" / "kept"
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:
-        command.until(lambda: "[study, trial 2/" in command.stderr())
+        command.until(lambda: "[search] trial 2/" in command.stderr())
         command.until(lambda: len(command.descendants()) >= 3)  # the bench and two workers of a trial
         command.signal(signal.SIGKILL)
         assert command.end().left_behind == []

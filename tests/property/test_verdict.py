@@ -39,7 +39,7 @@ def values_of(name: str, annotation: object) -> st.SearchStrategy[object]:
 
 
 evidences = st.builds(
-    Evidence, **{field.name: st.none() | values_of(field.name, field.type) for field in fields(Evidence)}
+    Evidence, **{field.name: st.just(field.default) | values_of(field.name, field.type) for field in fields(Evidence)}
 )
 
 

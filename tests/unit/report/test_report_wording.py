@@ -1,13 +1,10 @@
 """Who holds a GPU's memory, in words: said where it is worth a word, and no name made up."""
 
-import dataclasses
-
 import pytest
 
 from loadtune.records import GpuFacts, GpuProcess
-from loadtune.report.view import banner
 from loadtune.report.wording import held_text, others_text
-from loadtune.testing import GIB, fake_host
+from loadtune.testing import GIB
 
 TRAINER = GpuProcess(pid=812, name="python", used_bytes=int(12.3 * GIB))
 DESKTOP = GpuProcess(pid=9, name="Xorg", used_bytes=30 * 2**20)
@@ -49,10 +46,3 @@ def test_processes_of_unknown_size_are_silent_where_no_memory_is_seen_to_be_held
 
 def test_memory_that_nobody_is_named_for_is_told_all_the_same() -> None:
     assert held_text(gpu(others_bytes=3 * GIB)) == "3.00 GiB held by processes that the driver does not name"
-
-
-def test_the_banner_says_who_holds_a_gpu() -> None:
-    host = dataclasses.replace(fake_host(), gpus=(gpu(TRAINER, others_bytes=13 * GIB),))
-    rows = banner(host).rows
-    assert rows[[name for name, _ in rows].index("GPU 0") + 2] == ("", "held by python (pid 812), 12.3 GiB")
-    assert not any(name == "" for name, _ in banner(fake_host()).rows)
