@@ -119,7 +119,7 @@ def _first(tries: Tries, size: int) -> None:
         raise _untrainable(report, report.failure)
     if report.failure is not None:
         raise NothingFitsError(
-            f"Even batch size {size} does not train in {report.precision}: {report.failure.message.rstrip('.')}. "
+            f"Even the smallest batch does not train in {report.precision}: {report.failure.message.rstrip('.')}. "
             "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
 

@@ -148,7 +148,7 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
         return scout
     if scout.kind == "oom":
         raise NothingFitsError(
-            f"Even batch size {smallest} does not fit in the free memory: {scout.message.rstrip('.')}. "
+            f"Even the smallest batch does not fit in the free memory: {scout.message.rstrip('.')}. "
             "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
     raise WorkloadError(f"Batch size {smallest} does not train: {scout.message}", scout.log_tail or None)

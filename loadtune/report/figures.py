@@ -12,10 +12,8 @@ from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilizat
 from loadtune.units import (
     MISSING,
     bytes_text,
-    efficiency_text,
     number_text,
     percent_text,
-    rate_text,
     ratio_text,
     seconds_text,
 )
@@ -116,9 +114,7 @@ def _answer_rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str
     return [
         *settings,
         *((name, cell) for name, (cell, usual) in optional.items() if any(cell(column) != usual for column in columns)),
-        ("samples/s (95% CI)", _rate_in_a_line),
-        ("speed-up (95% CI)", _speedup_in_a_line),
-        *([] if not _by_energy(columns) else [("samples per joule", lambda c: _efficiency(c).replace("\n", " "))]),
+        *_objective_rows(columns)[:2],
         *([] if device_kind == "cpu" else [("GPU utilization", lambda c: gpu_text(_telemetry(c)))]),
         ("CPU utilization", lambda c: cpu_text(_telemetry(c))),
         _peak_row(device_kind),
@@ -149,92 +145,68 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
     return [
         *_settings(),
         *((name, cell) for name, (cell, _) in _optional_settings().items()),
-        ("throughput", _throughput),
-        ("speed-up", _speedup),
-        *([] if not _by_energy(columns) else [("samples per joule", _efficiency), ("gain in it", _efficiency_gain)]),
-        ("share of compute-only rate", lambda c: percent_text(c.compute_fraction)),
-        ("blocked in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
+        *_objective_rows(columns),
+        ("share of compute-only", lambda c: percent_text(c.compute_fraction)),
+        ("wait in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
         *_utilization(columns, device_kind),
         _peak_row(device_kind),
         ("first batch after", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
     ]
 
 
-def _by_energy(columns: Sequence[_Column]) -> bool:
-    """Whether the run looked for samples per joule."""
-    return any(column.winner and column.winner.efficiency for column in columns)
+def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
+    """Samples per joule first where the run looked for those."""
+    rows: list[tuple[str, _Cell]] = [("samples/s (95% CI)", _rate), ("speed-up (95% CI)", _speedup)]
+    if any(column.winner and column.winner.efficiency for column in columns):
+        return [("samples/J (95% CI)", _efficiency), ("gain (95% CI)", _efficiency_gain), *rows]
+    return rows
 
 
 def _peak_row(device_kind: str) -> tuple[str, _Cell]:
     return ("peak RAM", _peak_ram) if device_kind == "cpu" else ("peak GPU memory", _peak_gpu_memory)
 
 
-def _rate_in_a_line(column: _Column) -> str:
+def _rate(column: _Column) -> str:
     known = column.winner or column.finalist
     if known is None:
         return "not measured"
-    half_width = known.half_width_fraction
-    interval = " (one run)" if len(_runs(column)) == 1 else ""
-    if half_width is not None:
-        interval = f" ± {number_text(known.samples_per_s * half_width)}"
-    return f"{number_text(known.samples_per_s)}{interval}"
-
-
-def _speedup_in_a_line(column: _Column) -> str:
-    winner = column.winner
-    if winner is None or winner.speedup is None:
-        return MISSING
-    if winner.speedup_low is None or winner.speedup_high is None:
-        return f"{ratio_text(winner.speedup)} (no interval)"
-    if winner.speedup_low == winner.speedup_high:  # compared with itself
-        return "baseline is best"
-    gain = ratio_text(winner.speedup) if winner.different else "none"
-    return f"{gain} ({winner.speedup_low:.2f}–{winner.speedup_high:.2f})"
-
-
-def _throughput(column: _Column) -> str:
-    known = column.winner or column.finalist
-    if known is None:
-        return "not measured"
-    half_width = known.half_width_fraction
-    interval = f"± {number_text(known.samples_per_s * half_width)}" if half_width is not None else "no interval"
-    if len(_runs(column)) == 1:
-        interval += ", one run"
-    return f"{rate_text(known.samples_per_s)}\n{interval}"
+    return _with_interval(number_text(known.samples_per_s), known.samples_per_s, known.half_width_fraction, column)
 
 
 def _efficiency(column: _Column) -> str:
     found = column.winner.efficiency if column.winner else None
     if found is None:
-        return efficiency_text(mean_known(run.samples_per_joule for run in _runs(column)))
-    half_width = found.half_width_fraction
-    interval = "no interval" if half_width is None else f"± {percent_text(half_width, 1)}"
-    return f"{efficiency_text(found.samples_per_joule)}\n{interval}"
+        return number_text(mean_known(run.samples_per_joule for run in _runs(column)))
+    value = found.samples_per_joule
+    return _with_interval(number_text(value), value, found.half_width_fraction, column)
+
+
+def _with_interval(text: str, value: float, half_width_fraction: float | None, column: _Column) -> str:
+    if half_width_fraction is not None:
+        half_width = value * half_width_fraction
+        return f"{text} ± {number_text(half_width)}"
+    return f"{text} (one run)" if len(_runs(column)) == 1 else f"{text} (no interval)"
+
+
+def _speedup(column: _Column) -> str:
+    winner = column.winner
+    return MISSING if winner is None else _gain(winner.speedup, winner.speedup_low, winner.speedup_high)
 
 
 def _efficiency_gain(column: _Column) -> str:
     found = column.winner.efficiency if column.winner else None
-    if found is None or found.gain is None:
-        return MISSING
-    if found.gain_low is None or found.gain_high is None:
-        return f"{ratio_text(found.gain)}, too few\nruns to be sure"
-    if found.gain_low == found.gain_high:  # over itself: nothing was compared
-        return "baseline is best"
-    gain = ratio_text(found.gain) if not found.gain_low <= 1.0 <= found.gain_high else "no difference"
-    return f"{gain}\n({ratio_text(found.gain_low)} to {ratio_text(found.gain_high)})"
+    return MISSING if found is None else _gain(found.gain, found.gain_low, found.gain_high)
 
 
-def _speedup(column: _Column) -> str:
-    """The interval decides what may be said, and `Winner.different` has read it already."""
-    winner = column.winner
-    if winner is None or winner.speedup is None:
+def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
+    """``none`` where the 95% interval holds 1."""
+    if ratio is None:
         return MISSING
-    if winner.different is None:
-        return f"{ratio_text(winner.speedup)}, too few\nruns to be sure"
-    if winner.speedup_low == winner.speedup_high:  # over itself: nothing was compared
+    if low is None or high is None:
+        return f"{ratio_text(ratio)} (no interval)"
+    if low == high:  # the baseline compared with itself
         return "baseline is best"
-    interval = f"({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
-    return f"{ratio_text(winner.speedup) if winner.different else 'no difference'}\n{interval}"
+    return f"{'none' if low <= 1.0 <= high else ratio_text(ratio)} ({low:.2f}–{high:.2f})"
 
 
 def _utilization(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:

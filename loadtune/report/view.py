@@ -11,7 +11,7 @@ from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_text, settings_text, verdict_lines
+from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text, verdict_lines
 from loadtune.units import (
     MISSING,
     bytes_text,
@@ -19,7 +19,6 @@ from loadtune.units import (
     efficiency_text,
     percent_text,
     rate_text,
-    ratio_text,
     seconds_text,
 )
 
@@ -194,10 +193,7 @@ def _verdict(result: TuningResult) -> tuple[str, ...]:
 
 
 def _recipes(result: TuningResult) -> tuple[str, ...]:
-    return tuple(
-        f"{choice.chosen.precision}: {recipe_text(choice.chosen)}, {ratio_text(choice.gain)} the rate without"
-        for choice in result.recipes
-    )
+    return tuple(recipe_line(choice) for choice in result.recipes)
 
 
 def _took(result: TuningResult) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_s
 from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.recipe import choose_recipes
 from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, RecipeChoice, WorkloadFacts
-from loadtune.report.wording import recipe_text
+from loadtune.report.wording import recipe_line
 from loadtune.stages.resuming import check_same_workload
 from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
@@ -69,8 +69,7 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             run.found.note(note)
         _tell_compiling(run, chosen.choices)
         for choice in chosen.choices:
-            gain = f", {choice.gain:.2f}× the compute-only rate without it" if choice.gain else ""
-            run.found.tell(f"{choice.chosen.precision}: {recipe_text(choice.chosen)}{gain}")
+            run.found.tell(recipe_line(choice))
         run.keep_probes()
     return chosen.by_precision
 

@@ -39,8 +39,7 @@ def restore(kept: Kept, found: Findings) -> None:
     found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
-        f"{_RESUMED}: {counted(kept.num_run, 'trial')}, the memory probe and the compute-only rates were measured "
-        "before. The time taken is that of this part alone."
+        f"{_RESUMED}, with {counted(kept.num_run, 'trial')} measured before. The time taken is that of this part alone."
     )
     for note in _notes(kept, found):
         found.note(note)

@@ -21,8 +21,8 @@ def end_notes(
         first = _not_whole(found, searched)
     elif loop.out_of_time and predictions_left:
         first = [
-            f"The time budget of {_budget(found.config)} ended the search before all that is predicted to be fast was "
-            "tried. A larger --time-budget may find a faster configuration."
+            f"The time budget of {_budget(found.config)} ended the search before every predicted configuration was "
+            "tried. A larger --time-budget may find a faster one."
         ]
     else:
         first = []
@@ -39,7 +39,7 @@ def _not_whole(found: Findings, searched: SearchSpace) -> list[str]:
     num_configs = sum(1 for _ in searched.configs())
     return [
         f"The time budget of {_budget(found.config)} ended the search after {num_run} of the {num_configs} "
-        "configurations there are, those nearest to what was predicted first. A larger --time-budget runs more of them."
+        "configurations, the most promising first. A larger --time-budget tries more of them."
     ]
 
 
@@ -54,10 +54,10 @@ def _void(found: Findings, searched: SearchSpace) -> Iterator[Dimension]:
 
 def _tuned_note(loop: StudyLoop, searched: SearchSpace, name: Dimension) -> str:
     if name != "memory_format" and searched.num_workers == (0,):
-        return f"--tune {name}: it means nothing without workers, and none were searched."
+        return f"--tune {name} has no effect without workers, and no configuration with workers was tried."
     if loop.out_of_time:
-        return f"--tune {name}: no other value was tried in the time there was. A larger --time-budget tries it."
-    return f"--tune {name}: no other value was tried before the search ended ({loop.ended})."
+        return f"--tune {name}: only one value was tried, because the time ended. Raise --time-budget to try others."
+    return f"--tune {name}: only one value was tried before the search ended ({loop.ended})."
 
 
 def _budget(config: TuneConfig) -> str:

@@ -61,7 +61,7 @@ def page_view(result: TuningResult) -> Page:
     return Page(
         title=said.title,
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
-        headline="No answer was confirmed." if result.best is None else settings_text(result.best.config),
+        headline="No configuration could be confirmed." if result.best is None else settings_text(result.best.config),
         tiles=_tiles(result),
         summary=said,
         machine=banner(result.host, result.device).rows,
