@@ -224,6 +224,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--settle", type=float, default=3.0, help="seconds")
     parser.add_argument("--within", type=float, default=540.0, help="seconds; begins no round that would end later")
+    parser.add_argument("--bf16-only", action="store_true", help="neither fp16 nor workers on cores of their own")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begun, random_order = time.monotonic(), random.Random(0)
@@ -254,8 +255,9 @@ def main():
         for mode, workers in blocks:
             plan += [("bf16", mode, each, False) for each in random_order.sample(workers, len(workers))]
         extra = [(precision, "switched", settings[-1], False) for precision in ("fp16", "fp16-fused")]
-        extra = [] if job.device.type == "cpu" else random_order.sample(extra, len(extra))
-        runs([*plan, *extra, ("bf16", "fresh", settings[0], True)])
+        extra = random_order.sample(extra, len(extra)) + [("bf16", "fresh", settings[0], True)]
+        extra = [] if job.device.type == "cpu" or arguments.bf16_only else extra
+        runs([*plan, *extra])
         round_s = time.monotonic() - started
         print(f"round {number + 1}: {round_s:.0f} s", flush=True)
     print(
