@@ -255,7 +255,7 @@ def main():
         for mode, workers in blocks:
             plan += [("bf16", mode, each, False) for each in random_order.sample(workers, len(workers))]
         extra = [(precision, "switched", settings[-1], False) for precision in ("fp16", "fp16-fused")]
-        extra = random_order.sample(extra, len(extra)) + [("bf16", "fresh", settings[0], True)]
+        extra = [*random_order.sample(extra, len(extra)), ("bf16", "fresh", settings[0], True)]
         extra = [] if job.device.type == "cpu" or arguments.bf16_only else extra
         runs([*plan, *extra])
         round_s = time.monotonic() - started

@@ -154,7 +154,7 @@ class Hurried(FakeBench):
 
 
 def test_what_was_measured_once_is_not_called_confirmed(tmp_path: Path) -> None:
-    result = tune_fake(Hurried(), tmp_path, TuneConfig(time_budget_s=20.0))
+    result = tune_fake(Hurried(), tmp_path, TuneConfig(time_budget_s=150.0))
     assert result.best is not None
     assert result.best.measured_once
     table = summary(result).figures

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import Subset
 
 from loadtune.records import CodePart, WorkloadSpec
-from loadtune.workload import build_workload, code_of
+from loadtune.workload import build_workload, code_of, fingerprint
 from loadtune.workload.fingerprint import _dataset_text, torchvision_version
 
 JOB = """
@@ -45,6 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "parts" / "net.py").write_text(NET)
     (tmp_path / "job.py").write_text(JOB)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(fingerprint, "MOST_NAMED", 10_000)  # other tests have imported files of their own
     return tmp_path
 
 

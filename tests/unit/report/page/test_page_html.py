@@ -78,7 +78,7 @@ def test_it_stays_small_with_many_trials(tmp_path, count: int, bytes_at_most: in
 
 def test_a_run_without_an_answer_has_a_page_that_says_so(tmp_path) -> None:
     page = page_of(cut_short(), tmp_path)
-    assert "No answer was confirmed." in page
+    assert "No configuration could be confirmed." in page
     assert "interrupted by Ctrl-C" in page
 
 
