@@ -253,6 +253,7 @@ class BenchClient:
                     silent_since, log_size = now, process.log_size()
             else:
                 self._hear(process, message, watch)
+                still = Stillness()  # whatever it was loading when it was last looked at has returned since, or is new
             stuck = still.longest(now, self._stuck_s(now - silent_since))
             if now >= self._until_s:
                 raise self._out_of_time(process, *stuck)

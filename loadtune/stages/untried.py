@@ -54,7 +54,7 @@ def _void(found: Findings, searched: SearchSpace) -> Iterator[Dimension]:
 
 def _tuned_note(loop: StudyLoop, searched: SearchSpace, name: Dimension) -> str:
     if name != "memory_format" and searched.num_workers == (0,):
-        return f"--tune {name} has no effect without workers, and no configuration with workers was tried."
+        return f"--tune {name}: this has no effect without workers, and no configuration with workers was tried."
     if loop.out_of_time:
         return f"--tune {name}: only one value was tried, because the time ended. Raise --time-budget to try others."
     return f"--tune {name}: only one value was tried before the search ended ({loop.ended})."

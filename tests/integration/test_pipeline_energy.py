@@ -94,7 +94,7 @@ def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
     shown = efficiency_text(result.best.efficiency.samples_per_joule)
     table = summary(result).figures
     assert table is not None
-    assert next(row[1] for row in table.rows if row[0] == "samples per joule").startswith(f"{shown}\n±")
+    assert next(row[1] for row in table.rows if row[0] == "samples/J (95% CI)").startswith(f"{shown.split()[0]} ± ")
     assert any("most samples per joule of the GPU's board" in note for note in result.notes)
     assert page_view(result).tiles[0].value == shown
     drawn = {figure.key: figure for chapter in page_view(result).chapters for figure in chapter.figures}

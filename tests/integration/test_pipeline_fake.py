@@ -131,7 +131,7 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
 
 
 def test_nothing_fits(tmp_path: Path) -> None:
-    with pytest.raises(NothingFitsError, match="batch size"):
+    with pytest.raises(NothingFitsError, match="smallest batch"):
         tune_fake(FakeBench(Surface(budget_bytes=GIB // 2)), tmp_path)
 
 

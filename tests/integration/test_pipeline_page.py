@@ -26,7 +26,7 @@ def test_so_does_one_that_is_interrupted(tmp_path: Path) -> None:
 
     result = tune_fake(FakeBench(), tmp_path, listener=interrupt)
     assert result.cut_short is not None
-    assert "No answer was confirmed." in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "No configuration could be confirmed." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("trouble", [ZeroDivisionError("odd figures"), KeyboardInterrupt()])

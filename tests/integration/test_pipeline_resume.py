@@ -68,7 +68,7 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again
     assert result.ceilings == before.probed.ceilings
     assert result.best is not None
-    assert any("was resumed: 4 trials" in note for note in result.notes)
+    assert any("was resumed, with 4 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
 

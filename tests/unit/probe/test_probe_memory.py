@@ -90,7 +90,7 @@ def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
 
 
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:
-    with pytest.raises(NothingFitsError, match=r"batch size 1 .*--image-size"):
+    with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
         probe_memory(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100})
 
 

@@ -87,7 +87,7 @@ def test_what_changed_is_told(folder: Path) -> None:
     assert changed(then, code()) == ["parts/net.py", "the model's layers"]
 
 
-def test_a_named_module_counts_wherever_it_is_installed() -> None:
+def test_a_named_module_counts_wherever_it_is_installed(folder: Path) -> None:
     assert "torchvision/models/__init__.py" in code(dataset="FakeData", model="torchvision.models:resnet18")
     assert not any("torchvision" in name for name in code(dataset="FakeData", model="resnet18"))
 
