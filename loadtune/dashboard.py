@@ -37,7 +37,7 @@ def dashboard_server(study: Path, port: int) -> Iterator[Server]:
     _check_installed()
     import optuna_dashboard
 
-    from loadtune.study.shown import open_study
+    from loadtune.study.dashboard_view import open_study
 
     app = reading_only(optuna_dashboard.wsgi(open_study(study)))
     try:

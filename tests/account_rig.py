@@ -60,7 +60,7 @@ class ImagePairs(Dataset):
 
 
 class FakeBooks(TorchDispatchMode):
-    """`loadtune.bench.books.Books`."""
+    """`loadtune.bench.allocator_log.AllocatorLog`."""
 
     device = torch.device("cpu")
 

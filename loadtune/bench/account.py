@@ -15,8 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.blocks import Claim, Event, Kind, Mark, PeakLines, StepHistory, lines_of
-from loadtune.bench.books import Books
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
@@ -45,8 +45,14 @@ class Measured:
 class StepMeter:
     """Measures one trainer's step and forward pass on one batch. The trainer is closed by it."""
 
-    def __init__(self, trainer: Trainer, batch: Batch, memory: DeviceMemory, books: Books, line: Line) -> None:
-        self._trainer, self._batch, self._memory, self._books, self._line = trainer, batch, memory, books, line
+    def __init__(self, trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line) -> None:
+        self._trainer, self._batch, self._memory, self._log, self._line = (
+            trainer,
+            batch,
+            memory,
+            log,
+            line,
+        )
         self._watch: _StepWatch | None = None
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -98,9 +104,9 @@ class StepMeter:
         return [self._run(work) for _ in range(times)]
 
     def _watched(self, work: Callable[[], None]) -> PeakLines:
-        with self._books.kept():
-            watch = self._watch = _StepWatch(self._books)
-            standing = self._books.standing()
+        with self._log.kept():
+            watch = self._watch = _StepWatch(self._log)
+            standing = self._log.standing()
             self._claim_owned(watch)
             try:
                 with torch.autograd.graph.saved_tensors_hooks(watch.save, lambda packed: packed), watch:
@@ -108,9 +114,9 @@ class StepMeter:
             finally:
                 self._watch = None
             self._claim_owned(watch)  # gradients and state that this step made
-            end = self._books.mark().position
-            self._books.give_back_workspaces()
-            events = self._books.events()
+            end = self._log.mark().position
+            self._log.give_back_workspaces()
+            events = self._log.events()
         kept: list[Claim] = [
             Claim(end, event.address, "workspace_bytes") for event in events[end:] if not event.num_bytes
         ]
@@ -134,12 +140,12 @@ def owned(trainer: Trainer, batch: Batch) -> Iterator[tuple[Kind, Iterable[torch
 class _StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
     """While it is entered: where each operation begins and ends in the books, and whose the blocks are."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, log: AllocatorLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._books = books
+        self._log = log
         self._ops: list[tuple[int, int]] = []
         self._claims: list[Claim] = []
-        self._marks: list[Mark] = [books.mark()]
+        self._marks: list[Mark] = [log.mark()]
 
     def __torch_dispatch__(
         self,
@@ -162,7 +168,7 @@ class _StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
     def claim(self, tensors: Iterable[torch.Tensor], kind: Kind) -> None:
         position = self._mark().position
         for tensor in tensors:
-            if tensor.device.type == self._books.device.type and tensor.layout == torch.strided:
+            if tensor.device.type == self._log.device.type and tensor.layout == torch.strided:
                 self._claims.append(Claim(position, tensor.untyped_storage().data_ptr(), kind))
 
     def history(self, standing: dict[int, int], events: list[Event], more: list[Claim]) -> StepHistory:
@@ -170,5 +176,5 @@ class _StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
         return StepHistory(standing=standing, events=events, claims=claims, ops=self._ops, marks=self._marks)
 
     def _mark(self) -> Mark:
-        self._marks.append(self._books.mark())
+        self._marks.append(self._log.mark())
         return self._marks[-1]

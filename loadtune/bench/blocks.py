@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
     position: int
     slack_bytes: int
-    """Handed out beyond what was asked for, in all blocks alive."""
+    """ExportContext out beyond what was asked for, in all blocks alive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
 from loadtune.bench.pinned import PinnedBlocks, page_lock_s
-from loadtune.bench.stocks import QueueWatch
+from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
 from loadtune.records import TrainingRun, TrialFailure, Window

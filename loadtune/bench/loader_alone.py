@@ -4,7 +4,7 @@ import time
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
-from loadtune.bench.stocks import QueueWatch
+from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderPoint, Window
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch.utils.data._utils as loader_internals
 
-from loadtune.bench.leftovers import answer_for, remove_segments
+from loadtune.bench.shm_cleanup import answer_for, remove_segments
 
 # Patience with workers that are in the middle of a batch nobody wants, all of them together. PyTorch gives each 5 s,
 # one after the other; 50 ms each made 1 s of every trial with 16 workers.

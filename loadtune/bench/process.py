@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from loadtune.bench.bounded_log import BoundedLog
-from loadtune.bench.leftovers import kill_group
 from loadtune.bench.protocol import Message
 from loadtune.bench.sample_table import Loading, SampleTable
+from loadtune.bench.shm_cleanup import kill_group
 from loadtune.records import Device
 
 _LOG_LINES = 40

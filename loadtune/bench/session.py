@@ -10,7 +10,7 @@ import torch
 from loadtune.bench import describe
 from loadtune.bench.account import StepMeter
 from loadtune.bench.allocations import AllocationRecorder
-from loadtune.bench.books import Books, CudaBooks
+from loadtune.bench.allocator_log import AllocatorLog, CudaAllocatorLog
 from loadtune.bench.compiling import Compiler
 from loadtune.bench.compute import time_windows
 from loadtune.bench.endless_loader import EndlessLoader
@@ -149,13 +149,13 @@ class Session:
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
-        return self._measure(asked, CudaBooks(self._device))
+        return self._measure(asked, CudaAllocatorLog(self._device))
 
-    def _measure(self, asked: StepVariant, books: Books) -> StepAccount:
+    def _measure(self, asked: StepVariant, log: AllocatorLog) -> StepAccount:
         trainer = self._trainer(asked.recipe, asked.optimizer)
         samples = self._samples.batch if asked.image_size is None else resized(self._samples.batch, asked.image_size)
         batch = resident_batch(samples, asked.batch_size, trainer)
-        meter = StepMeter(trainer, batch, self.memory, books, self._line)
+        meter = StepMeter(trainer, batch, self.memory, log, self._line)
         wanted = asked.checkpoint
         checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
         with checkpoints as found, self.memory.capped():

@@ -8,8 +8,8 @@ from loadtune.stages.memory import memory
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
+from loadtune.stages.search_space import space
 from loadtune.stages.searching import study
-from loadtune.stages.spanning import space
 from loadtune.stages.time_budget import ended_text, overrun
 
 __all__ = [

@@ -18,7 +18,7 @@ from loadtune.records.confirmed import compute_fraction, compute_rate, contradic
 from loadtune.report.journal import Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
-from loadtune.stages.crowding import check_budget
+from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
 from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists

@@ -20,7 +20,7 @@ from loadtune.records import (
 )
 from loadtune.report.wording import limit_text, others_text
 from loadtune.seams import Bench
-from loadtune.stages.crowding import gpu_of, most_free, tell_crowded
+from loadtune.stages.gpu_contention import gpu_of, most_free, tell_crowded
 from loadtune.stages.probing import loader_top, point_of
 from loadtune.stages.run import Run
 from loadtune.units import bytes_text, seconds_text

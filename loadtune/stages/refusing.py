@@ -3,7 +3,7 @@
 from loadtune.probe.compute import compute_bound
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
 from loadtune.records import Trial, TrialConfig, WorkloadFacts
-from loadtune.stages.crowding import excess_now
+from loadtune.stages.gpu_contention import excess_now
 from loadtune.stages.run import Run
 from loadtune.study.loader_bound import loader_bound, workers_bound
 from loadtune.study.loop import Refusal

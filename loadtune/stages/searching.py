@@ -15,12 +15,12 @@ from loadtune.records import (
 )
 from loadtune.report.journal import Searched, Tried
 from loadtune.report.store import STUDY_FILE
-from loadtune.stages.crowding import check_budget
+from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.probing import fastest
 from loadtune.stages.refusing import refusal
 from loadtune.stages.run import TRIAL_SHARE, Run
+from loadtune.stages.search_notes import end_notes
 from loadtune.stages.timing import outcome_text, timed
-from loadtune.stages.untried import end_notes
 from loadtune.study.loop import Study, StudyLoop
 from loadtune.study.seeds import Seed, seed_configs
 from loadtune.study.space import SearchSpace

@@ -2,7 +2,7 @@
 
 from loadtune.errors import OutOfTimeError
 from loadtune.stages.run import LOG_FILE, Run
-from loadtune.stages.untried import hung_trials
+from loadtune.stages.search_notes import hung_trials
 from loadtune.units import counted, seconds_text
 
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from loadtune.bench import BenchClient
-from loadtune.bench.leftovers import group_members
+from loadtune.bench.shm_cleanup import group_members
 from loadtune.host import choose_device, read_host
 from loadtune.host.process_roles import roles
 from loadtune.records import (

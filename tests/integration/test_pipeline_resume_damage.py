@@ -12,7 +12,7 @@ from pipeline_rig import tune_fake
 from loadtune.errors import ResultError
 from loadtune.records import TuneConfig, TuningResult
 from loadtune.report.journal import JOURNAL_FILE, read_journal
-from loadtune.study.shown import open_study
+from loadtune.study.dashboard_view import open_study
 from loadtune.study.study_file import connected
 from loadtune.testing import FakeBench
 

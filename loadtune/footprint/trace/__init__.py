@@ -5,7 +5,7 @@ frames, ``tensors`` the storages, ``cuda`` reads the allocator; ``visits`` bring
 """
 
 from loadtune.footprint.trace.script import run_traced
-from loadtune.footprint.trace.shown import trace_json, trace_text
 from loadtune.footprint.trace.tracing import Tracing, trace_memory
+from loadtune.footprint.trace.view import trace_json, trace_text
 
 __all__ = ["Tracing", "run_traced", "trace_json", "trace_memory", "trace_text"]

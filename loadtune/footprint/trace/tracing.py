@@ -11,8 +11,8 @@ from loadtune.errors import UsageError
 from loadtune.footprint.trace.cuda import CudaMeter, Meter
 from loadtune.footprint.trace.files import KeptFiles, Only
 from loadtune.footprint.trace.lines import LineTracer
-from loadtune.footprint.trace.shown import trace_json, trace_text, traced, traced_line
 from loadtune.footprint.trace.tensors import TensorWatch
+from loadtune.footprint.trace.view import trace_json, trace_text, traced, traced_line
 from loadtune.footprint.trace.visits import Ledger, Visit
 from loadtune.records.trace import MemoryTrace, TracedLine
 

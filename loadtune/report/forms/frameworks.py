@@ -4,7 +4,7 @@ A setting that a framework has no argument for is written as code or as a commen
 """
 
 from loadtune.records import OptimizerName, Precision
-from loadtune.report.forms.handed import Handed, assignment, comment
+from loadtune.report.forms.export_context import ExportContext, assignment, comment
 
 _LIGHTNING_PRECISION: dict[Precision, str] = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 _ACCELERATE_PRECISION: dict[Precision, str] = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
@@ -36,25 +36,25 @@ class ChannelsLast(Callback):
 """
 
 
-def lightning(handed: Handed) -> str:
+def lightning(context: ExportContext) -> str:
     """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    last = _channels_last(handed)
+    last = _channels_last(context)
     trainer: dict[str, object] = {
-        "accelerator": handed.result.device.kind,
+        "accelerator": context.result.device.kind,
         "devices": 1,
-        "precision": _LIGHTNING_PRECISION[handed.config.precision],
+        "precision": _LIGHTNING_PRECISION[context.config.precision],
     }
     imports = "import torch\nfrom lightning.pytorch import Callback, LightningDataModule\n"
     code = [
         comment(
-            handed.provenance,
+            context.provenance,
             "Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)).",
-            *_fused(handed, "In configure_optimizers"),
-            *_lightning_compiled(handed),
+            *_fused(context, "In configure_optimizers"),
+            *_lightning_compiled(context),
         ),
         (imports if last else "from lightning.pytorch import LightningDataModule\n")
         + "from torch.utils.data import DataLoader\n",
-        assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
+        assignment("LOADER_KWARGS", context.config.loader.kwargs()),
         _DATA_MODULE + (_INPUTS_CHANNELS_LAST + _MODEL_CHANNELS_LAST if last else "") + "\n",
         assignment("TRAINER_KWARGS", trainer),
     ]
@@ -64,58 +64,58 @@ def lightning(handed: Handed) -> str:
 _OF_ONE_GPU = " The batch size is per GPU: with several visible GPUs, Trainer trains one batch on each."
 
 
-def transformers(handed: Handed) -> str:
+def transformers(context: ExportContext) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
-    loader = handed.config.loader.kwargs()
+    loader = context.config.loader.kwargs()
     arguments: dict[str, object] = {"per_device_train_batch_size": loader.pop("batch_size")}
     arguments |= {f"dataloader_{name}": value for name, value in loader.items()}
     arguments |= {"dataloader_drop_last": True}
-    arguments |= {} if handed.config.precision == "fp32" else {handed.config.precision: True}
-    arguments |= _optim(handed.result.config.workload.optimizer, fused=handed.config.recipe.fused_optimizer)
-    arguments |= {"accelerator_config": {"non_blocking": True}} if handed.config.loader.pin_memory else {}
-    on_cpu = handed.result.device.kind == "cpu"
-    arguments |= {"torch_compile": True} if handed.config.recipe.compile else {}
+    arguments |= {} if context.config.precision == "fp32" else {context.config.precision: True}
+    arguments |= _optim(context.result.config.workload.optimizer, fused=context.config.recipe.fused_optimizer)
+    arguments |= {"accelerator_config": {"non_blocking": True}} if context.config.loader.pin_memory else {}
+    on_cpu = context.result.device.kind == "cpu"
+    arguments |= {"torch_compile": True} if context.config.recipe.compile else {}
     arguments |= {"use_cpu": True} if on_cpu else {}
-    sgd = handed.result.config.workload.optimizer == "sgd"
+    sgd = context.result.config.workload.optimizer == "sgd"
     return "\n".join(
         [
             comment(
-                handed.provenance,
+                context.provenance,
                 "Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
-                *_model_channels_last(handed),
-                *(_fused(handed, "Trainer has no fused SGD; pass one with optimizers=") if sgd else ()),
+                *_model_channels_last(context),
+                *(_fused(context, "Trainer has no fused SGD; pass one with optimizers=") if sgd else ()),
             ),
             assignment("TRAINING_ARGUMENTS", arguments),
         ]
     )
 
 
-def accelerate(handed: Handed) -> str:
+def accelerate(context: ExportContext) -> str:
     """``ACCELERATOR_KWARGS``, and the loader's arguments, which PyTorch takes."""
-    arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[handed.config.precision]}
-    arguments |= {"cpu": True} if handed.result.device.kind == "cpu" else {}
-    plugins = _plugins(handed)
+    arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[context.config.precision]}
+    arguments |= {"cpu": True} if context.result.device.kind == "cpu" else {}
+    plugins = _plugins(context)
     code = [
         comment(
-            handed.provenance,
+            context.provenance,
             "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
             " DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS)).",
-            *_model_channels_last(handed),
-            *_fused(handed, "The optimizer"),
+            *_model_channels_last(context),
+            *_fused(context, "The optimizer"),
         ),
         *([f"from accelerate.utils import {', '.join(name for name, _ in plugins.values())}\n"] if plugins else []),
-        assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
+        assignment("LOADER_KWARGS", context.config.loader.kwargs()),
         assignment("ACCELERATOR_KWARGS", arguments),
     ]
     lines = (f'ACCELERATOR_KWARGS["{key}"] = {name}({given})\n' for key, (name, given) in plugins.items())
     return "\n".join(code) + "".join(lines)
 
 
-def _plugins(handed: Handed) -> dict[str, tuple[str, str]]:
+def _plugins(context: ExportContext) -> dict[str, tuple[str, str]]:
     """Arguments that are objects of Accelerate: name, class and the class's arguments."""
     plugins = {"dataloader_config": ("DataLoaderConfiguration", "non_blocking=True")}
-    plugins = plugins if handed.config.loader.pin_memory else {}
-    if handed.config.recipe.compile:
+    plugins = plugins if context.config.loader.pin_memory else {}
+    if context.config.recipe.compile:
         plugins["dynamo_plugin"] = ("TorchDynamoPlugin", 'backend="inductor", dynamic=False')
     return plugins
 
@@ -127,13 +127,13 @@ def _optim(optimizer: OptimizerName, *, fused: bool) -> dict[str, object]:
     return {"optim": "adamw_torch_fused" if fused else "adamw_torch"}
 
 
-def _channels_last(handed: Handed) -> bool:
-    return handed.config.recipe.memory_format == "channels_last"
+def _channels_last(context: ExportContext) -> bool:
+    return context.config.recipe.memory_format == "channels_last"
 
 
-def _model_channels_last(handed: Handed) -> tuple[str, ...]:
+def _model_channels_last(context: ExportContext) -> tuple[str, ...]:
     """Neither Trainer nor Accelerate has an argument for the memory format."""
-    if not _channels_last(handed):
+    if not _channels_last(context):
         return ()
     return (
         "Measured with channels_last, which has no argument here. Before training: model ="
@@ -141,15 +141,15 @@ def _model_channels_last(handed: Handed) -> tuple[str, ...]:
     )
 
 
-def _lightning_compiled(handed: Handed) -> tuple[str, ...]:
+def _lightning_compiled(context: ExportContext) -> tuple[str, ...]:
     """Trainer has no argument for torch.compile: the module is compiled before `fit`."""
-    if not handed.config.recipe.compile:
+    if not context.config.recipe.compile:
         return ()
     return ("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.",)
 
 
-def _fused(handed: Handed, where: str) -> tuple[str, ...]:
-    if not handed.config.recipe.fused_optimizer:
+def _fused(context: ExportContext, where: str) -> tuple[str, ...]:
+    if not context.config.recipe.fused_optimizer:
         return ()
-    name = {"sgd": "SGD", "adamw": "AdamW"}[handed.result.config.workload.optimizer]
+    name = {"sgd": "SGD", "adamw": "AdamW"}[context.result.config.workload.optimizer]
     return (f"{where}: torch.optim.{name}(…, fused=True), as measured.",)

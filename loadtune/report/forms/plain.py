@@ -1,7 +1,7 @@
 """Forms for any program: JSON, environment variables, Markdown."""
 
 from loadtune.report.export import loader_code, recipe_code
-from loadtune.report.forms.handed import Handed
+from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
 from loadtune.report.wording import BOUND_TEXT, PRECISION_TEXT
 from loadtune.units import MISSING, percent_text, ratio_text
@@ -9,19 +9,19 @@ from loadtune.units import MISSING, percent_text, ratio_text
 _PREFIX = "LOADTUNE_"
 
 
-def json(handed: Handed) -> str:
+def json(context: ExportContext) -> str:
     """The loader's arguments, the recipe and their throughput. The whole record is ``result.json``."""
-    winner, result = handed.winner, handed.result
+    winner, result = context.winner, context.result
     return as_json(
         {
-            "loader": handed.config.loader.kwargs(),
-            "recipe": handed.config.recipe,
+            "loader": context.config.loader.kwargs(),
+            "recipe": context.config.recipe,
             "optimizer": result.config.workload.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
             "objective": result.config.objective,
             "efficiency": winner.efficiency,
-            "workload": handed.workload,
+            "workload": context.workload,
             "device": result.device,
             "num_usable_cores": result.host.num_usable_cores,
             "torch": result.host.torch,
@@ -31,10 +31,10 @@ def json(handed: Handed) -> str:
     ).decode()
 
 
-def env(handed: Handed) -> str:
+def env(context: ExportContext) -> str:
     """``LOADTUNE_BATCH_SIZE=256``, …; booleans as 1 and 0. No comments, because $GITHUB_ENV allows none."""
-    recipe = handed.config.recipe
-    values = handed.config.loader.kwargs() | {
+    recipe = context.config.recipe
+    values = context.config.loader.kwargs() | {
         "precision": recipe.precision,
         "memory_format": recipe.memory_format,
         "fused_optimizer": recipe.fused_optimizer,
@@ -44,42 +44,42 @@ def env(handed: Handed) -> str:
     return "".join(f"{_PREFIX}{name.upper()}={value}\n" for name, value in words.items())
 
 
-def markdown(handed: Handed) -> str:
+def markdown(context: ExportContext) -> str:
     """A table and code for a pull request, a wiki or a job's summary."""
-    config, kind = handed.config, handed.result.device.kind
+    config, kind = context.config, context.result.device.kind
     rows = [(name, f"`{value}`") for name, value in config.loader.kwargs().items()]
     rows += [
         ("precision", PRECISION_TEXT[config.precision]),
         ("memory format", config.recipe.memory_format),
         ("fused optimizer", "yes" if config.recipe.fused_optimizer else "no"),
         *([("torch.compile", "yes")] if config.recipe.compile else []),
-        ("throughput", f"**{handed.throughput}**"),
-        ("speed-up", _speedup(handed)),
-        *([] if handed.efficiency is None else [("chosen for", f"**{handed.efficiency}**")]),
-        ("share of compute-only rate", percent_text(handed.winner.compute_fraction)),
-        ("bottleneck", _bound(handed)),
+        ("throughput", f"**{context.throughput}**"),
+        ("speed-up", _speedup(context)),
+        *([] if context.efficiency is None else [("chosen for", f"**{context.efficiency}**")]),
+        ("share of compute-only rate", percent_text(context.winner.compute_fraction)),
+        ("bottleneck", _bound(context)),
     ]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    step = recipe_code(config, handed.result.config.workload.optimizer, kind)
+    step = recipe_code(config, context.result.config.workload.optimizer, kind)
     return (
-        f"### {_escaped(handed.workload)} on {_escaped(handed.result.device.name)}\n\n"
+        f"### {_escaped(context.workload)} on {_escaped(context.result.device.name)}\n\n"
         f"| | |\n|---|---|\n{table}\n"
-        f"{_escaped(handed.provenance)}\n\n"
+        f"{_escaped(context.provenance)}\n\n"
         f"```python\n{loader_code(config)}\n{step}```\n"
     )
 
 
-def _speedup(handed: Handed) -> str:
-    winner = handed.winner
+def _speedup(context: ExportContext) -> str:
+    winner = context.winner
     if winner.speedup_low is None or winner.speedup_high is None:
         return MISSING if winner.speedup is None else f"{ratio_text(winner.speedup)}, too few runs for an interval"
     return f"{ratio_text(winner.speedup)} ({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"
 
 
-def _bound(handed: Handed) -> str:
+def _bound(context: ExportContext) -> str:
     """The verdict is about the best at any batch size only."""
-    result = handed.result
-    if result.verdict is None or handed.winner != result.best:
+    result = context.result
+    if result.verdict is None or context.winner != result.best:
         return MISSING
     return BOUND_TEXT[result.verdict.bound_by]
 

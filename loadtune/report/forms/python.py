@@ -3,26 +3,26 @@
 from dataclasses import fields
 
 from loadtune.report.export import loader_code, recipe_code
-from loadtune.report.forms.handed import Handed, assignment, comment
+from loadtune.report.forms.export_context import ExportContext, assignment, comment
 
 
-def python_module(handed: Handed) -> str:
+def python_module(context: ExportContext) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
-    recipe = handed.config.recipe
+    recipe = context.config.recipe
     return "\n".join(
         [
             comment(
-                handed.provenance,
+                context.provenance,
                 "Use: DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS). Train with RECIPE too: the"
                 " throughput was measured with both.",
             ),
-            assignment("LOADER_KWARGS", handed.config.loader.kwargs()),
+            assignment("LOADER_KWARGS", context.config.loader.kwargs()),
             assignment("RECIPE", {field.name: getattr(recipe, field.name) for field in fields(recipe)}),
         ]
     )
 
 
-def pytorch_loop(handed: Handed) -> str:
+def pytorch_loop(context: ExportContext) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``."""
-    step = recipe_code(handed.config, handed.result.config.workload.optimizer, handed.result.device.kind)
-    return "\n".join([comment(handed.provenance), loader_code(handed.config), step])
+    step = recipe_code(context.config, context.result.config.workload.optimizer, context.result.device.kind)
+    return "\n".join([comment(context.provenance), loader_code(context.config), step])

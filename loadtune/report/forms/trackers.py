@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from loadtune.records import PRECISIONS, Measurement, Score, TuningResult, Winner
 from loadtune.records.chosen import why_unconfirmed
-from loadtune.report.forms.handed import Handed
+from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
 from loadtune.report.wording import settings_text
 
@@ -18,34 +18,34 @@ class Scalar(NamedTuple):
     value: float
 
 
-def github_action_benchmark(handed: Handed) -> str:
+def github_action_benchmark(context: ExportContext) -> str:
     """A list for the tool ``customBiggerIsBetter``, in which larger is better.
 
     Names hold no settings, so that a curve continues when the winner changes; ``extra`` holds the settings.
     """
-    result = handed.result
+    result = context.result
     winners = [("best", result.best), ("best at your batch", result.best_at_your_batch)]
     entries = [
         entry
         for which, winner in winners
         if winner is not None and why_unconfirmed(result, winner) is None
-        for entry in _winner_entries(handed.workload, which, winner, handed.machine)
+        for entry in _winner_entries(context.workload, which, winner, context.machine)
     ]
     entries += [
         {
-            "name": f"{handed.workload}, {ceiling.precision}: safe batch",
+            "name": f"{context.workload}, {ceiling.precision}: safe batch",
             "unit": "samples",
             "value": ceiling.safe_batch_size,
-            "extra": handed.machine,
+            "extra": context.machine,
         }
         for ceiling in result.ceilings
     ]
     entries += [
         {
-            "name": f"{handed.workload}, {precision}: compute only",
+            "name": f"{context.workload}, {precision}: compute only",
             "unit": "samples/s",
             "value": point.samples_per_s,
-            "extra": handed.machine,
+            "extra": context.machine,
         }
         for precision in PRECISIONS
         if (point := result.compute_only(precision)) is not None

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from loadtune.errors import UsageError
 from loadtune.records import TuningResult
+from loadtune.report.forms.export_context import ExportContext, handed
 from loadtune.report.forms.frameworks import accelerate, lightning, transformers
-from loadtune.report.forms.handed import Handed, handed
 from loadtune.report.forms.plain import env, json, markdown
 from loadtune.report.forms.python import python_module, pytorch_loop
 from loadtune.report.forms.trackers import github_action_benchmark
@@ -14,7 +14,7 @@ TENSORBOARD = "tensorboard"
 """Not text but a folder of event files, which `loadtune.handover` writes."""
 
 
-FORMS: Mapping[str, Callable[[Handed], str]] = {
+FORMS: Mapping[str, Callable[[ExportContext], str]] = {
     "python": python_module,
     "pytorch": pytorch_loop,
     "lightning": lightning,

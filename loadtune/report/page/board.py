@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from loadtune.records import OBJECTIVES, Objective, TuningResult, Winner
 from loadtune.report.page.figure import BLUE, Figure, Panel, Trace, axis, points, score_axis, text
-from loadtune.report.page.kinds import Change, Kind, by_kind, changes, confirmed_of, departure_of
+from loadtune.report.page.run_groups import Change, Kind, by_kind, changes, confirmed_of, departure_of
 from loadtune.report.page.table import Cell
 from loadtune.report.wording import score_text, settings_text
 from loadtune.units import MISSING, counted, percent_text, ratio_text

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from loadtune.bench.account import Measured, StepMeter, owned
+from loadtune.bench.allocator_log import CudaAllocatorLog, counted_events, standing_blocks
 from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
-from loadtune.bench.books import CudaBooks, counted_events, standing_blocks
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
 from loadtune.bench.sample_table import SampleTable
@@ -99,7 +99,7 @@ def test_pytorchs_history_and_snapshot_are_read_as_it_writes_them() -> None:
 
 
 class FakeCuda:
-    """What `CudaBooks` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
+    """What `CudaAllocatorLog` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.history: list[dict[str, Any]] = [{"action": "alloc", "addr": 0x10, "size": 100}]
@@ -135,7 +135,7 @@ class FakeCuda:
 
 
 def test_the_allocators_counters_say_where_in_its_history_a_mark_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, books = FakeCuda(monkeypatch), CudaBooks(torch.device("cuda", 0))
+    cuda, books = FakeCuda(monkeypatch), CudaAllocatorLog(torch.device("cuda", 0))
     with books.kept():
         assert books.standing() == {0x10: 100}
         assert books.mark() == Mark(0, 412)

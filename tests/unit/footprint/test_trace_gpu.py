@@ -5,7 +5,7 @@ import torch
 from loadtune.footprint.trace import Tracing
 from loadtune.footprint.trace.cuda import CudaReading
 from loadtune.footprint.trace.files import KeptFiles
-from loadtune.footprint.trace.shown import traced_line
+from loadtune.footprint.trace.view import traced_line
 from loadtune.footprint.trace.visits import Birth, Ledger
 
 

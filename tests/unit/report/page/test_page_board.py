@@ -7,7 +7,7 @@ from page_rig import cut_short, golden
 
 from loadtune.records import Efficiency
 from loadtune.report.page.board import board_view
-from loadtune.report.page.kinds import changes
+from loadtune.report.page.run_groups import changes
 
 
 def run(day: int, rate: float, half: float | None = 0.02, device: str = "NVIDIA H200"):

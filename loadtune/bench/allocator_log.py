@@ -15,7 +15,7 @@ from loadtune.bench.blocks import Event, Mark
 from loadtune.errors import BenchError
 
 
-class Books(Protocol):
+class AllocatorLog(Protocol):
     """What is asked of an allocator while a step runs. Positions count events since `kept` was entered."""
 
     device: torch.device
@@ -37,7 +37,7 @@ class Books(Protocol):
         ...
 
 
-class CudaBooks:
+class CudaAllocatorLog:
     """Of one CUDA device, under PyTorch's native allocator."""
 
     def __init__(self, device: torch.device) -> None:

@@ -14,7 +14,7 @@ _WIDTH = 78
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ExportContext:
     """One winner and its result."""
 
     result: TuningResult
@@ -59,9 +59,9 @@ class Handed:
         )
 
 
-def handed(result: TuningResult, *, keep_batch_size: bool = False) -> Handed:
+def handed(result: TuningResult, *, keep_batch_size: bool = False) -> ExportContext:
     """The winner that may be exported. Raises ResultError where there is none."""
-    return Handed(result, chosen_winner(result, keep_batch_size=keep_batch_size))
+    return ExportContext(result, chosen_winner(result, keep_batch_size=keep_batch_size))
 
 
 def comment(*sentences: str) -> str:

@@ -14,7 +14,7 @@ from loop_rig import LINE, SleepingTrainer
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.prefetch_queue import Depth
-from loadtune.bench.stocks import QueueWatch
+from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
 

@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from study_rig import BOUND_PER_S, MEASURED_PER_S, begun_study
 
 from loadtune.errors import ResultError
-from loadtune.study.shown import LISTED_CONSTRAINTS, METRIC_NAMES, open_study
+from loadtune.study.dashboard_view import LISTED_CONSTRAINTS, METRIC_NAMES, open_study
 
 
 def test_every_kind_of_trial_is_shown_as_what_it_was(tmp_path: Path) -> None:
