@@ -151,7 +151,9 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
             f"Even the smallest batch does not fit in the free memory: {scout.message.rstrip('.')}. "
             "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
-    raise WorkloadError(f"Batch size {smallest} does not train: {scout.message}", scout.log_tail or None)
+    advice = ". Check that every sample is finite, and that model and loss give finite values for it"
+    message = f"Batch size {smallest} does not train: {scout.message.rstrip('.')}"
+    raise WorkloadError(f"{message}{advice if scout.kind == 'non_finite_loss' else ''}.", scout.log_tail or None)
 
 
 def _best_recipe(

@@ -9,6 +9,7 @@ from loadtune.records.configs import Precision, Recipe
 from loadtune.records.score import Objective
 from loadtune.records.telemetry import Telemetry
 from loadtune.records.window import Window, delivered_samples, half_width_fraction, samples_per_s
+from loadtune.units import counted
 
 FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss"]
 
@@ -43,7 +44,7 @@ class TrialFailure:
 def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:
     """The failure of a run whose last window holds a loss that is NaN or infinite."""
     num_steps = sum(window.num_steps for window in windows)
-    message = f"the loss in {precision} became NaN or infinite within the first {num_steps:,} timed steps"
+    message = f"the loss in {precision} became NaN or infinite within the first {counted(num_steps, 'timed step')}"
     return TrialFailure(kind="non_finite_loss", phase=phase, message=message)
 
 
