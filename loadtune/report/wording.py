@@ -36,7 +36,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 }
 
 STAGE_TEXT: Mapping[str, str] = {
-    "yours": "baseline",
+    "yours": "your loader settings",
     "study": "search",
     "bounds": "bottleneck",
     "costs": "start-up cost",
