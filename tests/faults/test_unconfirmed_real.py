@@ -45,7 +45,7 @@ def test_a_loss_that_is_never_finite_ends_the_run_before_it_searches(tmp_path):
 
 
 def test_a_precision_that_gives_no_finite_loss_is_left_out_and_named(tmp_path):
-    run = ended(tmp_path, "Images", "NanInBf16")
+    run = ended(tmp_path, "SlowImages", "NanInBf16")
     assert run.code == 0, run.stderr
     result = json.loads(run.stdout)
     assert result["best"]["config"]["recipe"].get("precision", "fp32") == "fp32"
