@@ -19,12 +19,12 @@ from typing import Any, TypeAlias
 
 from loadtune.units import counted
 
-NUM_BEGUN, NUM_ENDED, BEGAN_S, NUM_TIMED, MADE_S, MAX_MADE_S = range(6)
-"""Fields of a worker's row that `WorkerLedger` keeps."""
-_PID, _BATCH_SIZE, INDEX, _FIRST = range(6, 10)
-_ROW = 16
+NUM_BEGUN, NUM_ENDED, NUM_SAMPLES, BEGAN_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S = range(8)
+"""Fields of a row that `worker_rows` keeps."""
+_PID, _BATCH_SIZE, INDEX, _FIRST = range(8, 12)
+_ROW = 18
 _MAX_KEPT = _ROW - _FIRST
-_NUM_BYTES = 1 << 20  # 8,190 workers; what is not written takes no memory
+_NUM_BYTES = 1 << 20  # 7,279 workers; what is not written takes no memory
 _NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 
@@ -36,7 +36,7 @@ class Loading:
     """What one process is loading."""
 
     worker: int | None
-    """Its number in the loader, from 0. None: the training process itself."""
+    """The number of its row: of one pool's workers, their number in the loader. None: the training process itself."""
     pid: int
     index: int | None
     """Of the sample. None: the dataset reads whole batches by itself (`__getitems__`), so it may be any of them."""
@@ -57,7 +57,9 @@ class SampleTable:
         """``descriptor``: of a table that another process made; it is kept. None: a new one."""
         self._descriptor = _new_memory() if descriptor is None else descriptor
         self._memory = mmap.mmap(self._descriptor, _NUM_BYTES)
-        self._numbers = memoryview(self._memory).cast("d")
+        numbers = memoryview(self._memory).cast("d")
+        self._numbers = numbers[: len(numbers) // _ROW * _ROW]
+        self._reserved: list[range] = []
 
     def __reduce__(self) -> Any:
         return _reopened, (reduction.DupFd(self._descriptor),)
@@ -69,11 +71,37 @@ class SampleTable:
         """The table stays readable, and can be handed to no further process."""
         os.close(self._descriptor)
 
-    def begin(self, num_workers: int) -> None:
-        """A loader of so many workers starts; what an earlier one left is cleared."""
-        used = _FIRST_WORKER + int(self._numbers[_HEADER * _ROW])
-        self._numbers[: used * _ROW] = array("d", bytes(8 * used * _ROW))
-        self._numbers[_HEADER * _ROW] = num_workers
+    def reserve(self, num_workers: int) -> range:
+        """Rows for the workers of a pool, cleared; several pools may be there at a time."""
+        first = 0
+        for rows in self._reserved:
+            if rows.start - first >= num_workers:
+                break
+            first = rows.stop
+        reserved = range(first, first + num_workers)
+        if self._end(reserved.stop) > len(self._numbers):
+            raise ValueError(f"{reserved.stop} workers are more than this table has rows for.")
+        self._reserved = sorted([*self._reserved, reserved], key=lambda rows: rows.start)
+        self._clear(reserved)
+        self._count_rows()
+        return reserved
+
+    def release(self, rows: range) -> None:
+        """These workers are gone."""
+        self._clear(rows)
+        self._reserved = [kept for kept in self._reserved if kept != rows]
+        self._count_rows()
+
+    def _count_rows(self) -> None:
+        self._numbers[_HEADER * _ROW] = max((rows.stop for rows in self._reserved), default=0)
+
+    def _clear(self, rows: range) -> None:
+        begin = (_FIRST_WORKER + rows.start) * _ROW
+        self._numbers[begin : self._end(rows.stop)] = array("d", bytes(8 * len(rows) * _ROW))
+
+    @staticmethod
+    def _end(stop: int) -> int:
+        return (_FIRST_WORKER + stop) * _ROW
 
     def row(self, worker: int | None) -> Row:
         """Of this worker. None: of the training process."""
@@ -98,10 +126,13 @@ class SampleTable:
         return tuple(_loading(worker, row) for worker, row in read if row[_BATCH_SIZE])
 
 
-def begin_batch(row: Row, indices: Sequence[int]) -> None:
-    """This process begins to load these samples; it then writes the index of each to ``row[INDEX]``, if it can tell."""
-    kept = array("d", indices[:_MAX_KEPT])
-    row[INDEX] = math.nan
+def begin_batch(row: Row, indices: Sequence[Any]) -> None:
+    """This process begins to load these samples; it then writes the index of each to ``row[INDEX]``, if it can tell.
+
+    Indices that are no numbers are not kept.
+    """
+    kept = array("d", [index if isinstance(index, int) else math.nan for index in indices[:_MAX_KEPT]])
+    row[INDEX] = kept[0] if len(indices) == 1 else math.nan
     row[_FIRST : _FIRST + len(kept)] = kept
     row[_PID] = os.getpid()
     row[NUM_BEGUN] += 1
@@ -119,7 +150,7 @@ def _loading(worker: int | None, row: Sequence[float]) -> Loading:
         worker=worker,
         pid=int(row[_PID]),
         index=None if math.isnan(row[INDEX]) else int(row[INDEX]),
-        batch=tuple(map(int, row[_FIRST : _FIRST + min(size, _MAX_KEPT)])),
+        batch=tuple(int(index) for index in row[_FIRST : _FIRST + min(size, _MAX_KEPT)] if not math.isnan(index)),
         batch_size=size,
         num_begun=int(row[NUM_BEGUN]),
     )

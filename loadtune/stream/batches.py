@@ -1,0 +1,71 @@
+"""One stream of index batches for all worker pools of an epoch, each kept until its batch was delivered."""
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from loadtune.stream.counters import Counters
+
+
+class IndexStream:
+    """Draws index batches in the sampler's order and numbers them. Whoever loads them says when one was delivered.
+
+    Batches that were taken back are given out again first, in their order.
+    """
+
+    def __init__(self, source: Callable[[], Iterator[Any]], counters: Counters) -> None:
+        """``source``: begins an epoch: an iterator of index batches, or of indices where there are no batches."""
+        self._source, self._counters = source, counters
+        self._iterator = source()
+        self._kept: dict[int, Any] = {}
+        self._again: list[int] = []
+        self.num_drawn = self.num_samples_drawn = 0
+        """In this epoch."""
+
+    def begin_epoch(self) -> None:
+        """Forget what was drawn and draw from the beginning of the next epoch."""
+        self._kept.clear()
+        self._again.clear()
+        self.num_drawn = self.num_samples_drawn = 0
+        self._iterator = self._source()
+
+    def draw(self) -> tuple[int, Any]:
+        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end."""
+        if self._again:
+            position = heapq.heappop(self._again)
+            return position, self._kept[position]
+        indices = next(self._iterator)
+        position = self.num_drawn
+        self._kept[position] = indices
+        self.num_drawn += 1
+        self.num_samples_drawn += _num_samples(indices)
+        return position, indices
+
+    def delivered(self, position: int) -> None:
+        """The batch at this position reached the loop, or its exception did."""
+        self._counters.num_samples += _num_samples(self._kept.pop(position))
+
+    def take_back(self, positions: Iterable[int]) -> None:
+        """Nobody loads these any more; they are drawn again."""
+        for position in positions:
+            heapq.heappush(self._again, position)
+
+
+def _num_samples(indices: Any) -> int:
+    return len(indices) if isinstance(indices, list | tuple) else 1
+
+
+def own_batches(sampler: Iterable[Any], batch_size: Callable[[], int], drop_last: bool) -> Iterator[list[Any]]:
+    """Index batches as torch's BatchSampler makes them, of a size that is asked for before each.
+
+    A change of the size therefore leaves no partial batch. Only the last batch of an epoch can be smaller; `drop_last`
+    drops it, as in torch.
+    """
+    indices = iter(sampler)
+    while True:
+        size = batch_size()
+        batch = list(islice(indices, size))
+        if not batch or (drop_last and len(batch) < size):
+            return
+        yield batch

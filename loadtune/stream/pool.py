@@ -1,0 +1,352 @@
+"""The two ways to load: worker processes (`Pool`) or the training process itself (`InProcess`).
+
+Both are torch's own iterators, so that fetching, collating, pinning, timeouts, errors and the end of workers are
+torch's. What differs: indices come from an `IndexStream`, the base seed is given, workers may start later, and a pool
+on trial reports what goes wrong as `PoolFailedError` instead of raising it into the loop.
+"""
+
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from loadtune.stream import torch_private as private
+from loadtune.stream.batches import IndexStream
+from loadtune.stream.sample_table import SampleTable
+from loadtune.stream.settings import Settings, start_method
+from loadtune.stream.shm_cleanup import remove_segments
+from loadtune.stream.start import DeferredContext, Starter
+from loadtune.stream.worker_rows import RowWriter, SampleError, watch_fetcher
+
+
+class PoolFailedError(Exception):
+    """A pool on trial failed to start, died, hung or raised. Its message says which; `__cause__` is torch's error."""
+
+
+class _Indices:
+    """Stands for the caller's sampler: iterating it draws nothing, so that only the stream does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+def _view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
+    """The loader as torch's iterators read it, with these settings. The caller's own object is left as it is."""
+    view = {name: getattr(loader, name) for name in private.LOADER_ATTRIBUTES}
+    view |= {
+        "_index_sampler": _Indices(),
+        "generator": torch.Generator(),  # for the draw of a base seed that is replaced: see `_Fed._base_seed`
+        "num_workers": settings.num_workers,
+        "pin_memory": settings.pin_memory,
+        "prefetch_factor": settings.prefetch_factor,
+        "in_order": settings.in_order,
+        "persistent_workers": loader.persistent_workers and settings.num_workers > 0,
+    }
+    if settings.num_workers == 0:
+        view |= {"timeout": 0, "multiprocessing_context": None}
+    return SimpleNamespace(**view | changes)
+
+
+def plain_iterator(loader: DataLoader[Any], settings: Settings, *, before: Any = None) -> Any:
+    """Torch's own iterator over the loader with these settings, which cannot change while it runs.
+
+    ``before``: the last epoch's, whose persistent workers go on where it has the same settings.
+    """
+    view = _view(loader, settings, _index_sampler=loader._index_sampler, generator=loader.generator)
+    if before is not None and before.settings == settings:
+        before._reset(view)
+        return before
+    if before is not None and settings.num_workers:
+        before._shutdown_workers()
+    made = (private.MultiProcessIterator if settings.num_workers else private.SingleProcessIterator)(view)
+    made.settings = settings
+    return made
+
+
+class _Fed:
+    """What both ways share: where indices and the base seed come from."""
+
+    _base_seed = property(lambda self: self._given_seed, lambda self, drawn: None)
+
+    settings: Settings
+    issued: dict[int, int]
+    """Torch's number of a batch → its position in the stream, of the batches that were not delivered."""
+
+
+class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
+    """Worker processes. Gets indices while `is_fed`."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        settings: Settings,
+        stream: IndexStream,
+        base_seed: int,
+        table: SampleTable,
+        *,
+        on_trial: bool,
+        deferred: bool,
+        hang_s: float | None = None,
+        sample_error: SampleError | None = None,
+    ) -> None:
+        """``on_trial``: not the caller's own settings. ``deferred``: workers start in `poll`, else now, as torch's do.
+
+        ``hang_s``: seconds without a batch after which a pool on trial counts as hung. None: never.
+        """
+        self.settings, self.stream, self.on_trial = settings, stream, on_trial
+        self._given_seed, self._hang_s, self._table = base_seed, hang_s, table
+        self._trial_pids: tuple[int, ...] | None = None
+        self.issued, self.is_fed, self._got = {}, not deferred, 0
+        self.rows = table.reserve(settings.num_workers)
+        self._starter: Starter | None = None
+        self._num_acknowledged, self.start_s = 0, None
+        self._shutdown, self._pid = True, os.getpid()
+        begun = time.monotonic()
+        context = loader.multiprocessing_context
+        later = DeferredContext(context) if deferred else None
+        view = _view(
+            loader,
+            settings,
+            worker_init_fn=RowWriter(table, self.rows.start, loader.worker_init_fn, sample_error),
+            **({"multiprocessing_context": later} if later else {}),
+        )
+        super().__init__(view)
+        self._profile_name = f"enumerate(DataLoader)#{private.MultiProcessIterator.__name__}.__next__"
+        if later is not None:
+            self._workers = []
+            self._starter = Starter(later.processes, start_method(context), self._started)
+        else:
+            self.start_s = time.monotonic() - begun
+        if on_trial:  # whose death must not raise in whatever the training process does just then
+            private.remove_worker_pids(id(self))
+            self._worker_pids_set = False
+
+    def _started(self, process: Any) -> None:
+        self._workers.append(process)
+        # A worker answers this once its dataset is there and worker_init_fn has run.
+        self._index_queues[len(self._workers) - 1].put(private.ResumeIteration(self._shared_seed))
+
+    def is_ready(self, limit_s: float) -> bool:
+        """Start what one step may; whether all workers wait for indices. Raises PoolFailedError."""
+        if self._starter is None:
+            return True
+        started = self._starter.poll()
+        if self._starter.error is not None:
+            raise PoolFailedError("its workers did not start") from self._starter.error
+        while not self._data_queue.empty():
+            self._data_queue.get()
+            self._num_acknowledged += 1
+        waited_s = time.monotonic() - self._starter.begun_s
+        if started and self._num_acknowledged == self._num_workers:
+            self._starter, self.start_s = None, waited_s
+            return True
+        if any(not worker.is_alive() for worker in list(self._workers)):
+            raise PoolFailedError("a worker ended while it started")
+        if waited_s > limit_s:
+            raise PoolFailedError(f"its workers were not ready after {waited_s:.0f} s")
+        return False
+
+    def feed(self) -> None:
+        """From now on indices go to this pool."""
+        self.is_fed = True
+        for _ in range(self.settings.num_ahead):
+            self._try_put_index()
+
+    def begin_epoch(self, loader: DataLoader[Any]) -> None:
+        """The same workers go on with the next epoch, as torch's persistent ones do."""
+        self.issued.clear()
+        self.is_fed = True
+        with self._failing("they did not go on with the next epoch"):
+            self._reset(_view(loader, self.settings))
+
+    # What torch calls
+
+    def _next_index(self) -> Any:
+        if not self.is_fed:
+            raise StopIteration
+        position, indices = self.stream.draw()
+        self.issued[self._send_idx] = position
+        return indices
+
+    def _get_data(self) -> Any:
+        if not self.on_trial:
+            data = super()._get_data()
+        else:
+            self._asked_s = time.monotonic()
+            with self._failing("its workers gave no batch"):
+                data = super()._get_data()
+        self._got = data[0]
+        return data
+
+    def _try_get_data(self, timeout: float | None = None) -> Any:
+        timeout = private.status_check_interval() if timeout is None else timeout
+        if not self.on_trial:
+            return super()._try_get_data(timeout)
+        if self._hang_s is not None:
+            left_s = self._asked_s + self._hang_s - time.monotonic()
+            if left_s <= 0:
+                raise PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s")
+            timeout = min(timeout, left_s)
+        with self._watching_workers():
+            return super()._try_get_data(timeout)
+
+    def _process_data(self, data: Any, *worker: Any) -> Any:
+        number = next(iter(self.issued)) if self._in_order else self._got
+        if self.on_trial and isinstance(data, torch._utils.ExceptionWrapper):
+            with self._failing(f"{data.exc_type.__name__} was raised in a worker"):
+                data.reraise()
+        self.stream.delivered(self.issued.pop(number))
+        return super()._process_data(data, *worker)
+
+    @contextlib.contextmanager
+    def _failing(self, message: str) -> Iterator[None]:
+        """Of a pool on trial: turn what is raised into PoolFailedError."""
+        try:
+            yield
+        except PoolFailedError:
+            raise
+        except Exception as error:
+            if not self.on_trial:
+                raise
+            raise PoolFailedError(message) from error
+
+    @contextlib.contextmanager
+    def _watching_workers(self) -> Iterator[None]:
+        """While the loop waits here, a worker's death ends the wait at once. torch does so wherever the loop is."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        if self._trial_pids is None:
+            self._trial_pids = tuple(worker.pid for worker in self._workers)
+        private.set_worker_pids(id(self), self._trial_pids)
+        try:
+            private.error_if_any_worker_fails()
+            yield
+        finally:
+            private.remove_worker_pids(id(self))
+
+    # Its end
+
+    def kill(self) -> None:
+        """End workers that may hang, and the pool with them."""
+        if self._starter is not None:
+            self._starter.abandon()
+        for worker in self._workers:
+            worker.kill()
+        self.close()
+
+    def close(self) -> None:
+        """End the workers as torch does, which lets each finish the batch it is making. May be called from a thread."""
+        if self._starter is not None:
+            self._starter.abandon()
+        self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        if self._shutdown or self._pid != os.getpid():  # a process that was forked from this one has no say
+            return
+        pids = [worker.pid for worker in self._workers]
+        super()._shutdown_workers()
+        if self._shutdown:
+            self._table.release(self.rows)
+            self._task_info.clear()
+            remove_segments(pids)  # of the batch that a killed worker was in the middle of
+
+
+class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
+    """The training process loads each batch when the loop asks for it."""
+
+    start_s: ClassVar[float] = 0.0
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        settings: Settings,
+        stream: IndexStream,
+        base_seed: int,
+        table: SampleTable,
+        *,
+        on_trial: bool,
+        private_random: bool,
+        sample_error: SampleError | None = None,
+    ) -> None:
+        """``private_random``: the caller loads in workers, so loading here must not draw from the random numbers of the
+        training process."""
+        self.settings, self.stream, self.on_trial = settings, stream, on_trial
+        self._given_seed = base_seed
+        self.issued, self.is_fed = {}, True
+        self.rows = range(0)
+        super().__init__(_view(loader, settings))
+        self._profile_name = f"enumerate(DataLoader)#{private.SingleProcessIterator.__name__}.__next__"
+        self._dataset_fetcher = watch_fetcher(self._dataset_fetcher, table, sample_error)
+        self._random = _PrivateRandom(base_seed) if private_random else contextlib.nullcontext()
+
+    def _next_index(self) -> Any:
+        position, indices = self.stream.draw()
+        self.issued[position] = position
+        return indices
+
+    def _next_data(self) -> Any:
+        before = len(self.issued)
+        try:
+            with self._random:
+                data = super()._next_data()
+        except Exception as error:
+            if len(self.issued) == before:
+                raise  # the epoch's end, or the sampler's own error
+            if self.on_trial:
+                raise PoolFailedError(f"{type(error).__name__} was raised in the training process") from error
+            self._done()
+            raise
+        self._done()
+        return data
+
+    def _done(self) -> None:
+        self.stream.delivered(self.issued.popitem()[0])
+
+    def begin_epoch(self, loader: DataLoader[Any]) -> None:
+        """Nothing is kept from one epoch to the next."""
+        self.issued.clear()
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _PrivateRandom:
+    """Random numbers of torch, numpy and Python apart from the training process's own, seeded as a worker's are."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._inside = seed, None
+
+    def __enter__(self) -> None:
+        self._outside = self._read()
+        if self._inside is None:
+            random.seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)  # and no GPU's
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(self._seed % (1 << 32))
+        else:
+            self._write(self._inside)
+
+    def __exit__(self, *raised: object) -> None:
+        self._inside = self._read()
+        self._write(self._outside)
+
+    def _read(self) -> Any:
+        numpy = sys.modules.get("numpy")
+        return torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
+
+    def _write(self, state: Any) -> None:
+        torch.set_rng_state(state[0])
+        random.setstate(state[1])
+        if state[2] is not None:
+            sys.modules["numpy"].random.set_state(state[2])
+

@@ -1,0 +1,64 @@
+"""The settings of a loader that can change while a loop iterates it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Arguments of ``torch.utils.data.DataLoader``, in PyTorch's own spelling. Raises ValueError where torch would."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    prefetch_factor: int = 2
+    """Batches asked for ahead per worker. Without meaning at 0 workers."""
+    in_order: bool = True
+    """Without meaning at 0 workers."""
+    batch_size: int | None = None
+    """None: the caller's own batch sampler decides, or there are no batches (``batch_size=None``)."""
+
+    def __post_init__(self) -> None:
+        if self.num_workers < 0:
+            raise ValueError(f"num_workers is {self.num_workers}; it must be 0 or more.")
+        if self.prefetch_factor < 1:
+            raise ValueError(f"prefetch_factor is {self.prefetch_factor}; it must be 1 or more.")
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more.")
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> "Settings":
+        """The caller's own."""
+        return cls(
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            prefetch_factor=loader.prefetch_factor or 2,
+            in_order=loader.in_order,
+            batch_size=loader.batch_size,
+        )
+
+    def changed(self, **changes: Any) -> "Settings":
+        """These with some changed. Raises TypeError for a name that is none of them, ValueError for a wrong value."""
+        after = replace(self, **changes)
+        if (after.batch_size is None) != (self.batch_size is None):
+            raise ValueError(
+                "batch_size can change only where DataLoader makes the batches itself: "
+                "not with a batch_sampler of your own and not with batch_size=None."
+            )
+        return after
+
+    def same_workers(self, other: "Settings") -> bool:
+        """Whether a change from one to the other needs no other worker processes: only the batch size differs."""
+        return replace(self, batch_size=other.batch_size) == other
+
+    @property
+    def num_ahead(self) -> int:
+        """Batches asked for ahead of the loop."""
+        return self.num_workers * self.prefetch_factor
+
+
+def start_method(context: Any) -> str:
+    """``fork``, ``forkserver`` or ``spawn``. ``context``: a loader's ``multiprocessing_context``, None for the default."""
+    return str((context or torch.multiprocessing).get_start_method())

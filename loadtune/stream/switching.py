@@ -1,0 +1,430 @@
+"""A DataLoader whose settings change while a loop iterates it, between two batches, as torch would load otherwise.
+
+`SwitchingLoader` wraps a `torch.utils.data.DataLoader`, which is left as it is::
+
+    loader = SwitchingLoader(DataLoader(dataset, batch_size=64, shuffle=True))
+    for batch in loader:
+        ...
+        loader.switch(num_workers=8, pin_memory=True)
+
+A switch starts the new worker pool while the old one still gets indices and delivers. Once all its workers are ready
+the new pool gets the indices, the old one delivers what it was given, and then the new one delivers. No sample is lost,
+repeated or reordered, and the main thread waits for nothing but a few forks in each step.
+
+**As torch**: the order of samples, one draw of a base seed in each epoch from the generator that torch would use, what
+`persistent_workers` keeps from one epoch to the next, exceptions and how the epoch goes on after one, the end of workers
+after ``break``. Two things cannot be as in torch: augmentation in workers draws from seeds that differ from worker to
+worker, so other workers augment otherwise; and a sampler that draws lazily from a global generator depends on how far
+ahead indices are drawn, in torch itself. A switch under ``persistent_workers=True`` starts workers with the dataset as
+it is then.
+
+**Settings other than the caller's are on trial**: where their pool does not start, dies, hangs or raises, it is
+withdrawn, what it had not delivered is loaded with the caller's own settings in the same order, and only an error that
+those raise too reaches the loop. `SwitchingLoader.withdrawn` says what happened.
+
+An `IterableDataset` shares its samples out among workers when they start; its settings change at the next epoch.
+"""
+
+import atexit
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterDataPipe, MapDataPipe
+
+from loadtune.stream import torch_private as private
+from loadtune.stream.batches import IndexStream, own_batches
+from loadtune.stream.counters import Counters, Depth, Switch, queue_depth
+from loadtune.stream.pool import InProcess, Pool, PoolFailedError, plain_iterator
+from loadtune.stream.sample_table import SampleTable
+from loadtune.stream.settings import Settings, start_method
+from loadtune.stream.start import pickle_s
+from loadtune.stream.worker_rows import SampleError, WorkerTimes, worker_times
+
+MAX_BLOCKED_S = 0.5
+"""A switch that would keep the main thread from running for longer at a time waits for the end of the epoch."""
+READY_LIMIT_S = 120.0
+"""A pool whose workers take longer to start is withdrawn."""
+HANG_S = 60.0
+"""A pool on trial that gives no batch for so long is withdrawn."""
+_CLOSE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdrawn:
+    """Settings that could not go on."""
+
+    settings: Settings
+    reason: str
+    error: BaseException | None
+    """What torch or the system raised. None: nothing did."""
+
+
+class SwitchingLoader:
+    """Iterates like the DataLoader that it is given. `switch` changes its settings at any time."""
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        table: SampleTable | None = None,
+        sample_error: SampleError | None = None,
+        max_blocked_s: float = MAX_BLOCKED_S,
+        hang_s: float | None = HANG_S,
+    ) -> None:
+        """``table``: where workers note what they load. None: one of its own.
+
+        ``sample_error``: called in the loading process with an exception and its sample's index.
+        """
+        self.loader = loader
+        self.own = _own_settings(loader)
+        self.settings = self.own
+        """Those asked for last. They take effect when their workers are ready."""
+        self.table = SampleTable() if table is None else table
+        self.sample_error, self.max_blocked_s, self.hang_s = sample_error, max_blocked_s, hang_s
+        self.counters = Counters()
+        self.withdrawn: list[Withdrawn] = []
+        self._current: weakref.ref[SwitchingIterator] | None = None
+        self._kept: SwitchingIterator | None = None
+
+    def __iter__(self) -> "SwitchingIterator":
+        if not self.loader.persistent_workers:
+            return self._begin()
+        if self._kept is None:
+            self._kept = self._begin()
+        else:
+            self._kept._reset(self.loader)
+        return self._kept
+
+    def _begin(self) -> "SwitchingIterator":
+        iterator = SwitchingIterator(self)
+        self._current = weakref.ref(iterator)
+        return iterator
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def switch(self, **changes: Any) -> None:
+        """Change some of the settings. Takes effect in the running epoch, else at the next.
+
+        Several may be asked for one after the other; each takes effect in its turn. Raises TypeError for a name that
+        is no field of `Settings`, ValueError for a value that torch would refuse.
+        """
+        self.settings = self.settings.changed(**changes)
+        current = self._current and self._current()
+        if current is not None:
+            current.switch(self.settings)
+
+    def close(self) -> None:
+        """End all workers now. The next ``iter()`` starts others."""
+        current = self._current and self._current()
+        if current is not None:
+            current._shutdown_workers()
+        self._kept = None
+
+
+_live: "weakref.WeakSet[SwitchingIterator]" = weakref.WeakSet()
+_closes_at_exit = False
+
+
+def _close_all() -> None:
+    for iterator in list(_live):
+        iterator._shutdown_workers()
+
+
+class SwitchingIterator:
+    """One epoch, or with ``persistent_workers`` one after another. Made by `SwitchingLoader`."""
+
+    def __init__(self, owner: SwitchingLoader) -> None:
+        global _closes_at_exit
+        if not _closes_at_exit:  # after torch's own, so that it runs before: torch's workers do not end later any more
+            atexit.register(_close_all)
+            _closes_at_exit = True
+        self._pid = os.getpid()
+        self._owner, self._loader = owner, owner.loader
+        self._lane: deque[Pool | InProcess] = deque()
+        self._coming: deque[tuple[Switch, Pool | InProcess | None]] = deque()
+        self._taking_over: dict[int, Switch] = {}
+        self._closing: list[threading.Thread] = []
+        self._plain: Any = None
+        self._batch_size = owner.settings.batch_size
+        self._private = torch.Generator()
+        _live.add(self)
+        if not _can_switch(self._loader):
+            self._plain = plain_iterator(self._loader, owner.settings)
+            return
+        self._stream = IndexStream(self._source(), owner.counters)
+        base_seed = torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item()
+        self._private.manual_seed(base_seed & (1 << 63) - 1)
+        if owner.own.num_workers > 0:
+            self._stream.begin_epoch()  # torch asks a sampler for its iterator twice where there are workers
+        self._begin_with(owner.settings, base_seed)
+
+    def _source(self) -> Any:
+        loader, size = self._loader, weakref.WeakMethod(self._current_batch_size)
+        if self._batch_size is None:
+            return lambda: iter(loader._index_sampler)
+        return lambda: own_batches(loader.sampler, lambda: size()(), loader.drop_last)
+
+    def _current_batch_size(self) -> int | None:
+        return self._batch_size
+
+    # Iteration
+
+    def __iter__(self) -> "SwitchingIterator":
+        return self
+
+    def __len__(self) -> int:
+        if self._plain is not None or self._batch_size in (None, self._owner.own.batch_size):
+            return len(self._loader)
+        left, size = len(self._loader.sampler) - self._stream.num_samples_drawn, self._batch_size
+        return self._stream.num_drawn + (left // size if self._loader.drop_last else -(-left // size))
+
+    def __next__(self) -> Any:
+        begun = time.monotonic()
+        data = next(self._plain) if self._plain is not None else self._next()
+        self._owner.counters.delivered(data, time.monotonic() - begun)
+        return data
+
+    def _next(self) -> Any:
+        self._advance()
+        while self._lane:
+            source = self._lane[0]
+            if not source.issued and len(self._lane) > 1:
+                self._retire(self._lane.popleft())
+                continue
+            try:
+                data = next(source)
+            except PoolFailedError as failure:
+                self._withdraw(source, failure)
+                continue
+            except StopIteration:
+                self._end_epoch()
+                raise
+            self._delivered_by(source)
+            return data
+        raise StopIteration
+
+    def _delivered_by(self, source: Pool | InProcess) -> None:
+        switch = self._taking_over.pop(id(source), None)
+        if switch is not None:
+            switch.delivers_s = time.monotonic() - switch.asked_s
+
+    def depth(self) -> Depth | None:
+        """Batches that stand ready in the pool that delivers. None: it has no queue."""
+        return queue_depth(self._lane[0]) if self._lane else None
+
+    def workers(self) -> list[WorkerTimes]:
+        """What each worker of the pool that delivers has done. Empty: it has none."""
+        return worker_times(self._owner.table, self._lane[0].rows) if self._lane else []
+
+    # Switching
+
+    def switch(self, settings: Settings) -> None:
+        """Ask for these settings."""
+        if self._plain is not None or not self._lane:
+            return  # at the next epoch
+        self._batch_size = settings.batch_size
+        before = self._coming[-1][0].settings if self._coming else self._lane[-1].settings
+        if settings.same_workers(before):
+            self._relabel(settings)
+            return
+        switch = Switch(settings=settings, asked_s=time.monotonic())
+        self._owner.counters.switches.append(switch)
+        self._coming.append((switch, None))
+        self._advance()
+
+    def _relabel(self, settings: Settings) -> None:
+        """Only the batch size changes, which the stream knows; no worker has to."""
+        if not self._coming:
+            self._lane[-1].settings = settings
+
+    def _advance(self) -> None:
+        """Bring the next switch a step further: start workers, or hand over to those that are ready."""
+        while self._coming:
+            switch, source = self._coming[0]
+            begun = time.monotonic()
+            try:
+                if source is None:
+                    if not self._may_start(switch.settings):
+                        return
+                    source = self._make(switch.settings, deferred=True)
+                    self._coming[0] = (switch, source)
+                ready = isinstance(source, InProcess) or source.is_ready(READY_LIMIT_S)
+            except PoolFailedError as failure:
+                self._coming.popleft()
+                switch.block(begun)
+                self._drop(switch.settings, source, failure)
+                continue
+            if ready:
+                self._coming.popleft()
+                self._hand_over(switch, source)
+            switch.block(begun)
+            if not ready:
+                return
+
+    def _may_start(self, settings: Settings) -> bool:
+        """Whether starting these workers keeps the main thread from running for a moment only."""
+        owner = self._owner
+        if settings.num_workers == 0 or start_method(self._loader.multiprocessing_context) == "fork":
+            return True
+        if not hasattr(self, "_pickle_s"):
+            self._pickle_s = pickle_s(self._loader.dataset, owner.max_blocked_s / 2)
+        return self._pickle_s <= owner.max_blocked_s / 2
+
+    def _hand_over(self, switch: Switch, source: Pool | InProcess) -> None:
+        """Feed these workers from now on. Those before them deliver what they were given."""
+        switch.start_s = source.start_s
+        self._lane[-1].is_fed = False
+        self._lane.append(source)
+        self._taking_over[id(source)] = switch
+        if isinstance(source, Pool):
+            source.feed()
+
+    def _make(self, settings: Settings, *, deferred: bool, base_seed: int | None = None) -> Pool | InProcess:
+        owner = self._owner
+        if base_seed is None:
+            base_seed = torch.empty((), dtype=torch.int64).random_(generator=self._private).item()
+        on_trial = not settings.same_workers(owner.own)
+        common = (self._loader, settings, self._stream, base_seed, owner.table)
+        if settings.num_workers == 0:
+            is_private = owner.own.num_workers > 0
+            return InProcess(
+                *common, on_trial=on_trial, private_random=is_private, sample_error=owner.sample_error
+            )
+        with warnings.catch_warnings():
+            if on_trial and settings.pin_memory and not torch.accelerator.is_available():
+                warnings.simplefilter("ignore")
+            return Pool(
+                *common, on_trial=on_trial, deferred=deferred, hang_s=owner.hang_s, sample_error=owner.sample_error
+            )
+
+    def _begin_with(self, settings: Settings, base_seed: int | None = None) -> None:
+        """The lane is empty: fill it with these settings, or where they fail with the caller's."""
+        own = replace(self._owner.own, batch_size=settings.batch_size)
+        try:
+            self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
+        except Exception as error:
+            if settings.same_workers(own):
+                raise
+            self._note(settings, "its workers did not start", error)
+            self._take_back_all()
+            self._lane.append(self._make(own, deferred=False, base_seed=base_seed))
+
+    # Trouble
+
+    def _withdraw(self, failed: Pool | InProcess, failure: PoolFailedError) -> None:
+        """Take back what this pool and those behind it had not delivered; the caller's settings load that."""
+        self._note(failed.settings, str(failure), failure.__cause__)
+        self._taking_over.clear()
+        behind = [source for source in self._lane if source is not failed]
+        self._take_back_all()
+        self._lane.clear()
+        self._kill(failed)
+        for source in reversed(behind):  # whose settings did not fail: they come again
+            self._kill(source)
+            self._coming.appendleft((Switch(settings=source.settings, asked_s=time.monotonic()), None))
+        self._begin_with(replace(self._owner.own, batch_size=self._batch_size))
+
+    def _take_back_all(self) -> None:
+        for source in self._lane:
+            self._stream.take_back(source.issued.values())
+            source.issued.clear()
+
+    def _drop(self, settings: Settings, source: Pool | InProcess | None, failure: PoolFailedError) -> None:
+        """These settings never got an index; the ones before them go on."""
+        self._note(settings, str(failure), failure.__cause__)
+        if source is not None:
+            self._kill(source)
+
+    def _note(self, settings: Settings, reason: str, error: BaseException | None) -> None:
+        owner = self._owner
+        owner.withdrawn.append(Withdrawn(settings=settings, reason=reason, error=error))
+        if owner.settings.same_workers(settings):
+            owner.settings = replace(owner.own, batch_size=owner.settings.batch_size)
+
+    # Ends
+
+    def _retire(self, source: Pool | InProcess) -> None:
+        """It has delivered all that it was given."""
+        self._in_background(source.close)
+
+    def _kill(self, source: Pool | InProcess) -> None:
+        self._in_background(source.kill)
+
+    def _in_background(self, close: Any) -> None:
+        self._closing = [thread for thread in self._closing if thread.is_alive()]
+        thread = threading.Thread(target=close, name="loadtune-end-workers", daemon=True)
+        thread.start()
+        self._closing.append(thread)
+
+    def _end_epoch(self) -> None:
+        """As torch: without persistent workers nothing outlives the epoch."""
+        if not self._loader.persistent_workers:
+            self._shutdown_workers()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
+        """Begin the next epoch with the workers that are there: what `persistent_workers` asks for."""
+        if self._plain is not None:
+            self._plain = plain_iterator(loader, self._owner.settings, before=self._plain)
+            return
+        while len(self._lane) > 1:
+            self._retire(self._lane.popleft())
+        self._stream.begin_epoch()
+        settings = self._owner.settings
+        waiting = self._coming and self._coming[0][1] is None
+        if not self._lane or waiting:  # closed, or a switch that had to wait for the end of the epoch
+            self._shutdown_workers()
+            self._batch_size = settings.batch_size
+            self._begin_with(settings)
+            return
+        try:
+            self._lane[0].begin_epoch(loader)
+        except PoolFailedError as failure:
+            self._withdraw(self._lane[0], failure)
+
+    def _shutdown_workers(self) -> None:
+        """End all workers, those included that are starting. Returns when they are gone."""
+        if not self._is_mine():
+            return
+        if self._plain is not None:
+            shut_down = getattr(self._plain, "_shutdown_workers", None)
+            return shut_down() if shut_down else None
+        coming = [source for _, source in self._coming if source is not None]
+        self._coming.clear()
+        for source in coming:
+            source.kill()
+        while self._lane:
+            self._lane.popleft().close()
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._closing.clear()
+
+    def _is_mine(self) -> bool:
+        """Whether this is the process that made it, and not one that was forked from that."""
+        return getattr(self, "_pid", None) == os.getpid()
+
+    def __getstate__(self) -> Any:
+        raise NotImplementedError("{} cannot be pickled", self.__class__.__name__)
+
+    def __del__(self) -> None:
+        if self._is_mine():
+            self._shutdown_workers()
+
+
+def _can_switch(loader: DataLoader[Any]) -> bool:
+    pipes = (IterDataPipe, MapDataPipe)
+    return loader._dataset_kind == private.MAP_STYLE and not isinstance(loader.dataset, pipes)
+
+
+def _own_settings(loader: DataLoader[Any]) -> Settings:
+    own = Settings.of(loader)
+    made_by_torch = _can_switch(loader) and type(loader.batch_sampler) is BatchSampler
+    return own if made_by_torch else replace(own, batch_size=None)

@@ -1,0 +1,80 @@
+"""The private parts of torch's DataLoader that this package uses. No other module of it names one that is not here.
+
+torch promises none of them. `missing` says what an installed torch lacks; a test runs it, and everything else here, on
+the oldest and the newest torch that loadtune supports (2.11 and 2.14 when this was written).
+"""
+
+from typing import Any
+
+import torch.utils.data._utils as _utils
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
+from torch.utils.data._utils.worker import _ResumeIteration
+from torch.utils.data.dataloader import (
+    DataLoader,
+    _DatasetKind,
+    _MultiProcessingDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+)
+
+MultiProcessIterator: Any = _MultiProcessingDataLoaderIter
+SingleProcessIterator: Any = _SingleProcessDataLoaderIter
+ResumeIteration: Any = _ResumeIteration
+MAP_STYLE = _DatasetKind.Map
+FETCHERS = (_MapDatasetFetcher, _IterableDatasetFetcher)
+"""Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
+
+LOADER_ATTRIBUTES = (
+    "dataset",
+    "collate_fn",
+    "drop_last",
+    "generator",
+    "multiprocessing_context",
+    "pin_memory_device",
+    "timeout",
+    "worker_init_fn",
+    "_auto_collation",
+    "_dataset_kind",
+    "_IterableDataset_len_called",
+)
+"""What torch's iterators read of a loader, beside the settings that can switch and `_index_sampler`."""
+
+OVERRIDDEN = ("_get_data", "_next_index", "_process_data", "_shutdown_workers", "_try_get_data")
+"""Methods of `_MultiProcessingDataLoaderIter` that `Pool` extends."""
+
+USED = ("_reset", "_try_put_index")
+"""Methods of it that `Pool` calls."""
+
+ITERATOR_ATTRIBUTES = (
+    "_data_queue",
+    "_index_queues",
+    "_in_order",
+    "_num_workers",
+    "_prefetch_factor",
+    "_profile_name",
+    "_send_idx",
+    "_shared_seed",
+    "_shutdown",
+    "_task_info",
+    "_tasks_outstanding",
+    "_worker_pids_set",
+    "_worker_result_queue",
+    "_workers",
+)
+"""Attributes of its instances. `_base_seed` is replaced by a property, and `_dataset_fetcher` of a
+`_SingleProcessDataLoaderIter` is looked at."""
+
+set_worker_pids: Any = _utils.signal_handling._set_worker_pids
+remove_worker_pids: Any = _utils.signal_handling._remove_worker_pids
+error_if_any_worker_fails: Any = _utils.signal_handling._error_if_any_worker_fails
+
+
+def status_check_interval() -> float:
+    """Seconds after which torch's iterator looks whether its workers are alive while it waits for a batch."""
+    return float(_utils.MP_STATUS_CHECK_INTERVAL)
+
+
+def missing(loader: DataLoader[Any], iterator: Any) -> list[str]:
+    """Names that this torch lacks, given a loader with workers and an iterator over it. Empty: all are there."""
+    wanted = [(loader, name) for name in (*LOADER_ATTRIBUTES, "_index_sampler")]
+    wanted += [(iterator, name) for name in (*OVERRIDDEN, *USED, *ITERATOR_ATTRIBUTES, "_base_seed")]
+    return [f"{type(owner).__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)]

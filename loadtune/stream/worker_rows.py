@@ -1,0 +1,150 @@
+"""What each worker loads and has loaded, by its own clocks, in a table that it shares with the training process.
+
+The dataset is not wrapped: within a worker, torch's fetcher is. User code sees its own dataset, also in
+``get_worker_info()``.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from loadtune.stream import torch_private as private
+from loadtune.stream.sample_table import (
+    BEGAN_S,
+    CPU_S,
+    INDEX,
+    MADE_S,
+    MAX_MADE_S,
+    NUM_BEGUN,
+    NUM_ENDED,
+    NUM_SAMPLES,
+    NUM_TIMED,
+    Row,
+    SampleTable,
+    begin_batch,
+    end_batch,
+)
+
+SampleError = Callable[[BaseException, object], None]
+"""Called in the process that loads, with an exception and the index of the sample that raised it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowWriter:
+    """A ``worker_init_fn``: the worker notes in its row what it loads, then runs the caller's own function."""
+
+    table: SampleTable
+    first_row: int
+    worker_init_fn: Callable[[int], Any] | None
+    sample_error: SampleError | None = None
+
+    def __call__(self, worker_id: int) -> None:
+        row = self.table.row(self.first_row + worker_id)
+        for fetcher in private.FETCHERS:
+            fetcher.fetch = _watched(fetcher.fetch, row, self.sample_error)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def watch_fetcher(fetcher: Any, table: SampleTable, sample_error: SampleError | None = None) -> Any:
+    """Let this one fetcher of the training process note what it loads in the table's row for that process."""
+    fetcher.fetch = functools.partial(_watched(type(fetcher).fetch, table.row(None), sample_error), fetcher)
+    return fetcher
+
+
+def _watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
+    """``fetch(self, index)`` with the times around it and each sample's index noted."""
+
+    @functools.wraps(fetch)
+    def watched(self: Any, index: Any) -> Any:
+        indices = index if self.auto_collation and isinstance(index, list | tuple) else (index,)
+        first = not row[NUM_ENDED]  # which opens files and is no measure of the others
+        row[BEGAN_S] = begun = time.monotonic()
+        begin_batch(row, indices)
+        try:
+            if _reads_one_by_one(self, index):
+                index = _noting(index, row)
+            data = fetch(self, index)
+        except Exception as error:
+            if sample_error is not None and (at := row[INDEX]) == at:
+                sample_error(error, int(at))
+            raise
+        finally:
+            end_batch(row)
+        seconds = time.monotonic() - begun
+        row[NUM_ENDED] += 1
+        row[NUM_SAMPLES] += len(indices)
+        row[CPU_S] = time.process_time()
+        if not first:
+            row[NUM_TIMED] += 1
+            row[MADE_S] += seconds
+            row[MAX_MADE_S] = max(row[MAX_MADE_S], seconds)
+        return data
+
+    return watched
+
+
+def _reads_one_by_one(fetcher: Any, index: Any) -> bool:
+    """Whether torch's fetcher asks the dataset for each of these samples in turn."""
+    is_batch = fetcher.auto_collation and isinstance(index, list)
+    return is_batch and isinstance(fetcher, private.FETCHERS[0]) and not getattr(fetcher.dataset, "__getitems__", None)
+
+
+def _noting(indices: Iterable[Any], row: Row) -> Iterator[Any]:
+    for index in indices:
+        if isinstance(index, int):
+            row[INDEX] = index
+        yield index
+
+
+class WorkerTimes(NamedTuple):
+    """Of one worker since it started."""
+
+    num_begun: int
+    num_ended: int
+    """Batches fetched and collated; one may still be on its way to the training process."""
+    num_samples: int
+    began_s: float
+    """When it began its newest batch, on the clock that all processes share (``time.monotonic``)."""
+    num_timed: int
+    """Batches but the first."""
+    made_s: float
+    """Seconds in which it fetched and collated those, waiting included."""
+    max_made_s: float
+    cpu_s: float
+    """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
+
+
+def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
+    """Of the workers with these rows. Whoever reads while one writes may be a batch off."""
+    return [_times(table.row(row).tolist()) for row in rows]
+
+
+def _times(row: list[float]) -> WorkerTimes:
+    return WorkerTimes(
+        num_begun=int(row[NUM_BEGUN]),
+        num_ended=int(row[NUM_ENDED]),
+        num_samples=int(row[NUM_SAMPLES]),
+        began_s=row[BEGAN_S],
+        num_timed=int(row[NUM_TIMED]),
+        made_s=row[MADE_S],
+        max_made_s=row[MAX_MADE_S],
+        cpu_s=row[CPU_S],
+    )
+
+
+def num_made(times: Iterable[WorkerTimes], now: float) -> float:
+    """Batches made until now by all of them; one in the making counts by how far it should have come."""
+    times = list(times)
+    made_s, num_timed = sum(worker.made_s for worker in times), sum(worker.num_timed for worker in times)
+    usual_s = made_s / num_timed if num_timed else None
+    return sum(_num_made(worker, now, usual_s) for worker in times)
+
+
+def _num_made(worker: WorkerTimes, now: float, usual_s: float | None) -> float:
+    own_s = worker.made_s / worker.num_timed if worker.num_timed else usual_s
+    if worker.num_begun <= worker.num_ended or not own_s:
+        return worker.num_ended
+    return worker.num_ended + min(1.0, max(0.0, now - worker.began_s) / own_s)
