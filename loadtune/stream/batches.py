@@ -1,5 +1,6 @@
 """One stream of index batches for all worker pools of an epoch, each kept until its batch was delivered."""
 
+import contextlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -41,6 +42,12 @@ class IndexStream:
         self.num_drawn += 1
         self.num_samples_drawn += _num_samples(indices)
         return position, indices
+
+    def peek(self) -> None:
+        """Let the sampler draw its first random numbers now, as it does in torch where there are workers."""
+        if self.num_drawn == 0:
+            with contextlib.suppress(StopIteration):
+                self.take_back([self.draw()[0]])
 
     def delivered(self, position: int) -> None:
         """The batch at this position reached the loop, or its exception did."""

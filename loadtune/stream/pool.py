@@ -289,18 +289,16 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         self._random = _PrivateRandom(base_seed) if private_random else contextlib.nullcontext()
 
     def _next_index(self) -> Any:
-        position, indices = self.stream.draw()
-        self.issued[position] = position
-        return indices
+        return self._drawn
 
     def _next_data(self) -> Any:
-        before = len(self.issued)
+        # Before the random numbers change: samplers draw from those of the training process.
+        position, self._drawn = self.stream.draw()
+        self.issued[position] = position
         try:
             with self._random:
                 data = super()._next_data()
         except Exception as error:
-            if len(self.issued) == before:
-                raise  # the epoch's end, or the sampler's own error
             if self.on_trial:
                 raise PoolFailedError(f"{type(error).__name__} was raised in the training process") from error
             self._done()

@@ -165,6 +165,8 @@ class SwitchingIterator:
         if owner.own.num_workers > 0:
             self._stream.begin_epoch()  # torch asks a sampler for its iterator twice where there are workers
         self._begin_with(owner.settings, base_seed)
+        if owner.own.num_workers > 0:
+            self._stream.peek()
 
     def _source(self) -> Any:
         loader, size = self._loader, weakref.WeakMethod(self._current_batch_size)
@@ -388,6 +390,7 @@ class SwitchingIterator:
             self._lane[0].begin_epoch(loader)
         except PoolFailedError as failure:
             self._withdraw(self._lane[0], failure)
+        self._stream.peek()
 
     def _shutdown_workers(self) -> None:
         """End all workers, those included that are starting. Returns when they are gone."""
