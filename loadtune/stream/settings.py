@@ -50,8 +50,13 @@ class Settings:
         return after
 
     def same_workers(self, other: "Settings") -> bool:
-        """Whether a change from one to the other needs no other worker processes: only the batch size differs."""
-        return replace(self, batch_size=other.batch_size) == other
+        """Whether a change from one to the other needs no other worker processes: only the batch size differs, or
+        what has no meaning without workers."""
+        return self._workers() == other._workers()
+
+    def _workers(self) -> tuple[object, ...]:
+        ahead = (self.prefetch_factor, self.in_order) if self.num_workers else ()
+        return (self.num_workers, self.pin_memory, *ahead)
 
     @property
     def num_ahead(self) -> int:
