@@ -33,7 +33,6 @@ from loadtune.bench.protocol import (
     Value,
     failed_value,
 )
-from loadtune.bench.sample_table import Loading, Stillness, did_not_return_text, samples_text
 from loadtune.bench.scratch import Scratch
 from loadtune.bench.short_ram import loader_of, ram_failure
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
@@ -61,6 +60,7 @@ from loadtune.records import (
     WorkloadSpec,
 )
 from loadtune.seams import Watch
+from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0

@@ -1,19 +1,26 @@
-"""A DataLoader over the workload's dataset whose batches never end, and which worker made what of them."""
+"""Batches of the workload without end, from a loader whose settings change while the training loop goes on."""
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth, raise_worker_end
-from loadtune.bench.sample_table import SampleTable
-from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
 from loadtune.records import LoaderConfig, WorkerShare
-from loadtune.workload import Batch, Workload
+from loadtune.stream import torch_private
+from loadtune.stream.counters import Depth
+from loadtune.stream.sample_table import SampleTable
+from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
+from loadtune.stream.worker_rows import num_made
+from loadtune.workload import Batch, Workload, note_index
+
+# From a connection that a dying worker closed until its death can be seen.
+_DEATH_S = 1.0
+# Patience with workers that are in the middle of a batch nobody wants, all of them together.
+_PATIENCE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -60,30 +67,63 @@ class EndlessLoader:
         table: SampleTable | None = None,
     ) -> None:
         """``table``: says which samples are being loaded, to whoever else can read it."""
-        self.config = config
-        ledger = WorkerLedger(config.num_workers, table)
-        self._ledger = ledger if config.num_workers else None
-        self._waits = [_Waited() for _ in range(config.num_workers)]
-        self._num_handed_out = self._position = 0
         seed = workload.spec.seed + number
-        self._loader: DataLoader[Any] = DataLoader(
-            TimedDataset(workload.dataset, workload.dataset_length, ledger),
+        loader: DataLoader[Any] = DataLoader(
+            workload.dataset,
             sampler=EndlessShuffle(workload.dataset_length, seed) if sampler is None else sampler,
             drop_last=True,
             generator=torch.Generator().manual_seed(seed),
             **config.kwargs(),
         )
-        self._iterator: Iterator[Batch] | None = None
+        self._loader = SwitchingLoader(loader, table=table, sample_error=note_index, on_trial=False)
+        self._iterator: SwitchingIterator | None = None
+        self._takes_over(config)
+
+    def _takes_over(self, config: LoaderConfig) -> None:
+        self.config = config
+        self._waits = [_Waited() for _ in range(config.num_workers)]
+        self._position = 0
 
     @property
     def num_workers(self) -> int:
         return self.config.num_workers
 
-    def start(self) -> Iterator[Batch]:
+    def start(self) -> SwitchingIterator:
         """Start the workers, where they are not running."""
         if self._iterator is None:
+            begun = time.monotonic()
             self._iterator = iter(self._loader)
+            self._start_s = time.monotonic() - begun
         return self._iterator
+
+    def switch(self, config: LoaderConfig, each: Callable[[Batch], None]) -> Batch:
+        """Go over to this configuration; its first batch. `each` gets those that come before.
+
+        Whether workers persist cannot change, and means nothing in an epoch without an end.
+        """
+        iterator = self.start()
+        switch = self._loader.switch(
+            num_workers=config.num_workers,
+            pin_memory=config.pin_memory,
+            prefetch_factor=config.prefetch_factor,
+            in_order=config.in_order,
+            batch_size=config.batch_size,
+        )
+        while True:
+            batch: Batch = next(iterator)
+            if len(batch[0]) == config.batch_size and (switch is None or switch.delivers_s is not None):
+                break
+            each(batch)
+        self._takes_over(config)
+        self._position = 1
+        self._start_s = (switch.start_s or 0.0) if switch is not None else 0.0
+        return batch
+
+    def first_batch_s(self) -> float:
+        """Seconds from the start of a loader of this configuration to its first batch, as far as they were seen: until
+        all workers were ready, and until the first had made one. Later batches were begun meanwhile."""
+        made_s = [times.first_s for times in self.start().workers() if times.first_s]
+        return self._start_s + min(made_s, default=0.0)
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers."""
@@ -92,7 +132,6 @@ class EndlessLoader:
             self._position = 0
             self._iterator = iter(self._loader)
             batch = next(self._iterator)
-        self._num_handed_out += 1
         self._position += 1
         return batch
 
@@ -102,20 +141,18 @@ class EndlessLoader:
             return next(batches, None)
         except (OSError, EOFError) as error:
             if self._waits and not str(error).startswith("Caught "):  # as an exception out of a worker does
-                raise_worker_end()
+                _raise_worker_end()
             raise
-
-    def any_made(self) -> bool:
-        """Whether a worker has read all samples of a batch. Without workers: always, nothing is made ahead."""
-        return self._ledger is None or self._ledger.num_ended() > 0
 
     def depth(self) -> Depth | None:
         """Where in the prefetch queue batches stand. None: there is no queue, or it does not tell."""
-        return queue_depth(self._iterator)
+        return self._iterator.depth() if self._iterator is not None else None
 
     def num_ahead(self) -> float | None:
         """Batches made and not handed out, those in the making by how far they have come. None: there is no worker."""
-        return None if self._ledger is None else self._ledger.num_made(time.monotonic()) - self._num_handed_out
+        if not self._waits or self._iterator is None:
+            return None
+        return num_made(self._iterator.workers(), time.monotonic()) - self._iterator.num_delivered()
 
     def waited(self, seconds: float) -> None:
         """Book the wait for the batch that was just handed out with the worker that made it: they take turns."""
@@ -127,15 +164,31 @@ class EndlessLoader:
 
     def shares(self) -> tuple[WorkerShare, ...]:
         """What each worker did so far. Empty: there are none."""
-        if self._ledger is None:
+        if not self._waits or self._iterator is None:
             return ()
-        made = (self._ledger.read(worker) for worker in range(len(self._waits)))
         return tuple(
-            dataclasses.replace(m, num_batches=w.num_batches, wait_s=w.wait_s, max_wait_s=w.max_wait_s)
-            for w, m in zip(self._waits, made, strict=True)
+            dataclasses.replace(
+                WorkerShare(num_made=times.num_timed, made_s=times.made_s, max_made_s=times.max_made_s),
+                num_batches=waits.num_batches,
+                wait_s=waits.wait_s,
+                max_wait_s=waits.max_wait_s,
+            )
+            for waits, times in zip(self._waits, self._iterator.workers(), strict=True)
         )
 
     def close(self) -> None:
         """End the workers."""
-        iterator, self._iterator = self._iterator, None
-        end_workers(iterator)
+        self._iterator = None
+        self._loader.close(patience_s=_PATIENCE_S)
+
+
+def _raise_worker_end() -> None:
+    """Raise PyTorch's own error where a worker of any loader has died, or does so within a moment.
+
+    Batches that a worker had sent and nobody has taken yet cannot be opened once it is dead. PyTorch then raises what
+    the connection says (ConnectionResetError, FileNotFoundError) where it does not know of the death yet.
+    """
+    deadline = time.monotonic() + _DEATH_S
+    while time.monotonic() < deadline:
+        torch_private.error_if_any_worker_fails()
+        time.sleep(0.01)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.origin import raised_by_others
-from loadtune.bench.sample_table import Loading, samples_text
 from loadtune.records import FailureKind, TrialFailure
+from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 

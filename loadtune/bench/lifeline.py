@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from loadtune.bench.scratch import remove_scratch
-from loadtune.bench.shm_cleanup import kill_group
+from loadtune.stream.shm_cleanup import kill_group
 
 _CLOSING_S = 0.2
 """A process that dies closes its descriptors one after the other: the pipe may be the last."""

@@ -4,8 +4,8 @@ import time
 from multiprocessing.connection import Connection
 
 from loadtune.bench.protocol import Phase, Stop, Streamed
-from loadtune.bench.sample_table import SampleTable
 from loadtune.records import Window
+from loadtune.stream.sample_table import SampleTable
 
 # Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
 _PULSE_S = 1.0

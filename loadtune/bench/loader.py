@@ -1,18 +1,19 @@
-"""Train on real batches from a fresh DataLoader and stream windows until the controller has seen enough."""
+"""Train on real batches and stream windows until the controller has seen enough."""
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
-from loadtune.bench.pinned import PinnedBlocks, page_lock_s
+from loadtune.bench.pinned import page_lock_s
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import TrainingRun, TrialFailure, Window
+from loadtune.records import LoaderConfig, Recipe, TrainingRun, TrialConfig, TrialFailure, Window
 from loadtune.workload import Batch
 
 
@@ -25,39 +26,71 @@ class _Counts:
     wait_s: float = 0.0
 
 
-def train_on_loader(
-    trainer: Trainer, loader: EndlessLoader, window_s: float, line: Line, pinned: PinnedBlocks
-) -> TrainingRun | TrialFailure:
-    """Time what follows the first batch of a fresh loader, which is closed then.
+class TrainingLoop:
+    """Training on batches of one loader that goes on from trial to trial: only its settings change."""
 
-    The trainer has to be warm: nothing slow may happen while the queue fills. A failure where the model was compiled
-    again in a window: its rate would be the compiler's.
-    """
-    try:
+    def __init__(self, make_loader: Callable[[LoaderConfig], EndlessLoader]) -> None:
+        self._make_loader = make_loader
+        self._loader: EndlessLoader | None = None
+        self._recipe: Recipe | None = None
+
+    def time_training(
+        self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
+    ) -> TrainingRun | TrialFailure:
+        """Go over to this configuration, train, and stream windows until the controller has seen enough.
+
+        The trainer has to be warm. ``begins`` is called before the first step on a batch of this configuration. A
+        failure where the model was compiled again in a window: its rate would be the compiler's. Whatever is raised
+        ends the loop; the next trial begins another.
+        """
+        try:
+            return self._time_training(trainer, config, window_s, line, begins)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the workers; the next trial starts with a fresh loader."""
+        loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.close()
+
+    def _time_training(
+        self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
+    ) -> TrainingRun | TrialFailure:
         line.enter("first batch")
-        started = time.monotonic()
-        loader.start()
-        waited_s = pinned.lock_ahead(loader, started, line.pulse)
-        batch = loader.next_batch()
-        first_batch_s = time.monotonic() - started - waited_s
+        batch = self._first_batch(trainer, config, line)
         line.enter("training")
-        trainer.step(trainer.to_device(batch))  # uncounted: the wait for this batch lies before the first window
+        begins()
+        _step(trainer, batch, marks_for(trainer.device))  # uncounted: the wait for it lies before the first window
         del batch
         num_compiled = trainer.num_compiled()
-        loop = TimedLoop(trainer, loader, line)
-        windows = _stream(loop, WindowRule(window_s, loader.num_workers), line)
-        shares = loader.shares()
-    finally:
-        loader.close()
-    if trainer.num_compiled() > num_compiled:
-        message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
-        return TrialFailure(kind="unsupported", phase="training", message=message)
-    return TrainingRun(
-        windows=windows,
-        first_batch_s=first_batch_s,
-        num_skipped_steps=sum(window.num_skipped_steps for window in windows),
-        workers=shares,
-    )
+        assert self._loader is not None
+        loop = TimedLoop(trainer, self._loader, line)
+        windows = _stream(loop, WindowRule(window_s, config.loader.num_workers), line)
+        if trainer.num_compiled() > num_compiled:
+            message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
+            return TrialFailure(kind="unsupported", phase="training", message=message)
+        return TrainingRun(
+            windows=windows,
+            first_batch_s=self._loader.first_batch_s(),
+            num_skipped_steps=sum(window.num_skipped_steps for window in windows),
+            workers=self._loader.shares(),
+        )
+
+    def _first_batch(self, trainer: Trainer, config: TrialConfig, line: Line) -> Batch:
+        trains_alike, self._recipe = self._recipe == config.recipe, config.recipe
+        if self._loader is None:
+            self._loader = self._make_loader(config.loader)
+            return self._loader.next_batch()
+
+        def before(batch: Batch) -> None:
+            """A batch of the configuration before: its size fits in the memory of its own recipe alone."""
+            if trains_alike:
+                trainer.step(trainer.to_device(batch))
+            line.pulse()
+
+        return self._loader.switch(config.loader, before)
 
 
 def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:

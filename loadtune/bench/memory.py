@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -71,10 +71,6 @@ class DeviceMemory(Protocol):
 
     def is_the_hosts(self) -> bool:
         """Whether the device has no memory of its own."""
-        ...
-
-    def lock_block(self, num_bytes: int) -> Any:
-        """Page-locked host memory, which PyTorch keeps for batches when it is dropped. None: none is to be had."""
         ...
 
 
@@ -169,12 +165,6 @@ class CudaMemory:
     def is_the_hosts(self) -> bool:
         return bool(getattr(torch.cuda.get_device_properties(self._device), "is_integrated", False))
 
-    def lock_block(self, num_bytes: int) -> Any:
-        try:
-            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        except torch.AcceleratorError:  # and no RuntimeError: as such comes the news, in any call, that a worker died
-            return None
-
 
 class CpuMemory:
     """Resident memory of this process: the CPU's allocator keeps no books."""
@@ -231,9 +221,6 @@ class CpuMemory:
 
     def is_the_hosts(self) -> bool:
         return True
-
-    def lock_block(self, num_bytes: int) -> Any:
-        return None
 
 
 def host_books(figure: str, kind: str) -> int | None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from loadtune.bench.bounded_log import BoundedLog
 from loadtune.bench.protocol import Message
-from loadtune.bench.sample_table import Loading, SampleTable
-from loadtune.bench.shm_cleanup import kill_group
 from loadtune.records import Device
+from loadtune.stream.sample_table import Loading, SampleTable
+from loadtune.stream.shm_cleanup import kill_group
 
 _LOG_LINES = 40
 LAST_WORDS_LINES = 1000

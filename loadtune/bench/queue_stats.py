@@ -4,7 +4,7 @@ import statistics
 import time
 from typing import NamedTuple, Protocol
 
-from loadtune.bench.prefetch_queue import Depth
+from loadtune.stream.counters import Depth
 
 
 class Queued(Protocol):

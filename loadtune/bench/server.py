@@ -11,10 +11,10 @@ from loadtune.bench.circumstances import Circumstances, Witness
 from loadtune.bench.failures import failure_from, leaves_context_intact
 from loadtune.bench.line import Line
 from loadtune.bench.protocol import Answer, Begin, Exit, Refused, Request, Stop, failed_value
-from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.session import Session
 from loadtune.errors import LoadtuneError
 from loadtune.records import TrialFailure
+from loadtune.stream.sample_table import SampleTable
 
 _Result = TypeVar("_Result")
 

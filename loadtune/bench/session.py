@@ -17,7 +17,7 @@ from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
-from loadtune.bench.loader import train_on_loader
+from loadtune.bench.loader import TrainingLoop
 from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.memory import memory_of
@@ -78,11 +78,14 @@ class Session:
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
         self._pinned = PinnedBlocks(self.memory)
+        self._loop = TrainingLoop(self._loader)
         self._number = secrets.randbelow(1 << 31)  # of the last loader; a bench that was replaced begins elsewhere
         self.memory.remember_idle()
 
     def run(self, request: Request) -> Value:
         """Do what is asked. What it raises is a failure of this request, not of the session."""
+        if not isinstance(request, TimeTraining):
+            self._loop.end()
         if isinstance(request, Describe):
             return self._describe()
         if isinstance(request, TimeCompute):
@@ -189,8 +192,9 @@ class Session:
         batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
-        self.memory.reset_peaks()
-        run = train_on_loader(trainer, self._loader(loader), request.window_s, self._line, self._pinned)
+        run = self._loop.time_training(
+            trainer, request.config, request.window_s, self._line, begins=self.memory.reset_peaks
+        )
         trainer.close()
         if isinstance(run, TrialFailure):
             return run

@@ -22,9 +22,12 @@ from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.settings import Settings, start_method
-from loadtune.stream.shm_cleanup import remove_segments
+from loadtune.stream.shm_cleanup import answer_for, remove_segments
 from loadtune.stream.start import DeferredContext, Starter
 from loadtune.stream.worker_rows import RowWriter, SampleError, watch_fetcher
+
+# Workers that were told to terminate do so at once; this is for a machine that is too busy to let them.
+_TERMINATE_S = 1.0
 
 
 class PoolFailedError(Exception):
@@ -107,7 +110,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self.issued, self.is_fed, self._got = {}, not deferred, 0
         self.rows = table.reserve(settings.num_workers)
         self._starter: Starter | None = None
-        self._num_acknowledged, self.start_s = 0, None
+        self._num_acknowledged, self.start_s, self.num_delivered = 0, None, 0
         self._shutdown, self._pid = True, os.getpid()
         begun = time.monotonic()
         context = loader.multiprocessing_context
@@ -121,11 +124,11 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         super().__init__(view)
         self._profile_name = f"enumerate(DataLoader)#{private.MultiProcessIterator.__name__}.__next__"
         if later is not None:
-            self._workers = []
+            self._workers: list[Any] = []
             self._starter = Starter(later.processes, start_method(context), self._started)
         else:
             self.start_s = time.monotonic() - begun
-        if on_trial:  # whose death must not raise in whatever the training process does just then
+        if on_trial or deferred:  # whose death must not raise in whatever the training process does just then
             private.remove_worker_pids(id(self))
             self._worker_pids_set = False
 
@@ -157,6 +160,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def feed(self) -> None:
         """From now on indices go to this pool."""
         self.is_fed = True
+        if not self.on_trial and not self._worker_pids_set:  # as torch's constructor does
+            private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+            self._worker_pids_set = True
         for _ in range(self.settings.num_ahead):
             self._try_put_index()
 
@@ -202,8 +208,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         number = next(iter(self.issued)) if self._in_order else self._got
         if self.on_trial and isinstance(data, torch._utils.ExceptionWrapper):
             with self._failing(f"{data.exc_type.__name__} was raised in a worker"):
-                data.reraise()
+                data.reraise()  # type: ignore[no-untyped-call]
         self.stream.delivered(self.issued.pop(number))
+        self.num_delivered += 1
         return super()._process_data(data, *worker)
 
     @contextlib.contextmanager
@@ -243,11 +250,24 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             worker.kill()
         self.close()
 
-    def close(self) -> None:
-        """End the workers as torch does, which lets each finish the batch it is making. May be called from a thread."""
+    def close(self, patience_s: float | None = None) -> None:
+        """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
+
+        ``patience_s``: how long to wait for all of them instead, which is nothing for a thread other than the main one.
+        """
         if self._starter is not None:
             self._starter.abandon()
-        self._shutdown_workers()
+        pids = [worker.pid for worker in self._workers]
+        answer_for(pids)
+        if patience_s is None:
+            self._shutdown_workers()
+        else:
+            with private.waiting_for_workers(patience_s / max(1, len(self._workers))):
+                self._shutdown_workers()
+            deadline = time.monotonic() + _TERMINATE_S
+            for worker in self._workers:  # told to terminate one right after the other, waited for together
+                worker.join(max(0.0, deadline - time.monotonic()))
+            remove_segments(pids)
 
     def _shutdown_workers(self) -> None:
         if self._shutdown or self._pid != os.getpid():  # a process that was forked from this one has no say
@@ -281,11 +301,11 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         training process."""
         self.settings, self.stream, self.on_trial = settings, stream, on_trial
         self._given_seed = base_seed
-        self.issued, self.is_fed = {}, True
+        self.issued, self.is_fed, self.num_delivered = {}, True, 0
         self.rows = range(0)
         super().__init__(_view(loader, settings))
         self._profile_name = f"enumerate(DataLoader)#{private.SingleProcessIterator.__name__}.__next__"
-        self._dataset_fetcher = watch_fetcher(self._dataset_fetcher, table, sample_error)
+        self._dataset_fetcher: Any = watch_fetcher(self._dataset_fetcher, table, sample_error)
         self._random = _PrivateRandom(base_seed) if private_random else contextlib.nullcontext()
 
     def _next_index(self) -> Any:
@@ -308,6 +328,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
 
     def _done(self) -> None:
         self.stream.delivered(self.issued.popitem()[0])
+        self.num_delivered += 1
 
     def begin_epoch(self, loader: DataLoader[Any]) -> None:
         """Nothing is kept from one epoch to the next."""
@@ -315,7 +336,7 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
 
     def kill(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, patience_s: float | None = None) -> None: ...
 
 
 class _PrivateRandom:
@@ -347,4 +368,3 @@ class _PrivateRandom:
         random.setstate(state[1])
         if state[2] is not None:
             sys.modules["numpy"].random.set_state(state[2])
-

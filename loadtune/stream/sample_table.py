@@ -19,12 +19,12 @@ from typing import Any, TypeAlias
 
 from loadtune.units import counted
 
-NUM_BEGUN, NUM_ENDED, NUM_SAMPLES, BEGAN_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S = range(8)
+NUM_BEGUN, NUM_ENDED, NUM_SAMPLES, BEGAN_S, FIRST_S, NUM_TIMED, MADE_S, MAX_MADE_S, CPU_S = range(9)
 """Fields of a row that `worker_rows` keeps."""
-_PID, _BATCH_SIZE, INDEX, _FIRST = range(8, 12)
-_ROW = 18
+_PID, _BATCH_SIZE, INDEX, _FIRST = range(9, 13)
+_ROW = 19
 _MAX_KEPT = _ROW - _FIRST
-_NUM_BYTES = 1 << 20  # 7,279 workers; what is not written takes no memory
+_NUM_BYTES = 1 << 20  # 6,896 workers; what is not written takes no memory
 _NAMED = 3
 _HEADER, _TRAINING_PROCESS, _FIRST_WORKER = range(3)
 
@@ -81,16 +81,17 @@ class SampleTable:
         reserved = range(first, first + num_workers)
         if self._end(reserved.stop) > len(self._numbers):
             raise ValueError(f"{reserved.stop} workers are more than this table has rows for.")
+        self._clear(reserved if self._reserved else range(int(self._numbers[_HEADER * _ROW])))
         self._reserved = sorted([*self._reserved, reserved], key=lambda rows: rows.start)
-        self._clear(reserved)
         self._count_rows()
         return reserved
 
     def release(self, rows: range) -> None:
-        """These workers are gone."""
-        self._clear(rows)
+        """These workers are gone. The last ones' rows stay readable until others are reserved."""
         self._reserved = [kept for kept in self._reserved if kept != rows]
-        self._count_rows()
+        if self._reserved:
+            self._clear(rows)
+            self._count_rows()
 
     def _count_rows(self) -> None:
         self._numbers[_HEADER * _ROW] = max((rows.stop for rows in self._reserved), default=0)

@@ -65,5 +65,5 @@ class Settings:
 
 
 def start_method(context: Any) -> str:
-    """``fork``, ``forkserver`` or ``spawn``. ``context``: a loader's ``multiprocessing_context``, None for the default."""
+    """``fork``, ``forkserver`` or ``spawn``. ``context``: of a loader. None: the default."""
     return str((context or torch.multiprocessing).get_start_method())

@@ -16,20 +16,20 @@ FORK_SLICE_S = 0.05
 
 
 class DeferredContext:
-    """A multiprocessing context whose processes are made and not started, so that torch's constructor returns at once."""
+    """A multiprocessing context whose processes are made and not started: torch's constructor returns at once."""
 
     def __init__(self, context: Any) -> None:
         """``context``: of the loader. None: torch's default."""
         self._context = context or torch.multiprocessing
         self.processes: list[Any] = []
 
-    def Queue(self) -> Any:  # noqa: N802 - the context's own spelling
+    def Queue(self) -> Any:
         return self._context.Queue()
 
-    def Event(self) -> Any:  # noqa: N802
+    def Event(self) -> Any:
         return self._context.Event()
 
-    def Process(self, **arguments: Any) -> "_Unstarted":  # noqa: N802
+    def Process(self, **arguments: Any) -> "_Unstarted":
         self.processes.append(self._context.Process(daemon=True, **arguments))
         return _Unstarted()
 
@@ -126,7 +126,7 @@ def pickle_s(dataset: Any, limit_s: float) -> float:
     """
     begun = time.monotonic()
     try:
-        _Sizer(_Counter(begun + limit_s), protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)  # type: ignore[arg-type]
+        _Sizer(_Counter(begun + limit_s), protocol=pickle.HIGHEST_PROTOCOL).dump(dataset)
     except _TooSlowError:
         return math.inf
     except Exception:

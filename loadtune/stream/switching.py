@@ -12,7 +12,7 @@ the new pool gets the indices, the old one delivers what it was given, and then 
 repeated or reordered, and the main thread waits for nothing but a few forks in each step.
 
 **As torch**: the order of samples, one draw of a base seed in each epoch from the generator that torch would use, what
-`persistent_workers` keeps from one epoch to the next, exceptions and how the epoch goes on after one, the end of workers
+`persistent_workers` keeps from one epoch to the next, exceptions and how the epoch goes on after one, when workers end
 after ``break``. Two things cannot be as in torch: augmentation in workers draws from seeds that differ from worker to
 worker, so other workers augment otherwise; and a sampler that draws lazily from a global generator depends on how far
 ahead indices are drawn, in torch itself. A switch under ``persistent_workers=True`` starts workers with the dataset as
@@ -32,6 +32,7 @@ import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,8 +78,11 @@ class SwitchingLoader:
         sample_error: SampleError | None = None,
         max_blocked_s: float = MAX_BLOCKED_S,
         hang_s: float | None = HANG_S,
+        on_trial: bool = True,
     ) -> None:
         """``table``: where workers note what they load. None: one of its own.
+
+        ``on_trial``: settings that fail are withdrawn. False: they raise, as the caller's own do.
 
         ``sample_error``: called in the loading process with an exception and its sample's index.
         """
@@ -88,6 +92,7 @@ class SwitchingLoader:
         """Those asked for last. They take effect when their workers are ready."""
         self.table = SampleTable() if table is None else table
         self.sample_error, self.max_blocked_s, self.hang_s = sample_error, max_blocked_s, hang_s
+        self.on_trial = on_trial
         self.counters = Counters()
         self.withdrawn: list[Withdrawn] = []
         self._current: weakref.ref[SwitchingIterator] | None = None
@@ -110,22 +115,25 @@ class SwitchingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def switch(self, **changes: Any) -> None:
+    def switch(self, **changes: Any) -> Switch | None:
         """Change some of the settings. Takes effect in the running epoch, else at the next.
 
-        Several may be asked for one after the other; each takes effect in its turn. Raises TypeError for a name that
-        is no field of `Settings`, ValueError for a value that torch would refuse.
+        Several may be asked for one after the other; each takes effect in its turn. What is returned tells how far this
+        one is; None: no workers have to change for it in this epoch. Raises TypeError for a name that is no field of
+        `Settings`, ValueError for a value that torch would refuse.
         """
         self.settings = self.settings.changed(**changes)
-        current = self._current and self._current()
-        if current is not None:
-            current.switch(self.settings)
+        current = None if self._current is None else self._current()
+        return None if current is None else current.switch(self.settings)
 
-    def close(self) -> None:
-        """End all workers now. The next ``iter()`` starts others."""
-        current = self._current and self._current()
+    def close(self, patience_s: float | None = None) -> None:
+        """End all workers now. The next ``iter()`` starts others.
+
+        ``patience_s``: for the batches that workers are making; then they are terminated. None: as long as torch waits.
+        """
+        current = None if self._current is None else self._current()
         if current is not None:
-            current._shutdown_workers()
+            current._shutdown_workers(patience_s)
         self._kept = None
 
 
@@ -160,7 +168,7 @@ class SwitchingIterator:
             self._plain = plain_iterator(self._loader, owner.settings)
             return
         self._stream = IndexStream(self._source(), owner.counters)
-        base_seed = torch.empty((), dtype=torch.int64).random_(generator=self._loader.generator).item()
+        base_seed = _random_seed(self._loader.generator)
         self._private.manual_seed(base_seed & (1 << 63) - 1)
         if owner.own.num_workers > 0:
             self._stream.begin_epoch()  # torch asks a sampler for its iterator twice where there are workers
@@ -168,14 +176,16 @@ class SwitchingIterator:
         if owner.own.num_workers > 0:
             self._stream.peek()
 
-    def _source(self) -> Any:
-        loader, size = self._loader, weakref.WeakMethod(self._current_batch_size)
+    def _source(self) -> Callable[[], Iterator[Any]]:
+        loader, mine = self._loader, weakref.ref(self)
         if self._batch_size is None:
             return lambda: iter(loader._index_sampler)
-        return lambda: own_batches(loader.sampler, lambda: size()(), loader.drop_last)
 
-    def _current_batch_size(self) -> int | None:
-        return self._batch_size
+        def batch_size() -> int:
+            iterator = mine()
+            return iterator._batch_size or 1 if iterator is not None else 1
+
+        return lambda: own_batches(loader.sampler, batch_size, loader.drop_last)
 
     # Iteration
 
@@ -185,7 +195,8 @@ class SwitchingIterator:
     def __len__(self) -> int:
         if self._plain is not None or self._batch_size in (None, self._owner.own.batch_size):
             return len(self._loader)
-        left, size = len(self._loader.sampler) - self._stream.num_samples_drawn, self._batch_size
+        sampler: Any = self._loader.sampler
+        left, size = len(sampler) - self._stream.num_samples_drawn, self._batch_size or 1
         return self._stream.num_drawn + (left // size if self._loader.drop_last else -(-left // size))
 
     def __next__(self) -> Any:
@@ -226,21 +237,26 @@ class SwitchingIterator:
         """What each worker of the pool that delivers has done. Empty: it has none."""
         return worker_times(self._owner.table, self._lane[0].rows) if self._lane else []
 
+    def num_delivered(self) -> int:
+        """Batches of the pool that delivers."""
+        return self._lane[0].num_delivered if self._lane else 0
+
     # Switching
 
-    def switch(self, settings: Settings) -> None:
-        """Ask for these settings."""
+    def switch(self, settings: Settings) -> Switch | None:
+        """Ask for these settings; see `SwitchingLoader.switch`."""
         if self._plain is not None or not self._lane:
-            return  # at the next epoch
+            return None  # at the next epoch
         self._batch_size = settings.batch_size
         before = self._coming[-1][0].settings if self._coming else self._lane[-1].settings
         if settings.same_workers(before):
             self._relabel(settings)
-            return
+            return None
         switch = Switch(settings=settings, asked_s=time.monotonic())
         self._owner.counters.switches.append(switch)
         self._coming.append((switch, None))
         self._advance()
+        return switch
 
     def _relabel(self, settings: Settings) -> None:
         """Only the batch size changes, which the stream knows; no worker has to."""
@@ -292,14 +308,12 @@ class SwitchingIterator:
     def _make(self, settings: Settings, *, deferred: bool, base_seed: int | None = None) -> Pool | InProcess:
         owner = self._owner
         if base_seed is None:
-            base_seed = torch.empty((), dtype=torch.int64).random_(generator=self._private).item()
-        on_trial = not settings.same_workers(owner.own)
+            base_seed = _random_seed(self._private)
+        on_trial = owner.on_trial and not settings.same_workers(owner.own)
         common = (self._loader, settings, self._stream, base_seed, owner.table)
         if settings.num_workers == 0:
             is_private = owner.own.num_workers > 0
-            return InProcess(
-                *common, on_trial=on_trial, private_random=is_private, sample_error=owner.sample_error
-            )
+            return InProcess(*common, on_trial=on_trial, private_random=is_private, sample_error=owner.sample_error)
         with warnings.catch_warnings():
             if on_trial and settings.pin_memory and not torch.accelerator.is_available():
                 warnings.simplefilter("ignore")
@@ -313,7 +327,7 @@ class SwitchingIterator:
         try:
             self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
         except Exception as error:
-            if settings.same_workers(own):
+            if settings.same_workers(own) or not self._owner.on_trial:
                 raise
             self._note(settings, "its workers did not start", error)
             self._take_back_all()
@@ -340,8 +354,17 @@ class SwitchingIterator:
             source.issued.clear()
 
     def _drop(self, settings: Settings, source: Pool | InProcess | None, failure: PoolFailedError) -> None:
-        """These settings never got an index; the ones before them go on."""
+        """These settings never got an index; the ones before them go on.
+
+        Raises what went wrong where settings are not on trial.
+        """
+        if not self._owner.on_trial:
+            self._kill_if_made(source)
+            raise failure.__cause__ or RuntimeError(f"DataLoader with {settings.num_workers} workers: {failure}")
         self._note(settings, str(failure), failure.__cause__)
+        self._kill_if_made(source)
+
+    def _kill_if_made(self, source: Pool | InProcess | None) -> None:
         if source is not None:
             self._kill(source)
 
@@ -392,19 +415,19 @@ class SwitchingIterator:
             self._withdraw(self._lane[0], failure)
         self._stream.peek()
 
-    def _shutdown_workers(self) -> None:
+    def _shutdown_workers(self, patience_s: float | None = None) -> None:
         """End all workers, those included that are starting. Returns when they are gone."""
         if not self._is_mine():
             return
         if self._plain is not None:
-            shut_down = getattr(self._plain, "_shutdown_workers", None)
-            return shut_down() if shut_down else None
+            getattr(self._plain, "_shutdown_workers", lambda: None)()
+            return
         coming = [source for _, source in self._coming if source is not None]
         self._coming.clear()
         for source in coming:
             source.kill()
         while self._lane:
-            self._lane.popleft().close()
+            self._lane.popleft().close(patience_s)
         deadline = time.monotonic() + _CLOSE_S
         for thread in self._closing:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -420,6 +443,11 @@ class SwitchingIterator:
     def __del__(self) -> None:
         if self._is_mine():
             self._shutdown_workers()
+
+
+def _random_seed(generator: torch.Generator | None) -> int:
+    """Drawn as torch draws the seed of an epoch's workers. None: from the global generator."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _can_switch(loader: DataLoader[Any]) -> bool:

@@ -4,6 +4,8 @@ torch promises none of them. `missing` says what an installed torch lacks; a tes
 the oldest and the newest torch that loadtune supports (2.11 and 2.14 when this was written).
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data._utils as _utils
@@ -20,7 +22,7 @@ MultiProcessIterator: Any = _MultiProcessingDataLoaderIter
 SingleProcessIterator: Any = _SingleProcessDataLoaderIter
 ResumeIteration: Any = _ResumeIteration
 MAP_STYLE = _DatasetKind.Map
-FETCHERS = (_MapDatasetFetcher, _IterableDatasetFetcher)
+FETCHERS: tuple[Any, ...] = (_MapDatasetFetcher, _IterableDatasetFetcher)
 """Classes whose `fetch(index)` makes a batch, in a worker as in the training process."""
 
 LOADER_ATTRIBUTES = (
@@ -63,14 +65,25 @@ ITERATOR_ATTRIBUTES = (
 """Attributes of its instances. `_base_seed` is replaced by a property, and `_dataset_fetcher` of a
 `_SingleProcessDataLoaderIter` is looked at."""
 
-set_worker_pids: Any = _utils.signal_handling._set_worker_pids
-remove_worker_pids: Any = _utils.signal_handling._remove_worker_pids
-error_if_any_worker_fails: Any = _utils.signal_handling._error_if_any_worker_fails
+_signals: Any = _utils.signal_handling
+set_worker_pids = _signals._set_worker_pids
+remove_worker_pids = _signals._remove_worker_pids
+error_if_any_worker_fails = _signals._error_if_any_worker_fails
 
 
 def status_check_interval() -> float:
     """Seconds after which torch's iterator looks whether its workers are alive while it waits for a batch."""
     return float(_utils.MP_STATUS_CHECK_INTERVAL)
+
+
+@contextlib.contextmanager
+def waiting_for_workers(seconds: float) -> Iterator[None]:
+    """`_shutdown_workers` joins each worker for this long before it terminates it."""
+    usual, _utils.MP_STATUS_CHECK_INTERVAL = _utils.MP_STATUS_CHECK_INTERVAL, seconds
+    try:
+        yield
+    finally:
+        _utils.MP_STATUS_CHECK_INTERVAL = usual
 
 
 def missing(loader: DataLoader[Any], iterator: Any) -> list[str]:

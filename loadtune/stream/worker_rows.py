@@ -6,7 +6,7 @@ The dataset is not wrapped: within a worker, torch's fetcher is. User code sees 
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from loadtune.stream import torch_private as private
 from loadtune.stream.sample_table import (
     BEGAN_S,
     CPU_S,
+    FIRST_S,
     INDEX,
     MADE_S,
     MAX_MADE_S,
@@ -77,7 +78,9 @@ def _watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
         row[NUM_ENDED] += 1
         row[NUM_SAMPLES] += len(indices)
         row[CPU_S] = time.process_time()
-        if not first:
+        if first:
+            row[FIRST_S] = seconds
+        else:
             row[NUM_TIMED] += 1
             row[MADE_S] += seconds
             row[MAX_MADE_S] = max(row[MAX_MADE_S], seconds)
@@ -108,6 +111,8 @@ class WorkerTimes(NamedTuple):
     num_samples: int
     began_s: float
     """When it began its newest batch, on the clock that all processes share (``time.monotonic``)."""
+    first_s: float
+    """Seconds in which it fetched and collated its first batch. 0: it has none yet."""
     num_timed: int
     """Batches but the first."""
     made_s: float
@@ -122,12 +127,13 @@ def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
     return [_times(table.row(row).tolist()) for row in rows]
 
 
-def _times(row: list[float]) -> WorkerTimes:
+def _times(row: Sequence[float]) -> WorkerTimes:
     return WorkerTimes(
         num_begun=int(row[NUM_BEGUN]),
         num_ended=int(row[NUM_ENDED]),
         num_samples=int(row[NUM_SAMPLES]),
         began_s=row[BEGAN_S],
+        first_s=row[FIRST_S],
         num_timed=int(row[NUM_TIMED]),
         made_s=row[MADE_S],
         max_made_s=row[MAX_MADE_S],

@@ -9,7 +9,6 @@ import psutil
 import pytest
 
 from loadtune.bench import BenchClient
-from loadtune.bench.shm_cleanup import group_members
 from loadtune.host import choose_device, read_host
 from loadtune.host.process_roles import roles
 from loadtune.records import (
@@ -22,6 +21,7 @@ from loadtune.records import (
     Window,
     WorkloadSpec,
 )
+from loadtune.stream.shm_cleanup import group_members
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

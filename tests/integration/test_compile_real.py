@@ -10,8 +10,8 @@ import pytest
 from bench_rig import Windows, bench_on, trial
 
 from loadtune.bench import BenchClient, scratch
-from loadtune.bench.shm_cleanup import group_members
 from loadtune.records import BatchTry, ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure
+from loadtune.stream.shm_cleanup import group_members
 
 pytestmark = pytest.mark.timeout(600)  # each size is given to a C++ compiler, on whatever cores are free
 

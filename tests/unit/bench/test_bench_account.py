@@ -15,7 +15,6 @@ from loadtune.bench.allocator_log import CudaAllocatorLog, counted_events, stand
 from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
-from loadtune.bench.sample_table import SampleTable
 from loadtune.bench.session import Session
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.errors import BenchError, WorkloadError
@@ -33,6 +32,7 @@ from loadtune.records import (
     WorkloadSpec,
     block_bytes,
 )
+from loadtune.stream.sample_table import SampleTable
 from loadtune.workload import Workload, checkpointed
 
 CPU = torch.device("cpu")

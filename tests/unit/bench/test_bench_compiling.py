@@ -15,11 +15,18 @@ from loadtune.bench import BenchClient
 from loadtune.bench.compiling import Compiler
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.failures import failure_from
-from loadtune.bench.loader import train_on_loader
-from loadtune.bench.memory import memory_of
-from loadtune.bench.pinned import PinnedBlocks
+from loadtune.bench.loader import TrainingLoop
 from loadtune.bench.protocol import COMPILING, Answer, Phase
-from loadtune.records import ComputePoint, Device, LoaderConfig, Recipe, TrainingRun, TrialFailure, WorkloadSpec
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    LoaderConfig,
+    Recipe,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    WorkloadSpec,
+)
 
 PYTORCHS_LIMIT = 8
 
@@ -121,8 +128,10 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     line: Any = SimpleNamespace(
         enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
     )
-    loader = EndlessLoader(workload, LoaderConfig(batch_size=2))
-    run = train_on_loader(trainer, loader, 0.0, line, PinnedBlocks(memory_of(trainer.device)))
+    loop = TrainingLoop(lambda config: EndlessLoader(workload, config))
+    config = TrialConfig(loader=LoaderConfig(batch_size=2), recipe=Recipe(compile=True))
+    run = loop.time_training(trainer, config, 0.0, line, begins=lambda: None)
+    loop.end()
     assert type(run) is expected
 
 

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import Dataset, Subset
 
 from loadtune.bench.describe import Samples, least_sample_s
-from loadtune.bench.sample_table import SampleTable
+from loadtune.stream.sample_table import SampleTable
 
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
 

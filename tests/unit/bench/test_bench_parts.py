@@ -10,18 +10,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.utils.data._utils as loader_internals
 
 from loadtune.bench import memory as memory_module
 from loadtune.bench import own_memory
 from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
-from loadtune.bench.prefetch_queue import Depth, end_workers, queue_depth
 from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram
 from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure
+from loadtune.stream.counters import Depth, queue_depth
 
 
 def filled(count):
@@ -52,27 +51,6 @@ def test_what_the_pinning_thread_has_not_taken_is_told_apart():
 
 def test_a_loader_with_other_insides_has_no_known_depth():
     assert queue_depth(SimpleNamespace()) is None
-    end_workers(SimpleNamespace())
-    end_workers(None)
-
-
-def test_workers_share_one_patience_and_none_is_left():
-    """Fifty milliseconds each would be almost a second of every trial with sixteen."""
-    patience, joined = [], []
-    workers = [SimpleNamespace(join=joined.append, pid=None) for _ in range(16)]
-    iterator = SimpleNamespace(
-        _workers=workers,
-        _shutdown_workers=lambda: patience.append(loader_internals.MP_STATUS_CHECK_INTERVAL),
-        _task_info={0: (0, "batch")},
-        _data_queue=filled(3),
-    )
-    usual = loader_internals.MP_STATUS_CHECK_INTERVAL
-    end_workers(iterator)
-    assert 0 < 16 * patience[0] < 0.1
-    assert usual == loader_internals.MP_STATUS_CHECK_INTERVAL
-    assert len(joined) == 16
-    assert iterator._data_queue.empty()
-    assert not iterator._task_info
 
 
 @pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])

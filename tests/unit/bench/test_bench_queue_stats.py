@@ -13,10 +13,10 @@ from loop_rig import LINE, SleepingTrainer
 
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.loader_alone import time_loader_alone
-from loadtune.bench.prefetch_queue import Depth
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
+from loadtune.stream.counters import Depth
 
 MAKE_S, PIN_S, STEP_S = 0.002, 0.04, 0.01
 

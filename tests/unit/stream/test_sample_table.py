@@ -6,8 +6,9 @@ import signal
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
-from loadtune.bench.sample_table import (
+from loadtune.stream.sample_table import (
     Loading,
     SampleTable,
     Stillness,
@@ -15,7 +16,7 @@ from loadtune.bench.sample_table import (
     did_not_return_text,
     samples_text,
 )
-from loadtune.bench.worker_ledger import TimedDataset, WorkerLedger
+from loadtune.stream.switching import SwitchingLoader
 
 
 def loading(**given: Any) -> Loading:
@@ -40,35 +41,51 @@ class KillsBatches(Kills):
         return [self[index] for index in indices]
 
 
-def load(dataset: Any, ledger: WorkerLedger) -> None:
-    TimedDataset(dataset, 100, ledger).__getitems__([*range(20, 30), 41, 50])
+def load(dataset: Any, table: SampleTable) -> None:
+    sampler = [*range(20, 30), 41, 50]
+    next(iter(SwitchingLoader(DataLoader(dataset, batch_size=12, sampler=sampler), table=table)))
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(("dataset", "index"), [(Kills(), 41), (KillsBatches(), None)])
 def test_what_a_killed_process_was_loading_can_still_be_read(method: str, dataset: Any, index: int | None) -> None:
-    ledger = WorkerLedger(0)
+    table = SampleTable()
     context: Any = multiprocessing.get_context(method)
-    child = context.Process(target=load, args=(dataset, ledger))
+    child = context.Process(target=load, args=(dataset, table))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    (found,) = ledger.table.read()
+    (found,) = table.read()
     assert (found.worker, found.pid, found.index) == (None, child.pid, index)
     assert found.batch == tuple(range(20, 27))
     assert found.batch_size == 12
 
 
-def test_another_handle_reads_the_same_table_and_a_new_loader_clears_it() -> None:
+def test_another_handle_reads_the_same_table_and_new_rows_are_clear() -> None:
     table = SampleTable()
     other = SampleTable(os.dup(table.fileno()))
-    table.begin(3)
-    begin_batch(table.row(2), [8, 9])
+    rows = table.reserve(3)
+    begin_batch(table.row(rows[2]), [8, 9])
     assert [(each.worker, each.batch) for each in other.read()] == [(2, (8, 9))]
-    table.begin(1)
+    table.release(rows)
+    assert other.read() != (), "what a pool that failed was loading can be read until the next begins"
+    assert table.reserve(1) == range(1)
     assert other.read() == ()
-    table.begin(3)
-    assert other.read() == (), "nothing of a larger loader is left"
+    table.reserve(3)
+    assert other.read() == (), "nothing of an earlier pool is left"
+
+
+def test_pools_that_are_there_at_a_time_have_rows_of_their_own() -> None:
+    table = SampleTable()
+    first, second = table.reserve(3), table.reserve(2)
+    assert not set(first) & set(second)
+    begin_batch(table.row(first[0]), [1])
+    begin_batch(table.row(second[1]), ["a name", 7])
+    table.release(first)
+    assert [(each.worker, each.batch) for each in table.read()] == [(second[1], (7,))]
+    assert table.reserve(3) == first, "rows are used again"
+    with pytest.raises(ValueError, match="more than this table"):
+        table.reserve(1 << 20)
 
 
 def test_samples_that_are_read_one_by_one_are_named_while_they_are_read() -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from loadtune.bench.shm_cleanup import group_members, remove_segments
+from loadtune.stream.shm_cleanup import group_members, remove_segments
 
 
 def process(proc: Path, pid: int, state: str, group: int) -> None:

@@ -1,0 +1,88 @@
+"""What workers write of themselves: batches made, one in the making by how far it should have come, and its samples."""
+
+import time
+from typing import Any
+
+import bench_workloads
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from loadtune.stream.switching import SwitchingLoader
+from loadtune.stream.worker_rows import WorkerTimes, num_made
+from loadtune.workload import last_line, note_index, sample_index
+
+
+def times(num_begun: int, num_ended: int, *, began_s: float = 0.0, num_timed: int = 0, made_s: float = 0.0) -> Any:
+    return WorkerTimes(
+        num_begun=num_begun,
+        num_ended=num_ended,
+        num_samples=0,
+        began_s=began_s,
+        first_s=0.0,
+        num_timed=num_timed,
+        made_s=made_s,
+        max_made_s=made_s,
+        cpu_s=0.0,
+    )
+
+
+def test_a_batch_in_the_making_counts_by_how_far_it_should_have_come() -> None:
+    worker = times(3, 2, began_s=15.0, num_timed=1, made_s=2.0)
+    assert num_made([worker], 15.5) == pytest.approx(2.25)
+    assert num_made([worker], 99.0) == 3.0  # late, and not done before it is
+
+
+def test_workers_in_step_make_no_jumps() -> None:
+    """Four of them, a batch a second each: four batches a second, wherever one looks."""
+    workers = [times(4, 3, began_s=3.0, num_timed=2, made_s=2.0)] * 4
+    assert [num_made(workers, 3.0 + part) for part in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([12.0, 13.0, 14.0, 16.0])
+
+
+def test_a_worker_still_at_its_first_batches_is_measured_by_the_others() -> None:
+    """Its own first batch is no measure; without one, what it makes would come in jumps, up to a batch a worker."""
+    workers = [times(3, 2, began_s=3.0, num_timed=1, made_s=2.0), times(2, 1, began_s=2.0)]
+    assert num_made(workers, 3.0) == pytest.approx(3.5)  # worker 1 is half through a batch that takes 2 s
+
+
+class Single(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.002)
+        return index
+
+
+class Many(Single):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [100 + self[index] for index in indices]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("dataset", "first"), [(Single(), 0), (Many(), 100)])
+def test_samples_are_fetched_as_the_dataset_offers_them_and_workers_tell_of_it(
+    dataset: Any, first: int, num_workers: int
+) -> None:
+    loader = SwitchingLoader(DataLoader(dataset, batch_size=4, num_workers=num_workers))
+    batches = iter(loader)
+    assert [index for _ in range(8) for index in next(batches).tolist()] == list(range(first, first + 32))
+    workers = batches.workers()
+    assert len(workers) == num_workers
+    assert all(worker.num_samples == 4 * worker.num_ended >= 16 for worker in workers)
+    assert all(worker.made_s >= worker.num_timed * 4 * 0.002 and worker.first_s >= 4 * 0.002 for worker in workers)
+    # They sleep: their CPU time grows by less than the time they take.
+    before = workers
+    time.sleep(0.3)
+    assert all(now.cpu_s - then.cpu_s < 0.3 for now, then in zip(batches.workers(), before, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_exception_carries_the_index_of_its_sample(num_workers: int) -> None:
+    sampler = [3, bench_workloads.BAD_INDEX, 7]
+    plain = DataLoader(bench_workloads.RaisesAtIndex(), batch_size=3, sampler=sampler, num_workers=num_workers)
+    loader = SwitchingLoader(plain, sample_error=note_index)
+    with pytest.raises(ValueError, match="broken sample") as raised:
+        next(iter(loader))
+    assert sample_index(raised.value) == bench_workloads.BAD_INDEX
+    assert num_workers or last_line(raised.value) == "ValueError: broken sample"
+    assert loader.table.read() == (), "a process that raised is loading nothing"
