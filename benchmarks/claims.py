@@ -3,12 +3,10 @@
     python benchmarks/claims.py [--batch-size 256] [--workers 16] [--precisions fp16 bf16] [--unpinned] [--rounds 4]
                                 [--timed-s 20] [--within-s S] [--note FILE] [--quick]
 
-ResNet-50 on FakeData, as `peers.py` has it. A trial is timed as a run times it, in a bench of its own; the loop
-(`peers_loop.py`) is a fresh process and shares no line with it. One is gone before the other begins, and which of the
-two comes first changes from round to round. Rates are means over the rounds. ``told ÷ loop`` is their geometric mean
-with its 95% interval: above 1 the trial promises more than training keeps. Beside it the same trials as a clock judges
-them that does not know of the pinning thread, and by nothing but what was trained on. ``least unpinned`` has for each
-window the fewest batches that stood before that thread, ``its halves`` the loop's first half ÷ its second.
+ResNet-50 on FakeData, as `peers.py` has it. A trial is a segment as a run times it, in a training process of its own;
+the loop (`peers_loop.py`) is a fresh process and shares no line with it. One is gone before the other begins, and which
+of the two comes first changes from round to round. Rates are means over the rounds. ``told ÷ loop`` is their geometric
+mean with its 95% interval: above 1 the trial promises more than training keeps.
 
 --quick rehearses on a CPU with a tiny model, where it says nothing: FakeData seeds PyTorch for each sample, which has
 CUDA and XPU format the stack where they do not run, and the bench's is two calls deeper. Exit code 1: there is no pair.
@@ -28,11 +26,11 @@ from pathlib import Path
 from memory_grid import FAKE, SMOKE_FAKE
 from memory_pool import end_all
 from memory_probe import make_slots
-from page_locking import host_line, start_anew, trained
 from peers_records import Timing
 from peers_tools import Setup, answer_of, time_answer
 from regret_workloads import spec_of
 
+from loadtune import __version__
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.records import (
@@ -43,10 +41,14 @@ from loadtune.records import (
     Recipe,
     TrialConfig,
     WorkloadSpec,
-    samples_per_s,
 )
 from loadtune.records.intervals import students_t
 from loadtune.report.wording import settings_text
+from loadtune.study.segment import Segment
+from loadtune.study.trial import run_trial
+
+SEGMENT_S = 4.8
+"""A segment's most in a run of 10 minutes, the default."""
 
 QUICK = {"batch_size": 64, "workers": 1, "precisions": ["fp32"], "rounds": 1, "timed_s": 2.0}
 """Defaults of a rehearsal."""
@@ -63,16 +65,6 @@ class Pair:
     @property
     def told(self) -> float:
         return self.trial.samples_per_s
-
-    @property
-    def unaware(self) -> float:
-        """Not knowing of the pinning thread."""
-        return samples_per_s([replace(window, num_pinned=None) for window in self.trial.windows])
-
-    @property
-    def consumed(self) -> float:
-        windows = self.trial.windows
-        return sum(w.num_samples for w in windows) / sum(w.seconds for w in windows)
 
     @property
     def read(self) -> float:
@@ -114,8 +106,11 @@ def trial_of(spec: WorkloadSpec, host: HostFacts, device: Device, config: TrialC
         BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores) as sampler,
     ):
-        start_anew(bench, config)
-        return trained(bench, sampler, config)[0]
+        bench.time_compute(config.recipe, config.batch_size, 0.1)  # warm
+        found = run_trial(bench, sampler, MonotonicClock(), config, Segment(config.loader, SEGMENT_S))
+        if not isinstance(found, Measurement):
+            raise SystemExit(f"{settings_text(config)}: {found.kind}: {found.message}")
+        return found
 
 
 def measure(given: argparse.Namespace, trial: Callable[[TrialConfig], Measurement], setup: Setup) -> list[Pair]:
@@ -147,31 +142,29 @@ def ratio_text(ratios: Sequence[float]) -> str:
 
 
 def table(pairs: Sequence[Pair]) -> str:
-    head = "| configuration | pairs | told | loop | told ÷ loop | not knowing of pinning ÷ loop | trained on ÷ loop |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    lines = ["| configuration | pairs | told | loop | told ÷ loop |", "|---|---|---|---|---|"]
     for config in dict.fromkeys(pair.config for pair in pairs):
         own = [pair for pair in pairs if pair.config == config]
-        ratios = [[way / pair.read for pair, way in zip(own, ways, strict=True)] for ways in _ways(own)]
         told, read = (statistics.fmean(rates) for rates in ([p.told for p in own], [p.read for p in own]))
-        cells = [settings_text(config), str(len(own)), f"{told:,.0f}", f"{read:,.0f}", *map(ratio_text, ratios)]
-        lines.append(f"| {' | '.join(cells)} |")
+        ratio = ratio_text([pair.told / pair.read for pair in own])
+        lines.append(f"| {settings_text(config)} | {len(own)} | {told:,.0f} | {read:,.0f} | {ratio} |")
     return "\n".join(lines)
-
-
-def _ways(pairs: Sequence[Pair]) -> list[list[float]]:
-    return [[p.told for p in pairs], [p.unaware for p in pairs], [p.consumed for p in pairs]]
 
 
 def each(pairs: Sequence[Pair]) -> str:
-    head = "| configuration | told | not knowing of pinning | trained on | least unpinned | loop | its halves |"
-    lines = [head, "|---|---|---|---|---|---|---|"]
+    """``its halves``: the loop's first half ÷ its second."""
+    lines = ["| configuration | told | loop | its halves |", "|---|---|---|---|"]
     for pair in pairs:
-        least = [window.least_unpinned for window in pair.trial.windows]
-        cells = [settings_text(pair.config), *(f"{rate:,.0f}" for rate in (pair.told, pair.unaware, pair.consumed))]
-        cells += [", ".join("–" if n is None else str(n) for n in least), f"{pair.read:,.0f}"]
-        cells += ["–" if pair.loop.drift is None else f"{pair.loop.drift:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
+        halves = "–" if pair.loop.drift is None else f"{pair.loop.drift:.2f}"
+        lines.append(f"| {settings_text(pair.config)} | {pair.told:,.0f} | {pair.read:,.0f} | {halves} |")
     return "\n".join(lines)
+
+
+def host_line(host: HostFacts) -> str:
+    return (
+        f"Host: {host.cpu_name}, {host.num_usable_cores} cores, {host.os}. Python {host.python}, torch {host.torch}, "
+        f"driver {host.driver or '–'}, loadtune {__version__}."
+    )
 
 
 def note(given: argparse.Namespace, host: HostFacts, device: Device, pairs: Sequence[Pair]) -> str:

@@ -13,7 +13,6 @@ A machine's speed drifts within tenths of a second, so windows are a single step
 pairs of one step agreed five times better than pairs of six (0.4 against 2.4%, a hundred steps each on two cores). What
 follows a window's synchronisation, its events read and its message sent, is timed apart and counts with its share of
 the 0.4 s that a window of a trial lasts. ``by itself`` is what a step's instruments take where the step does nothing.
-(`trial_overhead.py` has what a whole trial costs beside its windows.)
 """
 
 import argparse

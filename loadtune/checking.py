@@ -25,7 +25,7 @@ from loadtune.seams import Bench, Clock, Sensor
 from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
 from loadtune.study.regression import Baseline, baseline_of, conclude
-from loadtune.study.stopping import StoppingRule
+from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
 from loadtune.units import percent_text
 
@@ -136,12 +136,9 @@ def _measure(
     took = 0.0
     as_confirmed = TRIAL_SHARE * baseline.result.config.time_budget_s
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
-    facts, loader = baseline.result.facts, baseline.config.loader
-    batch_s = loader.batch_size * facts.sample_s if facts else 0.0
     while not runs or clock.now() + took <= until_s:
         begun = clock.now()
-        rule = StoppingRule(num_workers=loader.num_workers, max_s=seconds, batch_s=batch_s)
-        found = run_trial(bench, sensor, clock, baseline.config, rule)
+        found = run_trial(bench, sensor, clock, baseline.config, Segment(baseline.config.loader, seconds))
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
         if baseline.objective == "samples-per-joule" and found.samples_per_joule is None:

@@ -82,10 +82,10 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One configuration, timed on real training steps with a fresh loader."""
+    """One configuration, timed on real training steps."""
 
     windows: tuple[Window, ...]
-    """Those that count, one after the other: what came before was warm-up, or still settled. At least one."""
+    """Those that count, one after the other: what came before still settled. At least one."""
     first_batch_s: float
     seconds: float
     """What this took, all told, start-up and warm-up included."""
@@ -95,7 +95,7 @@ class Measurement:
     peak_reserved_bytes: int | None = None
     telemetry: Telemetry | None = None
     noisy: bool = False
-    """The run ended before its interval was narrow enough and its halves agreed."""
+    """Settling took too long: it was measured while pages were locked, steps skipped or the queue grew."""
     workers: tuple[WorkerShare, ...] = ()
     """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
 

@@ -3,7 +3,7 @@
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
-from loadtune.study.stopping import StoppingRule
+from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
 from loadtune.units import efficiency_text, rate_text
 
@@ -13,9 +13,8 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
-    batch_s = config.batch_size * run.found.facts.sample_s if run.found.facts else 0.0
-    rule = StoppingRule(num_workers=config.loader.num_workers, max_s=seconds, best=best, batch_s=batch_s)
-    outcome = run_trial(run.bench, run.sensor, run.clock, config, rule, run.found.tell_window)
+    segment = Segment(config.loader, seconds, best)
+    outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window)
     if isinstance(outcome, Measurement):
         run.found.trained.add((config.recipe, config.batch_size))
     by_energy = run.found.config.objective == "samples-per-joule"

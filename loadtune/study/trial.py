@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loadtune.records import Measurement, TrialConfig, TrialFailure, Window, non_finite_loss, samples_per_s
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.study.stopping import StoppingRule
+from loadtune.study.segment import Segment
 
 WINDOW_S = 0.4
 """Long enough that the synchronisation at its ends costs a fraction of a per cent, short enough for several a trial."""
@@ -15,16 +15,16 @@ def run_trial(
     sensor: Sensor,
     clock: Clock,
     config: TrialConfig,
-    rule: StoppingRule,
+    segment: Segment,
     also: Callable[[Window], None] = lambda window: None,
 ) -> Measurement | TrialFailure:
-    """Time `config` until `rule` has seen enough, or the loss is no longer finite. `also` is shown each window."""
+    """Time `config` until `segment` has seen enough, or the loss is no longer finite. `also` is shown each window."""
     seen: list[Window] = []
 
     def watch(window: Window) -> bool:
         also(window)
         seen.append(window)
-        return window.loss_is_finite is not False and rule.add(window)
+        return window.loss_is_finite is not False and segment.add(window)
 
     started = clock.now()
     run = bench.time_training(config, WINDOW_S, watch)
@@ -32,16 +32,16 @@ def run_trial(
         return run
     if seen and seen[-1].loss_is_finite is False:
         return non_finite_loss(config.precision, seen, phase="training")
-    if not rule.kept or samples_per_s(rule.kept) <= 0:
+    if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
     return Measurement(
-        windows=tuple(rule.kept),
+        windows=tuple(segment.kept),
         first_batch_s=run.first_batch_s,
         seconds=clock.now() - started,
         num_skipped_steps=run.num_skipped_steps,
         peak_allocated_bytes=run.peak_allocated_bytes,
         peak_reserved_bytes=run.peak_reserved_bytes,
-        telemetry=sensor.between(rule.kept[0].start_s, rule.kept[-1].end_s),
-        noisy=rule.noisy,
+        telemetry=sensor.between(segment.kept[0].start_s, segment.kept[-1].end_s),
+        noisy=not segment.settled,
         workers=run.workers,
     )

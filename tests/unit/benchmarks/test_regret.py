@@ -103,17 +103,17 @@ def test_every_way_is_reproducible_and_gets_no_worse_with_what_it_saw(field: Fie
     best = field.best_rate()
     once, again = (regrets(field, WAYS[way], 3, 8, best) for _ in range(2))
     assert once == again
-    assert len(once) == {"loadtune, confirmed": 12}.get(way, 1 if way.startswith("rule") else 8)
+    assert len(once) == {"loadtune, confirmed": 20}.get(way, 1 if way.startswith("rule") else 8)
     assert all(0 <= regret <= 1 for regret in once)
 
 
 def test_the_bounds_mislead_nobody(field: Field) -> None:
-    """With them the search ends no farther from the best than without, over ten seeds."""
+    """With them the search ends no farther from the best than without, over forty seeds."""
     best, with_bounds, without = field.best_rate(), [], []
-    for seed in range(10):
+    for seed in range(40):
         with_bounds.append(regrets(field, WAYS["loadtune"], seed, 16, best)[-1])
         without.append(regrets(field, WAYS["loadtune, no bounds"], seed, 16, best)[-1])
-    assert sum(with_bounds) <= sum(without) + 0.02 * 10
+    assert sum(with_bounds) <= sum(without) + 0.02 * 40
 
 
 class LuckyBench(FakeBench):

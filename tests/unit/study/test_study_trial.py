@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, TrainingRun, TrialConfig, Window
 from loadtune.seams import Watch
-from loadtune.study.stopping import MAX_LEFT_OUT, StoppingRule
+from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
 from loadtune.testing import FakeBench, FakeSensor
 
@@ -31,8 +31,8 @@ class Skipping(FakeBench):
 def measured(num_skipping: int) -> Measurement:
     bench = Skipping()
     bench.num_skipping = num_skipping
-    rule = StoppingRule(num_workers=0, max_s=5.0)
-    found = run_trial(bench, FakeSensor(bench.clock), bench.clock, CONFIG, rule)
+    segment = Segment(CONFIG.loader, 5.0)
+    found = run_trial(bench, FakeSensor(bench.clock), bench.clock, CONFIG, segment)
     assert isinstance(found, Measurement)
     return found
 
@@ -46,5 +46,6 @@ def test_windows_with_skipped_steps_are_no_throughput() -> None:
 
 def test_a_run_that_never_stops_skipping_is_measured_as_it_is() -> None:
     found = measured(num_skipping=10_000)
-    assert found.windows[0].start_s == Skipping().clock.now() + MAX_LEFT_OUT
+    assert found.windows[0].start_s == Skipping().clock.now() + 6.0
+    assert found.noisy
     assert all(window.num_skipped_steps for window in found.windows)

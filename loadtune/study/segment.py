@@ -1,0 +1,75 @@
+"""One segment of training under one configuration: windows that settle are left out, those after are kept. Pure."""
+
+from collections.abc import Sequence
+
+from loadtune.records import LoaderConfig, Window, half_width_fraction, samples_per_s
+
+ROUNDS = 15
+"""Rounds of the workers that a segment spans where there is time: workers differ from round to round, and on an H200
+eight of them read 9% apart over fewer."""
+
+FEWEST_WINDOWS = 3
+"""Below, an interval says next to nothing. Where steps are long two have to do."""
+
+HOPELESS = 0.8
+"""A segment whose interval lies wholly below this share of the best so far cannot win; it ends early."""
+
+GROWTH = 0.1
+"""Batches by which the queue may grow or shrink in a step when it counts as steady; what it does is corrected for."""
+
+
+class Segment:
+    """`add` is told each window and answers whether to go on.
+
+    **Settling** ends where there is evidence that this is how training goes on: the workers delivered what they were
+    first asked for and a round more, the last window locked no pages and skipped no step, and the queue neither grew
+    nor shrank. After ``max_s`` seconds it ends in any case (`settled` is then False).
+
+    **Measuring** lasts half of ``max_s`` and until every worker delivered `ROUNDS` times, and ``max_s`` at the most.
+    """
+
+    def __init__(self, loader: LoaderConfig, max_s: float, best: float | None = None) -> None:
+        """``best``: samples/s of the incumbent, to end what cannot reach it. None: this segment counts in any case."""
+        self.kept: list[Window] = []
+        self.settled = True
+        self._measuring = False
+        self._left_out: list[Window] = []
+        self._loader, self._max_s, self._best = loader, max_s, best
+
+    def add(self, window: Window) -> bool:
+        """Take one window; False once enough was seen."""
+        may_settle = _seconds([*self._left_out, *self.kept]) < self._max_s
+        if self._measuring and not (window.is_settling and may_settle):
+            self.kept.append(window)
+            return not self._is_enough()
+        # Where pages are locked later on, what was kept before is left out too: all that counts is one stretch.
+        self._left_out += [*self.kept, window]
+        self.kept.clear()
+        self.settled = self._is_steady(window)
+        self._measuring = self.settled or not may_settle
+        return True
+
+    def _is_steady(self, window: Window) -> bool:
+        asked_first = self._loader.num_prefetched + self._loader.num_workers
+        if window.is_settling or sum(w.num_steps for w in self._left_out) < asked_first:
+            return False
+        if window.queue_start is None or window.queue_end is None:
+            return True
+        return abs(window.queue_end - window.queue_start) <= 1 + GROWTH * window.num_steps
+
+    def _is_enough(self) -> bool:
+        seconds, num_steps = _seconds(self.kept), sum(w.num_steps for w in self.kept)
+        if len(self.kept) < 2 or samples_per_s(self.kept) <= 0:
+            return False
+        if seconds >= self._max_s:
+            return True
+        if len(self.kept) < FEWEST_WINDOWS:
+            return False
+        width = half_width_fraction(self.kept)
+        if self._best and width is not None and samples_per_s(self.kept) * (1 + width) < HOPELESS * self._best:
+            return True
+        return seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
+
+
+def _seconds(windows: Sequence[Window]) -> float:
+    return sum(window.seconds for window in windows)

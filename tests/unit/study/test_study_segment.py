@@ -1,0 +1,81 @@
+"""What of a segment is left out, and when it has seen enough."""
+
+from dataclasses import replace
+
+from loadtune.records import LoaderConfig, Window
+from loadtune.study.segment import Segment
+
+IN_PROCESS, EIGHT = LoaderConfig(batch_size=10), LoaderConfig(batch_size=10, num_workers=8)
+
+
+def window(num_steps=10, seconds=0.4, **changed):
+    return Window(start_s=0.0, seconds=seconds, num_steps=num_steps, num_samples=10 * num_steps, **changed)
+
+
+def feed(segment, windows):
+    """How many of them it takes."""
+    for number, each in enumerate(windows, 1):
+        if not segment.add(each):
+            return number
+    return None
+
+
+def test_what_the_workers_were_first_asked_for_and_a_round_is_left_out():
+    segment = Segment(EIGHT, 4.0)  # 16 batches ahead and 8
+    feed(segment, [window(num_steps=8)] * 4)
+    assert len(segment.kept) == 1
+    assert segment.settled
+
+
+def test_without_workers_one_window_is_left_out():
+    segment = Segment(IN_PROCESS, 4.0)
+    feed(segment, [window()] * 4)
+    assert len(segment.kept) == 3
+
+
+def test_it_lasts_half_of_its_time_where_the_workers_have_delivered_often_enough():
+    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=100)] * 30) == 1 + 5
+
+
+def test_it_goes_on_until_the_workers_have_delivered_fifteen_times_and_no_longer_than_its_time():
+    assert feed(Segment(EIGHT, 8.0), [window(num_steps=8, seconds=0.5)] * 90) == 3 + 15
+    assert feed(Segment(EIGHT, 4.0), [window(num_steps=8, seconds=0.5)] * 90) == 3 + 8
+
+
+def test_long_steps_end_with_two_windows():
+    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=1, seconds=9.0)] * 9) == 1 + 2
+
+
+def test_pages_that_are_locked_are_no_part_of_the_rate_nor_is_what_came_before():
+    locking = window(page_lock_s=0.3)
+    segment = Segment(IN_PROCESS, 4.0)
+    feed(segment, [window(), locking, window(), window(), locking, window(), window()])
+    assert len(segment.kept) == 1
+
+
+def test_a_queue_that_fills_is_not_measured():
+    filling = window(queue_start=0.0, queue_end=6.0)
+    steady = window(queue_start=16.0, queue_end=15.5)
+    segment = Segment(EIGHT, 8.0)
+    feed(segment, [filling] * 5 + [steady] * 3)
+    assert segment.kept == [steady] * 2
+
+
+def test_what_never_settles_is_measured_as_it_is_and_says_so():
+    skipping = window(num_skipped_steps=1)
+    segment = Segment(IN_PROCESS, 4.0)
+    assert feed(segment, [skipping] * 90) is not None
+    assert not segment.settled
+    assert 0 < len(segment.kept) <= 11
+
+
+def test_what_cannot_reach_the_incumbent_ends_early():
+    enough = feed(Segment(IN_PROCESS, 4.0), [window()] * 90)
+    hopeless = feed(Segment(IN_PROCESS, 4.0, best=1000.0), [window()] * 90)
+    near = feed(Segment(IN_PROCESS, 4.0, best=260.0), [window()] * 90)
+    assert hopeless < near == enough
+
+
+def test_windows_of_nothing_are_no_rate():
+    nothing = replace(window(), num_samples=0)
+    assert feed(Segment(IN_PROCESS, 4.0), [nothing] * 20) is None
