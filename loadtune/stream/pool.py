@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.util import get_temp_dir
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -107,12 +108,16 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self.settings, self.stream, self.on_trial = settings, stream, on_trial
         self._given_seed, self._hang_s, self._table = base_seed, hang_s, table
         self._trial_pids: tuple[int, ...] | None = None
+        self._asked_s: float | None = None
+        self._hang_watch: threading.Thread | None = None
+        self._is_hung, self._ended = False, threading.Event()
         self.issued, self.is_fed, self._got = {}, not deferred, 0
         self.rows = table.reserve(settings.num_workers)
         self._starter: Starter | None = None
         self._num_acknowledged, self.start_s, self.num_delivered = 0, None, 0
         self._shutdown, self._pid = True, os.getpid()
         begun = time.monotonic()
+        get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         context = loader.multiprocessing_context
         later = DeferredContext(context) if deferred else None
         view = _view(
@@ -121,7 +126,11 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             worker_init_fn=RowWriter(table, self.rows.start, loader.worker_init_fn, sample_error),
             **({"multiprocessing_context": later} if later else {}),
         )
-        super().__init__(view)
+        try:
+            super().__init__(view)
+        except Exception:
+            self.close()  # the workers that did start
+            raise
         self._profile_name = f"enumerate(DataLoader)#{private.MultiProcessIterator.__name__}.__next__"
         if later is not None:
             self._workers: list[Any] = []
@@ -187,8 +196,15 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             data = super()._get_data()
         else:
             self._asked_s = time.monotonic()
-            with self._failing("its workers gave no batch"):
-                data = super()._get_data()
+            if self._hang_watch is None and self._hang_s is not None:
+                watch, args = self._watch_for_hang, (self._hang_s,)
+                self._hang_watch = threading.Thread(target=watch, args=args, name="loadtune-hang", daemon=True)
+                self._hang_watch.start()
+            try:
+                with self._failing("its workers gave no batch"):
+                    data = super()._get_data()
+            finally:
+                self._asked_s = None
         self._got = data[0]
         return data
 
@@ -196,13 +212,29 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         timeout = private.status_check_interval() if timeout is None else timeout
         if not self.on_trial:
             return super()._try_get_data(timeout)
-        if self._hang_s is not None:
+        if self._hang_s is not None and self._asked_s is not None:
             left_s = self._asked_s + self._hang_s - time.monotonic()
             if left_s <= 0:
-                raise PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s")
+                raise self._hung()
             timeout = min(timeout, left_s)
         with self._watching_workers():
             return super()._try_get_data(timeout)
+
+    def _watch_for_hang(self, hang_s: float) -> None:
+        """In a thread: end the wait in the middle of taking a batch, which asks its worker for the shared memory.
+
+        That wait has no time limit. It ends with the worker.
+        """
+        while not self._ended.wait(hang_s / 4):
+            asked_s = self._asked_s
+            if asked_s is not None and time.monotonic() - asked_s > hang_s:
+                self._is_hung = True
+                for worker in self._workers:
+                    worker.kill()
+                return
+
+    def _hung(self) -> PoolFailedError:
+        return PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s")
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
         number = next(iter(self.issued)) if self._in_order else self._got
@@ -223,6 +255,8 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         except Exception as error:
             if not self.on_trial:
                 raise
+            if self._is_hung:
+                raise self._hung() from None
             raise PoolFailedError(message) from error
 
     @contextlib.contextmanager
@@ -248,6 +282,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             self._starter.abandon()
         for worker in self._workers:
             worker.kill()
+        self._workers_done_event = threading.Event()  # nobody reads the shared one, whose lock the killed may hold
         self.close()
 
     def close(self, patience_s: float | None = None) -> None:
@@ -272,11 +307,14 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def _shutdown_workers(self) -> None:
         if self._shutdown or self._pid != os.getpid():  # a process that was forked from this one has no say
             return
+        self._ended.set()
         pids = [worker.pid for worker in self._workers]
         super()._shutdown_workers()
+        for worker in self._workers:
+            worker.kill()  # one that torch's SIGTERM did not end, as where it is stopped; the interpreter waits for all
         if self._shutdown:
             self._table.release(self.rows)
-            self._task_info.clear()
+            self._task_info = {}
             remove_segments(pids)  # of the batch that a killed worker was in the middle of
 
 

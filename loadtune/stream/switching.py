@@ -29,11 +29,12 @@ import atexit
 import os
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,6 +68,26 @@ class Withdrawn:
     """What torch or the system raised. None: nothing did."""
 
 
+@dataclass(slots=True, eq=False)
+class _Shared:
+    """What a loader and its iterators both use.
+
+    An iterator refers to this and not to the loader, which refers to it: persistent workers end with the loader, as in
+    torch, without waiting for the garbage collector.
+    """
+
+    loader: DataLoader[Any]
+    own: Settings
+    settings: Settings
+    table: SampleTable
+    sample_error: SampleError | None
+    max_blocked_s: float
+    hang_s: float | None
+    on_trial: bool
+    counters: Counters = field(default_factory=Counters)
+    withdrawn: list[Withdrawn] = field(default_factory=list)
+
+
 class SwitchingLoader:
     """Iterates like the DataLoader that it is given. `switch` changes its settings at any time."""
 
@@ -86,17 +107,18 @@ class SwitchingLoader:
 
         ``sample_error``: called in the loading process with an exception and its sample's index.
         """
-        self.loader = loader
-        self.own = _own_settings(loader)
-        self.settings = self.own
-        """Those asked for last. They take effect when their workers are ready."""
-        self.table = SampleTable() if table is None else table
-        self.sample_error, self.max_blocked_s, self.hang_s = sample_error, max_blocked_s, hang_s
-        self.on_trial = on_trial
-        self.counters = Counters()
-        self.withdrawn: list[Withdrawn] = []
+        own = _own_settings(loader)
+        table = SampleTable() if table is None else table
+        self._shared = _Shared(loader, own, own, table, sample_error, max_blocked_s, hang_s, on_trial)
+        self.loader, self.own, self.table = loader, own, table
+        self.counters, self.withdrawn = self._shared.counters, self._shared.withdrawn
         self._current: weakref.ref[SwitchingIterator] | None = None
         self._kept: SwitchingIterator | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """Those asked for last. They take effect when their workers are ready."""
+        return self._shared.settings
 
     def __iter__(self) -> "SwitchingIterator":
         if not self.loader.persistent_workers:
@@ -108,7 +130,7 @@ class SwitchingLoader:
         return self._kept
 
     def _begin(self) -> "SwitchingIterator":
-        iterator = SwitchingIterator(self)
+        iterator = SwitchingIterator(self._shared)
         self._current = weakref.ref(iterator)
         return iterator
 
@@ -122,7 +144,7 @@ class SwitchingLoader:
         one is; None: no workers have to change for it in this epoch. Raises TypeError for a name that is no field of
         `Settings`, ValueError for a value that torch would refuse.
         """
-        self.settings = self.settings.changed(**changes)
+        self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
         return None if current is None else current.switch(self.settings)
 
@@ -149,7 +171,7 @@ def _close_all() -> None:
 class SwitchingIterator:
     """One epoch, or with ``persistent_workers`` one after another. Made by `SwitchingLoader`."""
 
-    def __init__(self, owner: SwitchingLoader) -> None:
+    def __init__(self, owner: _Shared) -> None:
         global _closes_at_exit
         if not _closes_at_exit:  # after torch's own, so that it runs before: torch's workers do not end later any more
             atexit.register(_close_all)
@@ -338,14 +360,14 @@ class SwitchingIterator:
     def _withdraw(self, failed: Pool | InProcess, failure: PoolFailedError) -> None:
         """Take back what this pool and those behind it had not delivered; the caller's settings load that."""
         self._note(failed.settings, str(failure), failure.__cause__)
-        self._taking_over.clear()
+        self._taking_over.pop(id(failed), None)
         behind = [source for source in self._lane if source is not failed]
         self._take_back_all()
         self._lane.clear()
         self._kill(failed)
         for source in reversed(behind):  # whose settings did not fail: they come again
             self._kill(source)
-            self._coming.appendleft((Switch(settings=source.settings, asked_s=time.monotonic()), None))
+            self._coming.appendleft((self._taking_over.pop(id(source)), None))
         self._begin_with(replace(self._owner.own, batch_size=self._batch_size))
 
     def _take_back_all(self) -> None:
@@ -369,7 +391,10 @@ class SwitchingIterator:
             self._kill(source)
 
     def _note(self, settings: Settings, reason: str, error: BaseException | None) -> None:
-        owner = self._owner
+        owner, each = self._owner, error
+        while each is not None:  # what they refer to keeps the workers' queues open
+            traceback.clear_frames(each.__traceback__)
+            each = each.__cause__ or each.__context__
         owner.withdrawn.append(Withdrawn(settings=settings, reason=reason, error=error))
         if owner.settings.same_workers(settings):
             owner.settings = replace(owner.own, batch_size=owner.settings.batch_size)
@@ -378,6 +403,7 @@ class SwitchingIterator:
 
     def _retire(self, source: Pool | InProcess) -> None:
         """It has delivered all that it was given."""
+        self._taking_over.pop(id(source), None)
         self._in_background(source.close)
 
     def _kill(self, source: Pool | InProcess) -> None:
