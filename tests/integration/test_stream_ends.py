@@ -292,7 +292,8 @@ def test_a_script_ends_and_leaves_nothing(scripts, method, state, end):
 
 def test_killed_workers_leave_no_temporary_file(scripts):
     status, folder, _ = scripts.run("script", "fork", "withdrawn", "end")
-    assert (status, (folder / "stderr").read_text()) == (0, "")
+    # Another worker may print that the training process hung up on it: the death is raised in the middle of its batch.
+    assert status == 0, (folder / "stderr").read_text()
     # torch itself may leave a file `tmp…` of its test for open files, where the signal of the death comes in between.
     assert list((folder / "tmp").glob("pymp-*")) == []
     assert segments(json.loads((folder / "children").read_text())) == []
