@@ -215,10 +215,10 @@ class SwitchingIterator:
         return self
 
     def __len__(self) -> int:
-        if self._plain is not None or self._batch_size in (None, self._owner.own.batch_size):
+        if self._plain is not None or self._batch_size is None:
             return len(self._loader)
         sampler: Any = self._loader.sampler
-        left, size = len(sampler) - self._stream.num_samples_drawn, self._batch_size or 1
+        left, size = len(sampler) - self._stream.num_samples_drawn, self._batch_size
         return self._stream.num_drawn + (left // size if self._loader.drop_last else -(-left // size))
 
     def __next__(self) -> Any:

@@ -539,8 +539,8 @@ def test_many_switches_leave_nothing_behind(others):
             switching.switch(num_workers=1, prefetch_factor=1)
             read(iterator, seen, lambda: took_over(switching), step_s=0.0)
             at_50 = usage(others)
-        switching.switch(num_workers=chance.choice([0, 0, 1, 1, 2, 3]), prefetch_factor=chance.randrange(1, 4))
-        if chance.random() < 0.8:  # else the next is asked for while this one's workers start
+        changes = {"num_workers": chance.choice([0, 0, 1, 1, 2, 3]), "prefetch_factor": chance.randrange(1, 4)}
+        if switching.switch(**changes) is not None and chance.random() < 0.8:  # else the next comes while this starts
             read(iterator, seen, lambda: took_over(switching), step_s=0.0)
         assert seen == list(range(num_read, num_read + len(seen)))
         num_read += len(seen)
