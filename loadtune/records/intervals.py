@@ -77,11 +77,17 @@ def _surplus(samples: Sequence[float], seconds: Sequence[float]) -> list[float]:
 
 
 @cache
-def students_t(degrees_of_freedom: int) -> float:
-    """Half the width of an interval of one mean, in standard errors."""
+def quantile_of_t(degrees_of_freedom: int, probability: float) -> float:
+    """Of Student's distribution."""
     from scipy.special import stdtrit  # not at import: 0.1 s that most readers of a record never need
 
-    return float(stdtrit(degrees_of_freedom, 0.975))
+    return float(stdtrit(degrees_of_freedom, probability))
+
+
+@cache
+def students_t(degrees_of_freedom: int) -> float:
+    """Half the width of an interval of one mean, in standard errors."""
+    return quantile_of_t(degrees_of_freedom, 0.975)
 
 
 @cache

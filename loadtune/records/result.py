@@ -98,7 +98,7 @@ class Efficiency:
     gain: float | None
     """Over the user's own configuration; None: that one could not be measured."""
     gain_low: float | None = None
-    """95% interval of the gain, which allows for having picked the best. None: too few runs to say."""
+    """99% interval of the gain, which allows for having picked the best. None: too few runs to say."""
     gain_high: float | None = None
 
 
@@ -112,7 +112,7 @@ class Winner:
     speedup: float | None
     """Over the user's own configuration; None: that one could not be measured."""
     speedup_low: float | None = None
-    """95% interval of the speed-up, which allows for having picked the fastest. None: too few runs to say."""
+    """99% interval of the speed-up, which allows for having picked the fastest. None: too few runs to say."""
     speedup_high: float | None = None
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more. None:

@@ -156,9 +156,9 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
 
 def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
     """Samples per joule first where the run looked for those."""
-    rows: list[tuple[str, _Cell]] = [("samples/s (95% CI)", _rate), ("speed-up (95% CI)", _speedup)]
+    rows: list[tuple[str, _Cell]] = [("samples/s (95% CI)", _rate), ("speed-up (99% CI)", _speedup)]
     if any(column.winner and column.winner.efficiency for column in columns):
-        return [("samples/J (95% CI)", _efficiency), ("gain (95% CI)", _efficiency_gain), *rows]
+        return [("samples/J (95% CI)", _efficiency), ("gain (99% CI)", _efficiency_gain), *rows]
     return rows
 
 
@@ -199,7 +199,7 @@ def _efficiency_gain(column: _Column) -> str:
 
 
 def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
-    """``none`` where the 95% interval holds 1."""
+    """``none`` where the 99% interval holds 1."""
     if ratio is None:
         return MISSING
     if low is None or high is None:

@@ -21,12 +21,12 @@ from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
-from loadtune.study.confirm import MAX_ROUNDS, Outcome, between_run_spread, confirm, finalists, pick_finalists
+from loadtune.study.alternation import LOOKS, Outcome, alternate
+from loadtune.study.confirm import between_run_spread, finalists, needed, pick_finalists
 from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
-from loadtune.study.rounds import MIN_RUNS
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import is_confirmed, is_told, not_told_apart, pick_winner
+from loadtune.study.winner import is_confirmed, is_decided, not_told_apart, pick_winner
 from loadtune.units import counted, percent_text, seconds_text
 
 COMPUTE_STEPS = 4
@@ -57,18 +57,20 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         configs = _picked(run, facts, searched, known)
         compile_ahead(run, _unsettled(run, configs, known))
         outcomes, end = list[Outcome](), None
+        at_your_batch = found.config.yours.batch_size is not None
         try:
-            for outcome in confirm(
+            for outcome in alternate(
                 configs,
                 lambda config: _confirmed(run, config),
                 run.clock,
                 run.confirm_until_s,
-                yours=found.yours,
-                at_your_batch=found.config.yours.batch_size is not None,
+                needed=lambda seen: needed(
+                    seen, configs, found.yours, at_your_batch=at_your_batch, objective=found.config.objective
+                ),
+                is_decided=lambda seen: _is_decided(run, finalists(seen)),
                 answer_by_s=run.until(CONFIRM_OF_LEFT),
-                objective=found.config.objective,
-                told=lambda measured: _is_told(run, measured),
                 known=known,
+                seed=found.config.seed,
             ):
                 outcomes.append(outcome)
                 found.finalists = finalists(outcomes)
@@ -116,12 +118,12 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
     )
 
 
-def _is_told(run: Run, measured: Sequence[Finalist]) -> bool:
-    """Whether the winner is sure, and so is the one at the user's batch size where that was given."""
+def _is_decided(run: Run, measured: Sequence[Finalist]) -> bool:
+    """Whether the answer is known well enough, and so is the one at the user's batch size where that was given."""
     yours, objective = run.found.yours, run.found.config.objective
     judged = ruled_out(measured, run.found.trials, objective=objective)
     sizes = {None, run.found.config.yours.batch_size}
-    return all(is_told(judged, yours, batch_size=size, objective=objective) for size in sizes)
+    return all(is_decided(judged, yours, batch_size=size, objective=objective) for size in sizes)
 
 
 def _known(run: Run) -> list[Outcome]:
@@ -140,9 +142,9 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
     runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
     going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
     whole_rounds = min((len(outcomes) for outcomes in going_on.values()), default=0)
-    if whole_rounds >= MIN_RUNS and _is_told(run, finalists(known)):
-        return []  # `confirm` looks after whole rounds
-    return [config for config, outcomes in going_on.items() if len(outcomes) < MAX_ROUNDS]
+    if whole_rounds in LOOKS and _is_decided(run, finalists(known)):
+        return []
+    return [config for config, outcomes in going_on.items() if len(outcomes) < LOOKS[-1]]
 
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:

@@ -1,4 +1,4 @@
-"""The confirmation: finalists and the user's own configuration, measured again in turn, with fresh loaders. Pure.
+"""The confirmation: who is measured again, and what the figures allow to be said. Pure.
 
 The study's own figures choose who is measured again and are then forgotten: the best of many noisy figures is too good
 to be true (simulated: it overclaims by 6% at 5% noise).
@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
-from loadtune.records.intervals import largest_t
-from loadtune.seams import Clock
-from loadtune.study.rounds import CONTENDER, MIN_RUNS, Rounds
+from loadtune.records.intervals import largest_t, quantile_of_t
+from loadtune.study.alternation import ERROR, LOOKS, Outcome
 
 NUM_TOP = 2
 """Best configurations of the study that are measured again: the leader's luck is what the second is there to show."""
@@ -21,10 +20,12 @@ WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
 median of four sets of runs on an H200, 2.0 on two cores, where little is compiled."""
 
-MAX_ROUNDS = 3
-"""Of the confirmation. Three runs of each of three finalists put the spread between runs on six degrees of freedom."""
+MIN_RUNS = 2
+"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
 
-Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+CONTENDER = 0.9
+"""A configuration this close to the leader may really be as fast."""
+
 Ranked = Sequence[tuple[TrialConfig, Measurement]]
 
 
@@ -100,50 +101,6 @@ def size(config: TrialConfig) -> tuple[int, int, int]:
     return config.loader.num_workers, config.batch_size, config.loader.num_prefetched
 
 
-def confirm(
-    configs: Sequence[TrialConfig],
-    run: Callable[[TrialConfig], Measurement | TrialFailure],
-    clock: Clock,
-    until_s: float,
-    *,
-    yours: TrialConfig | None = None,
-    at_your_batch: bool = False,
-    answer_by_s: float | None = None,
-    objective: Objective = "samples-per-s",
-    told: Callable[[Sequence[Finalist]], bool] = lambda found: False,
-    known: Sequence[Outcome] = (),
-) -> Iterator[Outcome]:
-    """Measure every configuration in turn, round by round; `configs` are in the order of `pick_finalists`.
-
-    What the answer is made of is run once whatever the time, the others only while it lasts. Whoever is expected, by
-    its last run, to end by `until_s` is run again; second runs without which there is no answer by `answer_by_s`. From
-    two rounds on no other begins once `told` says that the answer is sure. `known` are outcomes of before an
-    interruption: they come first, and are not run again.
-    """
-    rounds = Rounds(configs, yours, at_your_batch)
-    needed, outcomes = rounds.needed, list[Outcome]()
-    for config, outcome in known:
-        score, took_s = (outcome.score(objective), outcome.seconds) if isinstance(outcome, Measurement) else (None, 0.0)
-        rounds.add(config, score, took_s)
-        outcomes.append((config, outcome))
-        yield outcomes[-1]
-    late_s = 0.0 if answer_by_s is None else max(0.0, answer_by_s - until_s)
-    for number in range(MAX_ROUNDS if configs else 0):
-        turn = rounds.first() if number == 0 else rounds.further(number, until_s - clock.now(), late_s)
-        if number >= MIN_RUNS and told(finalists(outcomes)):
-            turn = [config for config in turn if config in rounds.ran_once]
-        for config in turn:
-            started = clock.now()
-            spare = number == 0 and config not in needed
-            if spare and started + max(rounds.took_s.values(), default=0.0) > until_s:
-                continue
-            outcome = run(config)
-            score = outcome.score(objective) if isinstance(outcome, Measurement) else None
-            rounds.add(config, score, clock.now() - started)
-            outcomes.append((config, outcome))
-            yield outcomes[-1]
-
-
 def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
     """Runs put together by configuration, each mean with its interval; configurations that never ran are left out."""
     runs: dict[TrialConfig, list[Measurement]] = {}
@@ -176,8 +133,26 @@ def _efficiency_spread(runs: Sequence[Sequence[Measurement]]) -> "Spread | None"
     return between_run_spread(runs, "samples-per-joule") if read else None
 
 
+def needed(
+    outcomes: Sequence[Outcome],
+    configs: Sequence[TrialConfig],
+    yours: TrialConfig | None,
+    *,
+    at_your_batch: bool,
+    objective: Objective = "samples-per-s",
+) -> list[TrialConfig]:
+    """What the answer is made of: the best rival so far, the baseline, and the two best rivals at its batch size."""
+    scored = {f.config: f.score(objective) for f in finalists(outcomes) if not f.failures}
+    failed = {config for config, outcome in outcomes if isinstance(outcome, TrialFailure)}
+    ranked = sorted((c for c in configs if c not in failed), key=lambda config: -scored.get(config, 0.0))
+    rivals = [config for config in ranked if config != yours]
+    at_batch = [config for config in rivals if yours and config.batch_size == yours.batch_size]
+    own = [config for config in ranked if config == yours]
+    return list(dict.fromkeys([*rivals[:1], *own, *at_batch[: 2 if at_your_batch else 0]]))
+
+
 class Spread:
-    """Spread between runs with fresh loaders, relative to the mean, pooled over configurations."""
+    """Spread between runs, relative to the mean, pooled over configurations."""
 
     def __init__(self, relative_sd: float, degrees_of_freedom: int) -> None:
         self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
@@ -200,3 +175,54 @@ def between_run_spread(runs: Sequence[Sequence[Measurement]], objective: Objecti
     squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
     degrees = sum(len(own) - 1 for own in logs)
     return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None
+
+
+def difference(
+    one: Finalist,
+    other: Finalist,
+    finalists: Sequence[Finalist],
+    num_comparisons: int,
+    objective: Objective = "samples-per-s",
+) -> tuple[float, float | None, float | None]:
+    """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons).
+
+    Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. The
+    spread is that of all finalists around their means and their rounds. Of fewer than three rounds the blocks leave too
+    little to estimate it from, and the plain spread between runs is used. None: nothing ran twice.
+    """
+    pairs = list(zip(_logs(one, objective), _logs(other, objective), strict=False))
+    ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
+    spread = _block_spread([_logs(f, objective) for f in finalists]) or between_run_spread(
+        [f.runs for f in finalists], objective
+    )
+    if spread is None:
+        return ratio, None, None
+    t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / len(LOOKS) / max(1, num_comparisons) / 2)
+    width = t * spread.relative_sd * math.sqrt(2 / len(pairs))
+    return ratio, ratio * math.exp(-width), ratio * math.exp(width) if width < _WIDEST else math.inf
+
+
+_WIDEST = 500.0
+"""Of an interval on the log, above which it has no upper end."""
+
+
+def _logs(finalist: Finalist, objective: Objective) -> list[float]:
+    return [math.log(run.score(objective)) for run in finalist.runs]
+
+
+def _block_spread(logs: Sequence[Sequence[float]]) -> Spread | None:
+    """Standard deviation around means and rounds, over those that ran in every round. None: too few did."""
+    num_rounds = max((len(own) for own in logs), default=0)
+    full = [own for own in logs if len(own) == num_rounds]
+    if num_rounds < LOOKS[0] or len(full) < 2:
+        return None
+    means = [statistics.fmean(own) for own in full]
+    blocks = [statistics.fmean(each) for each in zip(*full, strict=True)]
+    whole = statistics.fmean(means)
+    squares = math.fsum(
+        (value - mean - block + whole) ** 2
+        for own, mean in zip(full, means, strict=True)
+        for value, block in zip(own, blocks, strict=True)
+    )
+    degrees = (len(full) - 1) * (num_rounds - 1)
+    return Spread(math.sqrt(squares / degrees), degrees)

@@ -6,7 +6,7 @@ Without these sentences a configuration would be missing from the answer and nob
 from collections.abc import Callable, Sequence
 
 from loadtune.records import Finalist, Trial, TrialConfig, TrialFailure
-from loadtune.study.confirm import Outcome
+from loadtune.study.alternation import Outcome
 
 Say = Callable[[TrialConfig], str]
 """Puts a configuration into words."""

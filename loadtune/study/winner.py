@@ -4,16 +4,16 @@ import math
 from collections.abc import Sequence
 
 from loadtune.records import Efficiency, Finalist, Objective, TrialConfig, Winner
-from loadtune.study.confirm import between_run_spread, size
-from loadtune.study.rounds import MIN_RUNS
+from loadtune.study.confirm import MIN_RUNS, difference, size
 
 TIE = 0.98
 """Means within 2% of the best count as equal; the smallest of them wins."""
 
-SURE = 3.0
-"""Times its interval by which a difference ends the confirmation early. Whoever looks twice is wrong more often: of
-identical pairs 8.2% are called different with a look at the plain interval after two of three rounds, 5.2% with this
-one, 4.7% without a look (20,000 simulations each)."""
+MARGIN = 0.03
+"""Differences that lie within 3% are none: "no difference" is then the answer."""
+
+PRECISE = 0.04
+"""Half width of the winner's 95% interval at which its rate is known well enough."""
 
 
 def pick_winner(
@@ -74,7 +74,7 @@ def speedup(
     num_rivals: int,
     objective: Objective = "samples-per-s",
 ) -> tuple[float | None, float | None, float | None]:
-    """Ratio of the means with its 95% interval from the spread between runs.
+    """Ratio of the scores with its 99% interval (`difference`).
 
     `num_rivals` of `own` there were to pick `best` from: the interval allows for the luck of the fastest of them.
     """
@@ -82,12 +82,7 @@ def speedup(
         return None, None, None
     if best.config == own.config:
         return 1.0, 1.0, 1.0
-    ratio = best.score(objective) / own.score(objective)
-    spread = between_run_spread([f.runs for f in finalists], objective)
-    if spread is None:
-        return ratio, None, None
-    width = spread.half_width(1 / len(best.runs) + 1 / len(own.runs), num_rivals)
-    return ratio, ratio * math.exp(-width), ratio * math.exp(width)
+    return difference(best, own, finalists, num_rivals, objective)
 
 
 def not_told_apart(
@@ -107,25 +102,32 @@ def not_told_apart(
     return tuple(rivals)
 
 
-def is_told(
+def is_decided(
     finalists: Sequence[Finalist],
     yours: TrialConfig | None,
     *,
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
 ) -> bool:
-    """Whether the winner is surely better than the user's own and than every rival that it is not tied with.
+    """Whether more rounds are not worth their time.
 
-    False where nothing ran twice, so that nobody knows what runs differ by.
+    The winner's rate is known, and the baseline is told from it, or from its best rival where it is the winner, or lies
+    within `MARGIN` of it.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
-    able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
-    if winner is None or len(finalists) < 2 or between_run_spread([f.runs for f in finalists], objective) is None:
+    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    if best is None or best.half_width_fraction is None or best.half_width_fraction > PRECISE:
         return False
-    best = next(f for f in finalists if f.config == winner.config)
-    top = max((f.score(objective) for f in able), default=0.0)
-    others = [f for f in able if f is not best and (f.config == yours or f.score(objective) < TIE * top)]
-    return all(_is_surely_worse(other, best, finalists, objective) for other in others)
+    able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
+    own = next((f for f in finalists if f.config == yours), None)
+    rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
+    one, other = (best, own) if best.config != yours else (next(iter(rivals), None), best)
+    if one is None or other is None:
+        return one is not None
+    _, low, high = difference(one, other, finalists, len(rivals), objective)
+    if low is None or high is None:
+        return False
+    return not low <= 1.0 <= high or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)
 
 
 def is_confirmed(
@@ -147,8 +149,3 @@ def is_confirmed(
     rivals = [f for f in finalists if f.config != yours and batch_size in (None, f.config.batch_size)]
     twice = {f.config for f in finalists if len(f.runs) >= MIN_RUNS}
     return all(f.config in twice for f in (best, *own)) and any(f.config in twice for f in rivals)
-
-
-def _is_surely_worse(other: Finalist, best: Finalist, finalists: Sequence[Finalist], objective: Objective) -> bool:
-    ratio, _, high = speedup(best, other, finalists, math.comb(len(finalists), 2), objective)
-    return ratio is not None and high is not None and math.log(ratio) > SURE * math.log(high / ratio)

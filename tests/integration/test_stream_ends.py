@@ -280,7 +280,8 @@ def test_a_script_ends_and_leaves_nothing(scripts, method, state, end):
     errors = (folder / "stderr").read_text()
     assert errors.strip().endswith(last_line), errors
     assert (errors == "") == (last_line == ""), errors
-    assert errors.count("Traceback") == (1 if last_line else 0), errors
+    # A worker that is asked for a batch just then may add what it says of the lost connection, as in torch.
+    assert errors.count("Traceback") == (1 if last_line else 0) or end == "interrupt", errors
     assert status == expected_status
     children = json.loads((folder / "children").read_text())
     assert children

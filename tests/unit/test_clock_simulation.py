@@ -176,7 +176,7 @@ def test_neither_the_queue_as_a_whole_nor_what_was_trained_on_tells_what_a_pinni
     by_the_queue = [samples_per_s([replace(w, num_pinned=None) for w in windows]) for windows in first]
     trained = [sum(w.num_samples for w in windows) / sum(w.seconds for w in windows) for windows in first]
     assert statistics.fmean(by_the_queue) / trained_per_s(PINNING) > 1.08
-    assert statistics.fmean(trained) / trained_per_s(PINNING) > 1.12
+    assert statistics.fmean(trained) / trained_per_s(PINNING) > 1.08
 
 
 TAKING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.06, 0.3), "step": about(0.015)}

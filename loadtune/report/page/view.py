@@ -133,4 +133,4 @@ def _speedup_detail(result: TuningResult, winner: Winner) -> str:
         return "the baseline is the best"
     if winner.speedup_low is None or winner.speedup_high is None:
         return "too few runs to be sure"
-    return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (95%)"
+    return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (99%)"

@@ -1,0 +1,93 @@
+"""In which order finalists are run, and when a confirmation ends."""
+
+from itertools import pairwise
+
+import pytest
+
+from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
+from loadtune.study.alternation import LOOKS, alternate
+from loadtune.testing import FakeClock
+
+A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
+FAILURE = TrialFailure(kind="crash", phase="training", message="")
+RUN_S = 10.0
+
+
+def measured():
+    windows = (Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=100),)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=RUN_S)
+
+
+def ran(
+    until_s=1e9, *, fails=(), needed=(A, B), decided=lambda seen: False, known=(), answer_by_s=None, configs=(A, B, C)
+):
+    clock = FakeClock()
+    begun = clock.now()
+
+    def run(config):
+        clock.spend(RUN_S)
+        return FAILURE if config in fails else measured()
+
+    outcomes = alternate(
+        configs,
+        run,
+        clock,
+        begun + until_s,
+        needed=lambda seen: needed,
+        is_decided=decided,
+        answer_by_s=None if answer_by_s is None else begun + answer_by_s,
+        known=known,
+    )
+    return [config for config, _ in outcomes]
+
+
+def test_everybody_runs_in_every_round_and_every_second_round_goes_backwards():
+    order = ran()
+    rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
+    assert len(rounds) == LOOKS[-1]
+    assert all(sorted(each, key=[A, B, C].index) == [A, B, C] for each in rounds)
+    assert rounds[0] == [A, B, C]
+    assert all(later == earlier[::-1] for earlier, later in list(pairwise(rounds))[::2])
+
+
+def test_one_looks_after_planned_rounds_alone():
+    looks = []
+    ran(decided=lambda seen: looks.append(len(seen)))
+    assert looks == [3 * number for number in LOOKS[:-1]]
+
+
+def test_a_decided_answer_ends_it():
+    assert len(ran(decided=lambda seen: True)) == 3 * LOOKS[0]
+
+
+def test_who_failed_is_not_run_again():
+    order = ran(fails=[B])
+    assert order.count(B) == 1
+    assert order.count(A) == order.count(C) == LOOKS[-1]
+
+
+@pytest.mark.parametrize(("until_s", "expected"), [(0.0, [A, B]), (25.0, [A, B]), (35.0, [A, B, C])])
+def test_the_needed_run_whatever_the_time_and_the_others_while_it_lasts(until_s, expected):
+    assert ran(until_s) == expected
+
+
+def test_where_a_round_does_not_fit_the_needed_run_alone():
+    assert ran(55.0) == [A, B, C, B, A]
+    assert ran(49.0) == [A, B, C]
+
+
+def test_second_runs_of_the_needed_may_be_late():
+    assert ran(0.0, answer_by_s=45.0) == [A, B, B, A]
+    assert ran(0.0, answer_by_s=35.0) == [A, B]
+
+
+def test_what_is_known_comes_first_and_is_not_run_again():
+    known = [(A, measured()), (B, measured()), (C, measured()), (C, measured())]
+    order = ran(known=known)
+    assert order[:4] == [A, B, C, C]
+    assert order[4:6] == [B, A], "the round that was cut off is ended"
+    assert [order.count(each) for each in (A, B, C)] == [LOOKS[-1]] * 3
+
+
+def test_what_failed_before_an_interruption_is_not_run_again():
+    assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1
