@@ -15,18 +15,17 @@ T = TypeVar("T")
 LOG_FILE = "bench.log"
 """What the training process and its workers write, in the run's folder."""
 
-TRIAL_SHARE = 0.008
-"""Of the time budget, for the timed part of one run: 2.4 s of the default five minutes, six windows: from there on an
-interval is believed. A run of the confirmation is no longer: its own noise is less than half of what fresh loaders
-differ by then, so only further runs make it surer."""
+TRIAL_SHARE = 0.01
+"""Of the time budget, for the measured part of one segment at most: 3 s of the default five minutes. Segments of 4 s
+repeated within 2% on an H200."""
 
 STEP_SHARE = 0.01
 """Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
 fit."""
 
-BATCH_SHARE = TRIAL_SHARE / 4
+BATCH_SHARE = 0.002
 """Of the time budget, for one batch made by one worker: 0.6 s of the default, so that a trial sees every worker deliver
-two or three times."""
+some times."""
 
 MODERATE_STRETCH = 2.4
 """Times that, for the moderate batch at which recipes are compared: 1.44 s of the default. A window spans rounds of the
@@ -44,9 +43,8 @@ that are enough and for two rounds of a confirmation, where a workload is slow t
 CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
-CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.15, 0.25
-"""Of the time budget, for the whole confirmation: on an H200 two rounds of three finalists, 45 s; no more than 75 s. A
-third round of ties tells nobody anything (263 s for a run that was decided after 220)."""
+CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.2, 0.3
+"""Of the time budget, for the whole confirmation: three rounds of three finalists take about 60 s on an H200."""
 
 OWN_STAGE = "yours"
 """The stage that times the user's own settings ahead of the search."""

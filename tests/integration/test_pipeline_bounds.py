@@ -11,7 +11,7 @@ from loadtune.testing import FakeBench, Surface
 COMPUTE = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
 WORKERS = Surface(sample_s=1 / 50, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
 # Eight workers make more than the thread pins, and so does the device train at any batch that may win.
-PINNING = Surface(sample_s=1 / 700, half_batch=1.0)
+PINNING = Surface(sample_s=1 / 700, half_batch=1.0, pinned_per_s=3000.0)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from loadtune.probe.recipe import Recipes, choose_recipes
 from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig
 from loadtune.report.export import recipe_code
 from loadtune.report.journal import read_journal
+from loadtune.study.alternation import LOOKS
 from loadtune.testing import FakeBench, Surface, fake_facts
 
 BF16 = (Fixed(name="precision", value="bf16"),)
@@ -184,7 +185,7 @@ def test_a_resumed_confirmation_compiles_first_and_has_its_rounds(tmp_path: Path
 def test_a_confirmation_that_was_told_compiles_nothing_anew(tmp_path: Path) -> None:
     config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=4)
     finished = tune_fake(FakeBench(noise=0.001, between_runs=0.001), tmp_path, config)
-    assert {len(finalist.runs) for finalist in finished.finalists} == {2}  # of three: the answer was sure
+    assert max(len(finalist.runs) for finalist in finished.finalists) == LOOKS[0]  # the answer was sure
     bench = FakeBench(seed=1)
     again = tune_fake(bench, tmp_path, config, resume=True)
     assert bench.requests == []

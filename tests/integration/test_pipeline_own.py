@@ -20,7 +20,7 @@ class SlowToProbe(FakeBench):
     """Memory takes two minutes, as ConvNeXt-Large's did on an H200."""
 
     def __init__(self, surface: Surface) -> None:
-        super().__init__(surface, noise=0.004)
+        super().__init__(surface, noise=0.001)
         self.timed_configs: list[TrialConfig] = []
 
     def try_batch(self, asked):
