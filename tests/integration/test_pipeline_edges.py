@@ -215,7 +215,7 @@ def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) ->
     surface = Surface(pinned_per_s=1000.0, pageable_per_s=1000.0, sample_s=1 / 3300)
     yours = YourSettings(batch_size=64, num_workers=8, precision="fp32")
     bench = FakeBench(surface, between_runs=0.004, noise=0.004)  # well below the 2% that count as a tie
-    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
+    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours, time_budget_s=600.0))
     assert result.best is not None
     assert result.best.speedup == pytest.approx(1.0, abs=0.03)
     assert result.best.different is not True
