@@ -1,7 +1,7 @@
 """Measure a stored winner again: is its throughput still the same? In: a baseline. Out: a `Check`. Brief, for CI.
 
-Times real training steps with fresh loaders, as the confirmation does, until the interval of the ratio is narrow enough
-or the time is spent. Where the winner cannot be measured here, the outcome is "unclear".
+Times real training steps, each time with new workers, until the interval of the ratio is narrow enough or the time is
+spent. Where the winner cannot be measured here, the outcome is "unclear".
 """
 
 from collections.abc import Callable

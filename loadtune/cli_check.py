@@ -26,7 +26,7 @@ def check(
 ) -> None:
     """Measure a stored result again and report a regression.
 
-    Times real training steps in at least three runs with fresh loaders. It ends as soon as the 95% interval of the
+    Times real training steps in at least three runs. It ends as soon as the 95% interval of the
     ratio now ÷ baseline decides, or when the time is spent. A winner by samples per joule is compared by those.
 
     \b

@@ -73,7 +73,7 @@ class Bench(Protocol):
         ...
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        """Train on real batches, shuffled and full, with a fresh loader, until ``watch`` says enough.
+        """Train on real batches, shuffled and full, until ``watch`` says enough.
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
         """

@@ -159,7 +159,7 @@ class FakeBench:
     noise: float = 0.01
     """Relative standard deviation of one window."""
     between_runs: float = 0.02
-    """Relative standard deviation from one fresh loader to the next."""
+    """Relative standard deviation from one run to the next."""
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
     finite: Callable[[TrialConfig], bool] = lambda config: True
     """Whether the loss of each step of a training run is a finite number."""

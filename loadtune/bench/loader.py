@@ -13,7 +13,7 @@ from loadtune.bench.pinned import page_lock_s
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, Recipe, TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.records import LoaderConfig, TrainingRun, TrialConfig, TrialFailure, Window
 from loadtune.workload import Batch
 
 
@@ -32,7 +32,7 @@ class TrainingLoop:
     def __init__(self, make_loader: Callable[[LoaderConfig], EndlessLoader]) -> None:
         self._make_loader = make_loader
         self._loader: EndlessLoader | None = None
-        self._recipe: Recipe | None = None
+        self._config: TrialConfig | None = None
 
     def time_training(
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
@@ -79,18 +79,21 @@ class TrainingLoop:
         )
 
     def _first_batch(self, trainer: Trainer, config: TrialConfig, line: Line) -> Batch:
-        trains_alike, self._recipe = self._recipe == config.recipe, config.recipe
+        before, self._config = self._config, config
+        if before == config:
+            self.end()  # workers differ from pool to pool, which runs of one configuration have to show
+        trains_alike = before is not None and before.recipe == config.recipe
         if self._loader is None:
             self._loader = self._make_loader(config.loader)
             return self._loader.next_batch()
 
-        def before(batch: Batch) -> None:
+        def meanwhile(batch: Batch) -> None:
             """A batch of the configuration before: its size fits in the memory of its own recipe alone."""
             if trains_alike:
                 trainer.step(trainer.to_device(batch))
             line.pulse()
 
-        return self._loader.switch(config.loader, before)
+        return self._loader.switch(config.loader, meanwhile)
 
 
 def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:

@@ -129,7 +129,7 @@ class Check:
     ratio: Ratio | None = None
     """Of the objective's figure. None: nothing was measured."""
     runs: tuple[Measurement, ...] = ()
-    """Each with a fresh loader."""
+    """Each with workers of its own."""
     samples_per_s: float | None = None
     """Mean over runs."""
     half_width_fraction: float | None = None

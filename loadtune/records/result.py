@@ -53,7 +53,7 @@ class Unconfirmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finalist:
-    """One configuration measured again, each time with a fresh loader, in turn with the other finalists."""
+    """One configuration measured again, in rounds with the other finalists."""
 
     config: TrialConfig
     runs: tuple[Measurement, ...]

@@ -12,7 +12,7 @@ def finalists(result: TuningResult) -> Figure:
     return Figure(
         key="finalists",
         title="Confirmation, run by run",
-        reading="A point is one run with new worker processes, a bar the mean with its 95% interval. Where intervals "
+        reading="A point is one run, a bar the mean with its 95% interval. Where intervals "
         "overlap, the order may be chance. Of those within 2% of the best, the one with fewest workers is chosen.",
         source="The best configurations and the baseline in turn; the interval comes from the spread between runs.",
         panels=(_panel(result, known),) if known else (),

@@ -42,7 +42,7 @@ def history(result: TuningResult) -> Figure:
         title="Every trial, in order",
         reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
         "Crosses failed; open diamonds were pruned: they cannot be faster, or do not fit.",
-        source="Each trial: a fresh loader, real training steps, samples ÷ wall time over whole windows after the "
+        source="Each trial: real training steps, samples ÷ wall time over whole windows after the "
         "warm-up" + _interval_words(result),
         panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),
         missing=() if result.trials else ("No trial was run.",),
@@ -52,7 +52,7 @@ def history(result: TuningResult) -> Figure:
 def _interval_words(result: TuningResult) -> str:
     if result.config.objective == "samples-per-joule":
         return ", ÷ the mean power of the GPU's board. No bars: one run gives no interval of it."
-    return ". Bars: 95% interval from one run's own windows; fresh loaders differ by more."
+    return ". Bars: 95% interval from one run's own windows; runs of one configuration differ by more."
 
 
 def _layout(result: TuningResult) -> Trace:
