@@ -59,7 +59,7 @@ class TrainingLoop:
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
     ) -> TrainingRun | TrialFailure:
         line.enter("first batch")
-        batch = self._first_batch(trainer, config, line)
+        batch = self._first_batch(config, line)
         line.enter("training")
         begins()
         _step(trainer, batch, marks_for(trainer.device))  # uncounted: the wait for it lies before the first window
@@ -78,22 +78,15 @@ class TrainingLoop:
             workers=self._loader.shares(),
         )
 
-    def _first_batch(self, trainer: Trainer, config: TrialConfig, line: Line) -> Batch:
+    def _first_batch(self, config: TrialConfig, line: Line) -> Batch:
         before, self._config = self._config, config
         if before == config:
             self.end()  # workers differ from pool to pool, which runs of one configuration have to show
-        trains_alike = before is not None and before.recipe == config.recipe
         if self._loader is None:
             self._loader = self._make_loader(config.loader)
             return self._loader.next_batch()
-
-        def meanwhile(batch: Batch) -> None:
-            """A batch of the configuration before: its size fits in the memory of its own recipe alone."""
-            if trains_alike:
-                trainer.step(trainer.to_device(batch))
-            line.pulse()
-
-        return self._loader.switch(config.loader, meanwhile)
+        # Batches of the configuration before are dropped: their size fits in the memory of its own recipe alone.
+        return self._loader.switch(config.loader, lambda batch: line.pulse())
 
 
 def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:

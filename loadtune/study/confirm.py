@@ -187,8 +187,8 @@ def difference(
     """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons).
 
     Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. The
-    spread is that of all finalists around their means and their rounds. Of fewer than three rounds the blocks leave too
-    little to estimate it from, and the plain spread between runs is used. None: nothing ran twice.
+    spread is that of all finalists around their means and their rounds. Where the blocks leave too little to
+    estimate it from, the plain spread between runs is used. None: nothing ran twice.
     """
     pairs = list(zip(_logs(one, objective), _logs(other, objective), strict=False))
     ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
@@ -203,6 +203,10 @@ def difference(
     return ratio, ratio * math.exp(-width), ratio * math.exp(width) if width < _WIDEST else math.inf
 
 
+FEWEST_DEGREES = 4
+"""Of freedom, for a spread around rounds: three configurations in three rounds have as many, two in three rounds two,
+with which the interval of one look is 29 standard errors wide."""
+
 _WIDEST = 500.0
 """Of an interval on the log, above which it has no upper end."""
 
@@ -215,7 +219,8 @@ def _block_spread(logs: Sequence[Sequence[float]]) -> Spread | None:
     """Standard deviation around means and rounds, over those that ran in every round. None: too few did."""
     num_rounds = max((len(own) for own in logs), default=0)
     full = [own for own in logs if len(own) == num_rounds]
-    if num_rounds < LOOKS[0] or len(full) < 2:
+    degrees = (len(full) - 1) * (num_rounds - 1)
+    if degrees < FEWEST_DEGREES:
         return None
     means = [statistics.fmean(own) for own in full]
     blocks = [statistics.fmean(each) for each in zip(*full, strict=True)]
@@ -225,5 +230,4 @@ def _block_spread(logs: Sequence[Sequence[float]]) -> Spread | None:
         for own, mean in zip(full, means, strict=True)
         for value, block in zip(own, blocks, strict=True)
     )
-    degrees = (len(full) - 1) * (num_rounds - 1)
     return Spread(math.sqrt(squares / degrees), degrees)
