@@ -103,6 +103,7 @@ class EndlessLoader:
         """
         iterator = self.start()
         switch = self._loader.switch(
+            renew=True,  # workers differ from pool to pool, which runs of one configuration have to show
             num_workers=config.num_workers,
             pin_memory=config.pin_memory,
             prefetch_factor=config.prefetch_factor,
@@ -111,7 +112,7 @@ class EndlessLoader:
         )
         while True:
             batch: Batch = next(iterator)
-            if len(batch[0]) == config.batch_size and (switch is None or switch.delivers_s is not None):
+            if switch is None or switch.delivers_s is not None:
                 break
             each(batch)
         self._takes_over(config)

@@ -32,7 +32,6 @@ class TrainingLoop:
     def __init__(self, make_loader: Callable[[LoaderConfig], EndlessLoader]) -> None:
         self._make_loader = make_loader
         self._loader: EndlessLoader | None = None
-        self._config: TrialConfig | None = None
 
     def time_training(
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
@@ -79,9 +78,6 @@ class TrainingLoop:
         )
 
     def _first_batch(self, config: TrialConfig, line: Line) -> Batch:
-        before, self._config = self._config, config
-        if before == config:
-            self.end()  # workers differ from pool to pool, which runs of one configuration have to show
         if self._loader is None:
             self._loader = self._make_loader(config.loader)
             return self._loader.next_batch()

@@ -137,16 +137,16 @@ class SwitchingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def switch(self, **changes: Any) -> Switch | None:
+    def switch(self, *, renew: bool = False, **changes: Any) -> Switch | None:
         """Change some of the settings. Takes effect in the running epoch, else at the next.
 
         Several may be asked for one after the other; each takes effect in its turn. What is returned tells how far this
-        one is; None: no workers have to change for it in this epoch. Raises TypeError for a name that is no field of
-        `Settings`, ValueError for a value that torch would refuse.
+        one is; None: no workers have to change for it in this epoch. ``renew``: they change in any case. Raises
+        TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
         """
         self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
-        return None if current is None else current.switch(self.settings)
+        return None if current is None else current.switch(self.settings, renew=renew)
 
     def close(self, patience_s: float | None = None) -> None:
         """End all workers now. The next ``iter()`` starts others.
@@ -265,13 +265,13 @@ class SwitchingIterator:
 
     # Switching
 
-    def switch(self, settings: Settings) -> Switch | None:
+    def switch(self, settings: Settings, *, renew: bool = False) -> Switch | None:
         """Ask for these settings; see `SwitchingLoader.switch`."""
         if self._plain is not None or not self._lane:
             return None  # at the next epoch
         self._batch_size = settings.batch_size
         before = self._coming[-1][0].settings if self._coming else self._lane[-1].settings
-        if settings.same_workers(before):
+        if settings.same_workers(before) and not renew:
             self._relabel(settings)
             return None
         switch = Switch(settings=settings, asked_s=time.monotonic())
