@@ -41,7 +41,7 @@ def pick_finalists(
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    The leader, the user's own, the best beside that and, where asked, the best beside it at the user's batch in any
+    The leader, the user's own, the best beside that and, where asked, the two best beside it at the user's batch in any
     case; then the second, the smallest contender, and what `leaner` may name: a smaller relative of the leader, unless
     the search saw it or one nearly as small fall short. Those in `kept` were measured again before an interruption, and
     stay as well.
@@ -55,7 +55,7 @@ def pick_finalists(
     rivals = [config for config, _ in ranked if config != yours]
     needed = [contenders[0], *([] if yours is None else [yours]), *rivals[:1]]
     if yours is not None and at_your_batch:
-        needed += [config for config in rivals if config.batch_size == yours.batch_size][:1]
+        needed += [config for config in rivals if config.batch_size == yours.batch_size][:2]
     slim = leaner(*ranked[0])
     relatives = [slim] if slim is not None and _nearest_tried(slim, ranked) in contenders else []
     spare = [*contenders[:NUM_TOP], min(contenders, key=size), *relatives]
