@@ -1,6 +1,7 @@
 """Batches of the workload without end, from a loader whose settings change while the training loop goes on."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -75,7 +76,9 @@ class EndlessLoader:
             generator=torch.Generator().manual_seed(seed),
             **config.kwargs(),
         )
-        self._loader = SwitchingLoader(loader, table=table, sample_error=note_index, on_trial=False)
+        self._loader = SwitchingLoader(
+            loader, table=table, sample_error=note_index, on_trial=False, max_blocked_s=math.inf
+        )
         self._iterator: SwitchingIterator | None = None
         self._takes_over(config)
 
@@ -111,7 +114,8 @@ class EndlessLoader:
             batch_size=config.batch_size,
         )
         while True:
-            batch: Batch = next(iterator)
+            batch = self._next(iterator)
+            assert batch is not None, "an epoch without an end has ended"
             if switch is None or switch.delivers_s is not None:
                 break
             each(batch)

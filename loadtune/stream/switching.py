@@ -26,6 +26,7 @@ An `IterableDataset` shares its samples out among workers when they start; its s
 """
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -102,6 +103,9 @@ class SwitchingLoader:
         on_trial: bool = True,
     ) -> None:
         """``table``: where workers note what they load. None: one of its own.
+
+        ``max_blocked_s``: a switch that would keep the main thread from running for longer at a time waits for the end
+        of the epoch. Infinite: none does.
 
         ``on_trial``: settings that fail are withdrawn. False: they raise, as the caller's own do.
 
@@ -312,7 +316,8 @@ class SwitchingIterator:
     def _may_start(self, settings: Settings) -> bool:
         """Whether starting these workers keeps the main thread from running for a moment only."""
         owner = self._owner
-        if settings.num_workers == 0 or start_method(self._loader.multiprocessing_context) == "fork":
+        forks = start_method(self._loader.multiprocessing_context) == "fork"
+        if settings.num_workers == 0 or forks or math.isinf(owner.max_blocked_s):
             return True
         if not hasattr(self, "_pickle_s"):
             self._pickle_s = pickle_s(self._loader.dataset, owner.max_blocked_s / 2)
