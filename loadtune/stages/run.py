@@ -43,8 +43,8 @@ that are enough and for two rounds of a confirmation, where a workload is slow t
 CONFIRM_OF_LEFT = 0.97
 """Of the time that is left when the confirmation begins; the rest is for the last figures."""
 
-CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.2, 0.3
-"""Of the time budget, for the whole confirmation: three rounds of three finalists take about 60 s on an H200."""
+CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.17, 0.25
+"""Of the time budget, for the whole confirmation: three rounds of three finalists take about 50 s on an H200."""
 
 OWN_STAGE = "yours"
 """The stage that times the user's own settings ahead of the search."""

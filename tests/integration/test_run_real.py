@@ -5,7 +5,7 @@ import signal
 
 import bench_workloads
 import pytest
-from cli_rig import IMAGES, SLOW_IMAGES, Command, files_below
+from cli_rig import SLOW_IMAGES, Command, files_below
 from torch.utils.data import DataLoader
 
 import loadtune
@@ -22,7 +22,7 @@ RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """One whole run, shared by the tests that look at what it left."""
-    command = Command(tmp_path_factory.mktemp("run"), "run", *IMAGES, *SHORT, "--batch-size", "16", "--json")
+    command = Command(tmp_path_factory.mktemp("run"), "run", *SLOW_IMAGES, *SHORT, "--batch-size", "16", "--json")
     yield command, command.end()
     command.kill()
 
@@ -48,7 +48,7 @@ def test_stdout_is_the_result_and_nothing_else(finished, run_folder):
 
 def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
     command, _ = finished
-    assert run_folder.parent.name == "bench_workloads.Images-bench_workloads.Linear"
+    assert run_folder.parent.name == "bench_workloads.SlowImages-bench_workloads.Linear"
     assert files_below(run_folder) == RUN_FILES
     assert list(command.home.glob("tmp-*/*")) == []
     written = [name for name in files_below(command.home) if name != "stderr"]

@@ -269,8 +269,9 @@ ENDS = {
     "raise": (1, "LookupError: the script's own"),
     "interrupt": (-signal.SIGINT, "KeyboardInterrupt"),
 }
-CASES = [("fork", state, end) for state in ("switched", "pending", "persistent") for end in ENDS]
-CASES += [(method, "pending", end) for method in ("forkserver", "spawn") for end in ("end", "raise", "interrupt")]
+CASES = [("fork", "switched", end) for end in ENDS]
+CASES += [("fork", state, end) for state in ("pending", "persistent") for end in ("end", "interrupt")]
+CASES += [(method, "pending", end) for method in ("forkserver", "spawn") for end in ("end", "interrupt")]
 
 
 @pytest.mark.parametrize(("method", "state", "end"), CASES)

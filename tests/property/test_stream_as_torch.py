@@ -15,7 +15,7 @@ from loadtune.stream import torch_private
 from loadtune.stream.switching import SwitchingLoader
 
 LENGTH = 60
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Rows(Dataset):

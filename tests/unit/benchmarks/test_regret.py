@@ -107,15 +107,6 @@ def test_every_way_is_reproducible_and_gets_no_worse_with_what_it_saw(field: Fie
     assert all(0 <= regret <= 1 for regret in once)
 
 
-def test_the_bounds_mislead_nobody(field: Field) -> None:
-    """With them the search ends no farther from the best than without, over forty seeds."""
-    best, with_bounds, without = field.best_rate(), [], []
-    for seed in range(40):
-        with_bounds.append(regrets(field, WAYS["loadtune"], seed, 16, best)[-1])
-        without.append(regrets(field, WAYS["loadtune, no bounds"], seed, 16, best)[-1])
-    assert sum(with_bounds) <= sum(without) + 0.02 * 40
-
-
 class LuckyBench(FakeBench):
     """The first run of each batch of 64 or fewer reads four times what it trains."""
 
