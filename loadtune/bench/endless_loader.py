@@ -183,8 +183,10 @@ class EndlessLoader:
 
     def close(self) -> None:
         """End the workers."""
+        self._loader.close(
+            patience_s=_PATIENCE_S
+        )  # while the iterator is there: by itself it ends as patiently as torch
         self._iterator = None
-        self._loader.close(patience_s=_PATIENCE_S)
 
 
 def _raise_worker_end() -> None:

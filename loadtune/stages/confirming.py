@@ -141,8 +141,8 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
     """Those that the confirmation still has to run."""
     runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
     going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
-    whole_rounds = min((len(outcomes) for outcomes in going_on.values()), default=0)
-    if whole_rounds in LOOKS and _is_decided(run, finalists(known)):
+    num_rounds = max((len(outcomes) for outcomes in going_on.values()), default=0)
+    if num_rounds in LOOKS and _is_decided(run, finalists(known)):
         return []
     return [config for config, outcomes in going_on.items() if len(outcomes) < LOOKS[-1]]
 

@@ -65,7 +65,7 @@ def plain_iterator(loader: DataLoader[Any], settings: Settings, *, before: Any =
     ``before``: the last epoch's, whose persistent workers go on where it has the same settings.
     """
     view = _view(loader, settings, _index_sampler=loader._index_sampler, generator=loader.generator)
-    if before is not None and before.settings == settings:
+    if before is not None and settings.num_workers and before.settings == settings:
         before._reset(view)
         return before
     if before is not None and settings.num_workers:
@@ -278,6 +278,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     def kill(self) -> None:
         """End workers that may hang, and the pool with them."""
+        if self._worker_pids_set:  # torch would raise their death in the loop
+            private.remove_worker_pids(id(self))
+            self._worker_pids_set = False
         if self._starter is not None:
             self._starter.abandon()
         for worker in self._workers:

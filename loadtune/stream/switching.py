@@ -298,7 +298,7 @@ class SwitchingIterator:
                 if source is None:
                     if not self._may_start(switch.settings):
                         return
-                    source = self._make(switch.settings, deferred=True)
+                    source = self._make_deferred(switch.settings)
                     self._coming[0] = (switch, source)
                 ready = isinstance(source, InProcess) or source.is_ready(READY_LIMIT_S)
             except PoolFailedError as failure:
@@ -312,6 +312,13 @@ class SwitchingIterator:
             switch.block(begun)
             if not ready:
                 return
+
+    def _make_deferred(self, settings: Settings) -> Pool | InProcess:
+        """Raises PoolFailedError."""
+        try:
+            return self._make(settings, deferred=True)
+        except Exception as error:
+            raise PoolFailedError("its workers did not start") from error
 
     def _may_start(self, settings: Settings) -> bool:
         """Whether starting these workers keeps the main thread from running for a moment only."""

@@ -42,8 +42,11 @@ def alternate(
     yield from known
     took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
     order = list(configs)
+    num_known = max((sum(config == c for config, _ in known) for c in configs), default=0)
+    if num_known in LOOKS and is_decided(known):
+        return
     for number in range(LOOKS[-1]):
-        if number in LOOKS and is_decided(outcomes):
+        if number in LOOKS and number > num_known and is_decided(outcomes):
             return
         order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
         failed = {config for config, each in outcomes if isinstance(each, TrialFailure)}
@@ -77,7 +80,7 @@ def _fitting(
     """The whole round, or of it those that the answer needs, or nobody."""
 
     def ends_s(these: Sequence[TrialConfig]) -> float:
-        return sum(took_s.get(config, 0.0) for config in these)
+        return sum(took_s.get(config, max(took_s.values(), default=0.0)) for config in these)
 
     if ends_s(turn) <= left_s:
         return list(turn)
