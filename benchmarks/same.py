@@ -50,7 +50,7 @@ def confirmed(bench: BenchClient, config: TrialConfig, segment_s: float, seed: i
             run,
             clock,
             clock.now() + 1e6,
-            needed=lambda seen: [config, other],
+            needed=lambda seen, able: able,
             is_decided=lambda seen: is_decided(finalists(seen), config),
             seed=seed,
         )

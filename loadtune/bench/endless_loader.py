@@ -136,7 +136,8 @@ class EndlessLoader:
         if batch is None:  # the sampler's epoch is over; drop_last and the length check leave none without a batch
             self._position = 0
             self._iterator = iter(self._loader)
-            batch = next(self._iterator)
+            batch = self._next(self._iterator)
+            assert batch is not None, "an epoch has no batch"
         self._position += 1
         return batch
 

@@ -64,8 +64,8 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
                 lambda config: _confirmed(run, config),
                 run.clock,
                 run.confirm_until_s,
-                needed=lambda seen: needed(
-                    seen, configs, found.yours, at_your_batch=at_your_batch, objective=found.config.objective
+                needed=lambda seen, able: needed(
+                    seen, able, found.yours, at_your_batch=at_your_batch, objective=found.config.objective
                 ),
                 is_decided=lambda seen: _is_decided(run, finalists(seen)),
                 answer_by_s=run.until(CONFIRM_OF_LEFT),

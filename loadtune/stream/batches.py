@@ -23,6 +23,8 @@ class IndexStream:
         self._again: list[int] = []
         self.num_drawn = self.num_samples_drawn = 0
         """In this epoch."""
+        self.error: Exception | None = None
+        """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
 
     def begin_epoch(self) -> None:
         """Forget what was drawn and draw from the beginning of the next epoch."""
@@ -36,7 +38,13 @@ class IndexStream:
         if self._again:
             position = heapq.heappop(self._again)
             return position, self._kept[position]
-        indices = next(self._iterator)
+        try:
+            indices = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self.error = error
+            raise
         position = self.num_drawn
         self._kept[position] = indices
         self.num_drawn += 1

@@ -39,7 +39,7 @@ class Counters:
 
     num_batches: int = 0
     num_samples: int = 0
-    """A batch that was asked for by a single index counts as one sample."""
+    """Of map-style datasets. A batch that was asked for by a single index counts as one sample."""
     num_bytes: int = 0
     """Of the tensors in the batches."""
     blocked_s: float = 0.0

@@ -105,17 +105,20 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
         ``hang_s``: seconds without a batch after which a pool on trial counts as hung. None: never.
         """
+        self._shutdown, self._pid = True, os.getpid()
         self.settings, self.stream, self.on_trial = settings, stream, on_trial
         self._given_seed, self._hang_s, self._table = base_seed, hang_s, table
         self._trial_pids: tuple[int, ...] | None = None
         self._asked_s: float | None = None
         self._hang_watch: threading.Thread | None = None
         self._is_hung, self._ended = False, threading.Event()
+        self._others_error: RuntimeError | None = None
+        self._polled_s, self._polled_for_s = time.monotonic(), 0.0
+        self._workers: list[Any] = []
         self.issued, self.is_fed, self._got = {}, not deferred, 0
         self.rows = table.reserve(settings.num_workers)
         self._starter: Starter | None = None
         self._num_acknowledged, self.start_s, self.num_delivered = 0, None, 0
-        self._shutdown, self._pid = True, os.getpid()
         begun = time.monotonic()
         get_temp_dir()  # for the sockets of workers too; in folders of their own those of killed ones would stay
         context = loader.multiprocessing_context
@@ -129,11 +132,13 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         try:
             super().__init__(view)
         except Exception:
-            self.close()  # the workers that did start
+            with contextlib.suppress(Exception):  # torch's own end asks for what its constructor did not come to make
+                self.close()
+            table.release(self.rows)
             raise
         self._profile_name = f"enumerate(DataLoader)#{private.MultiProcessIterator.__name__}.__next__"
         if later is not None:
-            self._workers: list[Any] = []
+            self._workers = []
             self._starter = Starter(later.processes, start_method(context), self._started)
         else:
             self.start_s = time.monotonic() - begun
@@ -147,23 +152,32 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._index_queues[len(self._workers) - 1].put(private.ResumeIteration(self._shared_seed))
 
     def is_ready(self, limit_s: float) -> bool:
-        """Start what one step may; whether all workers wait for indices. Raises PoolFailedError."""
+        """Start what one step may; whether all workers wait for indices. Raises PoolFailedError.
+
+        ``limit_s``: for workers on trial to be ready, counted from the start of the last.
+        """
         if self._starter is None:
             return True
-        started = self._starter.poll()
-        if self._starter.error is not None:
-            raise PoolFailedError("its workers did not start") from self._starter.error
+        starter = self._starter
+        started = starter.poll()
+        if starter.error is not None:
+            raise PoolFailedError("its workers did not start") from starter.error
         while not self._data_queue.empty():
             self._data_queue.get()
             self._num_acknowledged += 1
-        waited_s = time.monotonic() - self._starter.begun_s
+        now = time.monotonic()
         if started and self._num_acknowledged == self._num_workers:
-            self._starter, self.start_s = None, waited_s
+            self._starter, self.start_s = None, now - starter.begun_s
             return True
-        if any(not worker.is_alive() for worker in list(self._workers)):
-            raise PoolFailedError("a worker ended while it started")
-        if waited_s > limit_s:
-            raise PoolFailedError(f"its workers were not ready after {waited_s:.0f} s")
+        for worker in list(self._workers):
+            if not worker.is_alive():
+                reason = RuntimeError(f"DataLoader worker (pid(s) {worker.pid}) exited unexpectedly")
+                raise PoolFailedError("a worker ended while it started") from reason
+        # A loop that does something else for minutes asks nobody; that is no time in which workers were slow.
+        self._polled_for_s += min(1.0, now - self._polled_s) if started else 0.0
+        self._polled_s = now
+        if self.on_trial and self._polled_for_s > limit_s:
+            raise PoolFailedError(f"its workers were not ready {limit_s:.0f} s after they were started")
         return False
 
     def feed(self) -> None:
@@ -253,7 +267,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         except PoolFailedError:
             raise
         except Exception as error:
-            if not self.on_trial:
+            if not self.on_trial or error is self.stream.error or error is self._others_error:
                 raise
             if self._is_hung:
                 raise self._hung() from None
@@ -271,6 +285,11 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         try:
             private.error_if_any_worker_fails()
             yield
+        except RuntimeError as error:
+            # torch looks at the workers of all loaders: those of another one may have died.
+            if str(error).startswith("DataLoader worker") and all(worker.is_alive() for worker in self._workers):
+                self._others_error = error
+            raise
         finally:
             private.remove_worker_pids(id(self))
 
@@ -362,6 +381,9 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         except Exception as error:
             if self.on_trial:
                 raise PoolFailedError(f"{type(error).__name__} was raised in the training process") from error
+            self._done()
+            raise
+        except BaseException:  # Ctrl-C: the batch is gone, as in torch
             self._done()
             raise
         self._done()

@@ -10,6 +10,7 @@ import math
 import mmap
 import os
 import tempfile
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -60,6 +61,7 @@ class SampleTable:
         numbers = memoryview(self._memory).cast("d")
         self._numbers = numbers[: len(numbers) // _ROW * _ROW]
         self._reserved: list[range] = []
+        self._lock = threading.Lock()  # pools end in threads of their own
 
     def __reduce__(self) -> Any:
         return _reopened, (reduction.DupFd(self._descriptor),)
@@ -73,6 +75,10 @@ class SampleTable:
 
     def reserve(self, num_workers: int) -> range:
         """Rows for the workers of a pool, cleared; several pools may be there at a time."""
+        with self._lock:
+            return self._reserve(num_workers)
+
+    def _reserve(self, num_workers: int) -> range:
         first = 0
         for rows in self._reserved:
             if rows.start - first >= num_workers:
@@ -88,10 +94,11 @@ class SampleTable:
 
     def release(self, rows: range) -> None:
         """These workers are gone. The last ones' rows stay readable until others are reserved."""
-        self._reserved = [kept for kept in self._reserved if kept != rows]
-        if self._reserved:
-            self._clear(rows)
-            self._count_rows()
+        with self._lock:
+            self._reserved = [kept for kept in self._reserved if kept != rows]
+            if self._reserved:
+                self._clear(rows)
+                self._count_rows()
 
     def _count_rows(self) -> None:
         self._numbers[_HEADER * _ROW] = max((rows.stop for rows in self._reserved), default=0)

@@ -44,8 +44,8 @@ class Settings:
         after = replace(self, **changes)
         if (after.batch_size is None) != (self.batch_size is None):
             raise ValueError(
-                "batch_size can change only where DataLoader makes the batches itself: "
-                "not with a batch_sampler of your own and not with batch_size=None."
+                "batch_size can change only where DataLoader makes the batches of a map-style dataset itself: "
+                "not with an IterableDataset, a batch_sampler of your own or batch_size=None."
             )
         return after
 

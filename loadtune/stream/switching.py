@@ -187,6 +187,7 @@ class SwitchingIterator:
         self._taking_over: dict[int, Switch] = {}
         self._closing: list[threading.Thread] = []
         self._plain: Any = None
+        self._has_ended = False
         self._batch_size = owner.settings.batch_size
         self._private = torch.Generator()
         _live.add(self)
@@ -244,11 +245,17 @@ class SwitchingIterator:
                 self._withdraw(source, failure)
                 continue
             except StopIteration:
+                if len(self._lane) > 1:  # a death that the caller caught left batches that nobody makes any more
+                    source.issued.clear()
+                    continue
+                self._has_ended = True
                 self._end_epoch()
                 raise
             self._delivered_by(source)
             return data
-        raise StopIteration
+        if self._has_ended:
+            raise StopIteration
+        raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
 
     def _delivered_by(self, source: Pool | InProcess) -> None:
         switch = self._taking_over.pop(id(source), None)
@@ -361,7 +368,7 @@ class SwitchingIterator:
         try:
             self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
         except Exception as error:
-            if settings.same_workers(own) or not self._owner.on_trial:
+            if settings.same_workers(own) or not self._owner.on_trial or error is self._stream.error:
                 raise
             self._note(settings, "its workers did not start", error)
             self._take_back_all()
@@ -462,6 +469,7 @@ class SwitchingIterator:
             return
         coming = [source for _, source in self._coming if source is not None]
         self._coming.clear()
+        self._taking_over.clear()
         for source in coming:
             source.kill()
         while self._lane:

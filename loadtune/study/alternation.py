@@ -5,7 +5,7 @@ a configuration with itself (simulated). The looks are therefore planned, and sh
 """
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from loadtune.records import Measurement, TrialConfig, TrialFailure
 from loadtune.seams import Clock
@@ -25,7 +25,7 @@ def alternate(
     clock: Clock,
     until_s: float,
     *,
-    needed: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
+    needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
     is_decided: Callable[[Sequence[Outcome]], bool],
     answer_by_s: float | None = None,
     known: Sequence[Outcome] = (),
@@ -33,9 +33,10 @@ def alternate(
 ) -> Iterator[Outcome]:
     """Measure these in rounds; who failed once is not run again.
 
-    ``configs``: what matters most first. ``needed``: those of them that the answer is made of, by the outcomes so far.
-    They are run once whatever the time, and a second time where that ends by ``answer_by_s``; the others, and all
-    further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone may.
+    ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
+    made of. They are run once whatever the time, and a second time where that ends by ``answer_by_s``; the others, and
+    all further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone may. Who
+    misses a round is not run any more, so that everybody's n-th run is of the n-th round.
     ``known``: outcomes of before an interruption. They come first and are not run again.
     """
     outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
@@ -50,17 +51,18 @@ def alternate(
             return
         order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
         failed = {config for config, each in outcomes if isinstance(each, TrialFailure)}
-        turn = [c for c in order if c not in failed and sum(config == c for config, _ in outcomes) <= number]
+        turn = [c for c in order if c not in failed and sum(config == c for config, _ in outcomes) == number]
         if number == 0:
-            first = needed(outcomes)
+            first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
         else:
-            turn = _fitting(turn, needed(outcomes), took_s, until_s - clock.now(), number, answer_by_s, clock)
+            late_s = answer_by_s - clock.now() if number == 1 and answer_by_s is not None else 0.0
+            turn = _fitting(turn, needed(outcomes, turn), took_s, until_s - clock.now(), late_s)
             if not turn:
                 return
         for config in turn:
             begun = clock.now()
-            may_skip = number == 0 and config not in needed(outcomes)
+            may_skip = number == 0 and config not in needed(outcomes, configs)
             if may_skip and begun + max(took_s.values(), default=0.0) > until_s:
                 continue
             outcomes.append((config, run(config)))
@@ -71,23 +73,15 @@ def alternate(
 def _fitting(
     turn: Sequence[TrialConfig],
     needed: Collection[TrialConfig],
-    took_s: dict[TrialConfig, float],
+    took_s: Mapping[TrialConfig, float],
     left_s: float,
-    number: int,
-    answer_by_s: float | None,
-    clock: Clock,
+    late_s: float,
 ) -> list[TrialConfig]:
-    """The whole round, or of it those that the answer needs, or nobody."""
-
-    def ends_s(these: Sequence[TrialConfig]) -> float:
-        return sum(took_s.get(config, max(took_s.values(), default=0.0)) for config in these)
-
-    if ends_s(turn) <= left_s:
+    """The whole round, or of it those that the answer needs, which may end later, or nobody."""
+    if sum(took_s[config] for config in turn) <= left_s:
         return list(turn)
     alone = [config for config in turn if config in needed]
-    if number == 1 and answer_by_s is not None:
-        left_s = max(left_s, answer_by_s - clock.now())
-    return alone if ends_s(alone) <= left_s else []
+    return alone if sum(took_s[config] for config in alone) <= max(left_s, late_s) else []
 
 
 def _shuffled(configs: Sequence[TrialConfig], chance: random.Random) -> list[TrialConfig]:

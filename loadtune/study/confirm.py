@@ -197,7 +197,8 @@ def difference(
     )
     if spread is None:
         return ratio, None, None
-    num_looks = len(LOOKS) if len(pairs) >= LOOKS[0] else 1  # time ended it before the first planned one
+    num_rounds = max(len(f.runs) for f in finalists)
+    num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
     t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / num_looks / max(1, num_comparisons) / 2)
     width = t * spread.relative_sd * math.sqrt(2 / len(pairs))
     return ratio, ratio * math.exp(-width), ratio * math.exp(width) if width < _WIDEST else math.inf

@@ -33,7 +33,7 @@ def ran(
         run,
         clock,
         begun + until_s,
-        needed=lambda seen: needed,
+        needed=lambda seen, able: needed,
         is_decided=decided,
         answer_by_s=None if answer_by_s is None else begun + answer_by_s,
         known=known,
