@@ -14,6 +14,9 @@ FEWEST_WINDOWS = 3
 HOPELESS = 0.8
 """A segment whose interval lies wholly below this share of the best so far cannot win; it ends early."""
 
+SETTLING = 2.0
+"""Times the seconds that a segment is measured at most: locking the pages of a queue of 16 workers takes 2 to 5 s."""
+
 GROWTH = 0.1
 """Batches by which the queue may grow or shrink in a step when it counts as steady; what it does is corrected for."""
 
@@ -23,7 +26,7 @@ class Segment:
 
     **Settling** ends where there is evidence that this is how training goes on: the workers delivered what they were
     first asked for and a round more, the last window locked no pages and skipped no step, and the queue neither grew
-    nor shrank. After ``max_s`` seconds it ends in any case (`settled` is then False).
+    nor shrank. After `SETTLING` times ``max_s`` seconds it ends in any case (`settled` is then False).
 
     **Measuring** lasts half of ``max_s`` and until every worker delivered `ROUNDS` times, and ``max_s`` at the most.
     """
@@ -38,7 +41,7 @@ class Segment:
 
     def add(self, window: Window) -> bool:
         """Take one window; False once enough was seen."""
-        may_settle = _seconds([*self._left_out, *self.kept]) < self._max_s
+        may_settle = _seconds([*self._left_out, *self.kept]) < SETTLING * self._max_s
         if self._measuring and not (window.is_settling and may_settle):
             self.kept.append(window)
             return not self._is_enough()

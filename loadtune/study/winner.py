@@ -122,8 +122,8 @@ def is_decided(
     own = next((f for f in finalists if f.config == yours), None)
     rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
     one, other = (best, own) if best.config != yours else (next(iter(rivals), None), best)
-    if one is None or other is None:
-        return one is not None
+    if one is None or other is None:  # nothing to compare it with
+        return True
     _, low, high = difference(one, other, finalists, len(rivals), objective)
     if low is None or high is None:
         return False

@@ -153,14 +153,14 @@ def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -
     assert len(failed) == len(set(failed))
 
 
-def test_settings_that_leave_nothing_to_gain_end_the_search_with_the_first_trial(tmp_path: Path) -> None:
+def test_settings_that_leave_nothing_to_gain_end_the_search_within_a_minute(tmp_path: Path) -> None:
     surface = Surface(compute_per_s={"fp32": 900.0}, channels_last_gain=1.0, fused_gain=1.0, half_batch=0.5)
     bench = FakeBench(surface, between_runs=0.004)
     yours = YourSettings(batch_size=64, num_workers=4, pin_memory=True)
     result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
     assert [trial.origin for trial in result.trials] == ["yours"]
     assert any("97% of the compute-only rate" in note for note in result.notes)
-    assert result.seconds < 90
+    assert result.seconds < 60
     assert result.best is not None
     assert result.best.speedup == pytest.approx(1.0, abs=0.03)
 

@@ -143,7 +143,7 @@ def told(
     kind: type[Pipeline] = Pipeline,
 ) -> float:
     """What trials tell on average, of what minutes of the same pipeline train."""
-    rates = [rate(trial(kind(**parts), seed)) for seed in range(1, 31)]
+    rates = [rate(trial(kind(**parts), seed)) for seed in range(1, 61)]
     return statistics.fmean(rates) / trained_per_s(parts, kind)
 
 
@@ -170,13 +170,17 @@ def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(parts: dict[str, 
     assert told(parts) == pytest.approx(1.0, abs=0.02)
 
 
+def at_first(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> list[list[Window]]:
+    """Windows in which the queue that was full at the start is used up."""
+    return [kind(**parts).run(20.0, seed).windows()[2:6] for seed in range(1, 31)]
+
+
 def test_neither_the_queue_as_a_whole_nor_what_was_trained_on_tells_what_a_pinning_thread_can_do() -> None:
-    """While the queue that was full at the start is used up."""
-    first = [Pipeline(**PINNING).run(20.0, seed).windows()[1:6] for seed in range(1, 31)]
-    by_the_queue = [samples_per_s([replace(w, num_pinned=None) for w in windows]) for windows in first]
-    trained = [sum(w.num_samples for w in windows) / sum(w.seconds for w in windows) for windows in first]
-    assert statistics.fmean(by_the_queue) / trained_per_s(PINNING) > 1.08
-    assert statistics.fmean(trained) / trained_per_s(PINNING) > 1.08
+    """Without these the test above could not fail where the thread is the wall."""
+    by_queue = [samples_per_s([replace(w, num_pinned=None) for w in kept]) for kept in at_first(PINNING)]
+    trained = [sum(w.num_samples for w in kept) / sum(w.seconds for w in kept) for kept in at_first(PINNING)]
+    assert statistics.fmean(by_queue) / trained_per_s(PINNING) > 1.1
+    assert statistics.fmean(trained) / trained_per_s(PINNING) > 1.1
 
 
 TAKING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.06, 0.3), "step": about(0.015)}
@@ -203,7 +207,8 @@ def by_the_queue(kept: list[Window]) -> float:
 
 def test_the_queue_as_a_whole_does_not_tell_what_the_training_process_can_take() -> None:
     """Without this the test above could not fail where taking over is the wall."""
-    assert told(TAKING, by_the_queue, WithoutThread) > 1.03
+    rates = [by_the_queue(kept) for kept in at_first(TAKING, WithoutThread)]
+    assert statistics.fmean(rates) / trained_per_s(TAKING, WithoutThread) > 1.05
 
 
 def late(mean: float, times: float, share: float) -> Seconds:

@@ -17,6 +17,7 @@ from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
 from loadtune.study.evidence import held_back
+from loadtune.study.segment import Segment
 
 SLOW_S, QUICK_S = 0.02, 0.001
 TAKE_S = 0.03
@@ -60,6 +61,10 @@ class LongToTake(Sleeping):
         return super().__getitem__(index), Unwieldy(part=torch.zeros(1))
 
 
+def workload_of(dataset: Sleeping) -> Any:
+    return SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
+
+
 def run(
     trainer: SleepingTrainer,
     dataset: Sleeping,
@@ -68,7 +73,7 @@ def run(
     window_s: float = 0.2,
     prefetch_factor: int = 2,
 ) -> tuple[list[Window], tuple[WorkerShare, ...]]:
-    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
+    workload = workload_of(dataset)
     config = LoaderConfig(batch_size=2, num_workers=num_workers, prefetch_factor=prefetch_factor)
     loader = EndlessLoader(workload, config)
     try:
@@ -97,6 +102,25 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
     assert (window.wait_s > window.seconds / 2) == (slow == "idle_s")
     assert window.ready is None
+
+
+def test_a_queue_that_was_full_at_the_start_is_no_throughput() -> None:
+    """Sleeping workers cannot be faster than their sleep; what they had made before can be."""
+    most_per_s = 4 * 2 / (2 * SLOW_S)
+    workload: Any = workload_of(Sleeping(SLOW_S))
+    loader = EndlessLoader(workload, LoaderConfig(batch_size=2, num_workers=4, prefetch_factor=8))
+    try:
+        loader.next_batch()
+        time.sleep(8 * 2 * SLOW_S * 1.5)  # the queue fills
+        loop = TimedLoop(SleepingTrainer(), loader, LINE)  # type: ignore[arg-type]
+        segment, first = Segment(loader.config, 1.5), None
+        while (window := loop.window(WindowRule(0.2, 4))) is not None and segment.add(window):
+            first = first or window
+    finally:
+        loader.close()
+    assert first is not None
+    assert first.num_samples / first.seconds > 1.3 * most_per_s, "the queue was not full: the test tests nothing"
+    assert 0.8 * most_per_s < samples_per_s(segment.kept) < 1.03 * most_per_s
 
 
 def test_a_slow_worker_is_named_and_equally_slow_ones_are_not() -> None:
