@@ -149,7 +149,7 @@ class Surface:
 
 @dataclass(slots=True)
 class FakeBench:
-    """Answers from a `Surface`, spends time on a `FakeClock`, and fails where it is told to.
+    """Answers from a `Surface`, spends time on a `FakeClock`, and fails where `fail` says so.
 
     `fail` is asked before each training run and may name a failure for it; `requests` logs what was asked for.
     """

@@ -42,7 +42,7 @@ class _Failed:
 
 
 class Server:
-    """Answers requests. Building starts at once; that it failed is told to whoever asks."""
+    """Answers requests. It builds the workload at once; if that fails, every request is answered with the error."""
 
     def __init__(self, begin: Begin, line: Line) -> None:
         self._line = line

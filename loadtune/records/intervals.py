@@ -1,7 +1,6 @@
 """What may be said of a mean: intervals over plain numbers. No records, no clock, nothing of loaders.
 
-Every interval is two-sided and of 95% or more; `benchmarks/intervals.py` shows how far each keeps its word as it is
-used.
+Every interval is two-sided and of 95% unless a probability is given.
 """
 
 import math
@@ -14,12 +13,8 @@ MERGEABLE = 6
 interval of fewer takes them for independent, which they need not be."""
 
 ALLOWANCE = 2
-"""For what a few windows cannot show of themselves, and for runs that end because their interval is narrow: Chow &
-Robbins (1965) let such a term, which goes as 1 ÷ n, keep a sequential interval at its level. Its size is by simulation:
-of runs of 0.3 s steps with a serial correlation of 0.5, 93% hold the truth with 1, which leaves no room, 96% with 2."""
-
-FEWEST_IN_HALVES = 4
-"""Windows of which each half has a spread."""
+"""For what a few windows cannot show of themselves, as a share of 1 ÷ their number. Its size is by simulation: of
+runs of 0.3 s steps with a serial correlation of 0.5, the intervals of 93% hold the truth with 1, of 96% with 2."""
 
 
 def half_width_fraction(samples: Sequence[float], seconds: Sequence[float]) -> float | None:
@@ -45,30 +40,6 @@ def _half_width_of_sum(surplus: Sequence[float], size: int) -> float:
     oldest = len(surplus) % size
     sums = [math.fsum(surplus[at : at + size]) for at in range(oldest, len(surplus), size)]
     return students_t(len(sums) - 1) * statistics.stdev(sums) * math.sqrt(len(surplus) / size)
-
-
-def halves_agree(samples: Sequence[float], seconds: Sequence[float]) -> bool:
-    """Whether the rates of the older and the newer half differ by no more than the half width of their difference.
-
-    Of windows that are steady and independent, 95% agree. False: also where there are too few to tell.
-    """
-    if len(samples) < FEWEST_IN_HALVES:
-        return False
-    middle = len(samples) // 2
-    halves = [(samples[:middle], seconds[:middle]), (samples[middle:], seconds[middle:])]
-    squares = math.fsum(surplus**2 for half in halves for surplus in _surplus(*half))
-    degrees = len(samples) - 2
-    error = math.sqrt(squares / degrees * math.fsum(len(s) / math.fsum(s) ** 2 for _, s in halves))
-    older, newer = (math.fsum(num) / math.fsum(s) for num, s in halves)
-    # The share of a billionth is the rounding of windows that are all alike.
-    return abs(newer - older) <= students_t(degrees) * error + 1e-9 * older
-
-
-def relative_sd(samples: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """Standard deviation of the windows' rates, as a share of their mean. None: fewer than two, or no samples."""
-    rates = [num / s for num, s in zip(samples, seconds, strict=True)]
-    mean = statistics.fmean(rates) if len(rates) > 1 else 0.0
-    return statistics.stdev(rates) / mean if mean > 0 else None
 
 
 def _surplus(samples: Sequence[float], seconds: Sequence[float]) -> list[float]:

@@ -131,17 +131,17 @@ class Measurement:
 
     @property
     def copy_fraction(self) -> float | None:
-        """Likewise in copies to the device. Copies are on the way of compute: one stream does both."""
+        """Share of wall time in copies to the device. One stream copies and computes, so copies delay compute."""
         return self._at_work(_share([w.copy_s for w in self.windows], self.windows))
 
     @property
     def compute_fraction(self) -> float | None:
-        """Likewise in training steps. Near 1.0 the step is the wall."""
+        """Share of wall time in training steps. Near 1.0 the step is the bottleneck."""
         return self._at_work(_share([w.compute_s for w in self.windows], self.windows))
 
     @property
     def idle_fraction(self) -> float | None:
-        """Likewise, of that in which the device has nothing to do."""
+        """Share of wall time in which the device has nothing to do."""
         seen = _share([w.idle_s for w in self.windows], self.windows)
         return None if seen is None else self._standing_still(seen)
 

@@ -23,6 +23,8 @@ class IndexStream:
         self._again: list[int] = []
         self.num_drawn = self.num_samples_drawn = 0
         """In this epoch."""
+        self.has_ended = False
+        """All indices of this epoch were drawn; with `drop_last` some of the last may be in no batch."""
         self.error: Exception | None = None
         """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
 
@@ -31,6 +33,7 @@ class IndexStream:
         self._kept.clear()
         self._again.clear()
         self.num_drawn = self.num_samples_drawn = 0
+        self.has_ended = False
         self._iterator = self._source()
 
     def draw(self) -> tuple[int, Any]:
@@ -41,6 +44,7 @@ class IndexStream:
         try:
             indices = next(self._iterator)
         except StopIteration:
+            self.has_ended = True
             raise
         except Exception as error:
             self.error = error

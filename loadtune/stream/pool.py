@@ -47,7 +47,7 @@ def _view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
     view = {name: getattr(loader, name) for name in private.LOADER_ATTRIBUTES}
     view |= {
         "_index_sampler": _Indices(),
-        "generator": torch.Generator(),  # for the draw of a base seed that is replaced: see `_Fed._base_seed`
+        "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
         "num_workers": settings.num_workers,
         "pin_memory": settings.pin_memory,
         "prefetch_factor": settings.prefetch_factor,
@@ -78,6 +78,7 @@ def plain_iterator(loader: DataLoader[Any], settings: Settings, *, before: Any =
 class _Fed:
     """What both ways share: where indices and the base seed come from."""
 
+    # torch's constructor assigns a seed that it draws; this one is always the seed that was given.
     _base_seed = property(lambda self: self._given_seed, lambda self, drawn: None)
 
     settings: Settings
@@ -310,7 +311,8 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
 
-        ``patience_s``: how long to wait for all of them instead, which is nothing for a thread other than the main one.
+        ``patience_s``: how long to wait for all of them instead. Give it in the main thread only: it changes a time
+        limit that all loaders of the process share.
         """
         if self._starter is not None:
             self._starter.abandon()

@@ -33,7 +33,7 @@ def group_members(group: int, proc: Path = PROC, *, dead: bool = False) -> set[i
 
 
 def answer_for(pids: Iterable[int]) -> None:
-    """These are being ended: a `kill_group` that comes before the end of it takes away what they left."""
+    """Remember these processes as being ended, so that a `kill_group` that comes first removes their segments, too."""
     _ending.update(pids)
 
 

@@ -1,4 +1,4 @@
-"""A DataLoader whose settings change while a loop iterates it, between two batches, as torch would load otherwise.
+"""A DataLoader whose settings change between two batches, while a loop iterates it.
 
 `SwitchingLoader` wraps a `torch.utils.data.DataLoader`, which is left as it is::
 
@@ -7,22 +7,24 @@
         ...
         loader.switch(num_workers=8, pin_memory=True)
 
-A switch starts the new worker pool while the old one still gets indices and delivers. Once all its workers are ready
-the new pool gets the indices, the old one delivers what it was given, and then the new one delivers. No sample is lost,
-repeated or reordered, and the main thread waits for nothing but a few forks in each step.
+**A switch**: the new workers start while the old ones still load and deliver. Once all new workers are ready, only they
+get indices. The old ones deliver the batches that they were asked for, then the new ones deliver theirs. No sample is
+lost, repeated or reordered. The main thread only forks a few workers in each step.
 
-**As torch**: the order of samples, one draw of a base seed in each epoch from the generator that torch would use, what
-`persistent_workers` keeps from one epoch to the next, exceptions and how the epoch goes on after one, when workers end
-after ``break``. Two things cannot be as in torch: augmentation in workers draws from seeds that differ from worker to
-worker, so other workers augment otherwise; and a sampler that draws lazily from a global generator depends on how far
-ahead indices are drawn, in torch itself. A switch under ``persistent_workers=True`` starts workers with the dataset as
-it is then.
+**The same as in torch**: the order of samples, exceptions, and how an epoch goes on after one. Each epoch draws one
+base seed, from the generator that torch would use. `persistent_workers` decides whether workers outlive an epoch. After
+``break`` workers end when torch's would.
 
-**Settings other than the caller's are on trial**: where their pool does not start, dies, hangs or raises, it is
-withdrawn, what it had not delivered is loaded with the caller's own settings in the same order, and only an error that
-those raise too reaches the loop. `SwitchingLoader.withdrawn` says what happened.
+**Not the same as in torch**: random augmentation, because each worker has its own seed. A sampler that draws from a
+global generator batch by batch depends on how far ahead indices are drawn; that is so in torch, too. With
+``persistent_workers=True`` the workers of a switch get the dataset as it is at that moment.
 
-An `IterableDataset` shares its samples out among workers when they start; its settings change at the next epoch.
+**On trial**: settings other than those of the DataLoader. If their workers do not start, die, hang or raise, they are
+ended, and the DataLoader's own settings load their batches, in the same order. An error reaches the loop only if it
+also occurs with the DataLoader's own settings. `SwitchingLoader.withdrawn` lists what failed.
+
+**Iterable datasets** share their samples out when workers start. Their settings change at the next epoch, and nothing
+of them is on trial.
 """
 
 import atexit
@@ -51,7 +53,7 @@ from loadtune.stream.start import pickle_s
 from loadtune.stream.worker_rows import SampleError, WorkerTimes, worker_times
 
 MAX_BLOCKED_S = 0.5
-"""A switch that would keep the main thread from running for longer at a time waits for the end of the epoch."""
+"""A switch whose workers would block the training loop for longer than this at one go waits for the next epoch."""
 READY_LIMIT_S = 120.0
 """A pool whose workers take longer to start is withdrawn."""
 HANG_S = 60.0
@@ -73,8 +75,8 @@ class Withdrawn:
 class _Shared:
     """What a loader and its iterators both use.
 
-    An iterator refers to this and not to the loader, which refers to it: persistent workers end with the loader, as in
-    torch, without waiting for the garbage collector.
+    The loader refers to its iterator. The iterator refers to this object instead of the loader. There is no reference
+    cycle, so deleting the loader ends persistent workers at once, as in torch.
     """
 
     loader: DataLoader[Any]
@@ -104,8 +106,8 @@ class SwitchingLoader:
     ) -> None:
         """``table``: where workers note what they load. None: one of its own.
 
-        ``max_blocked_s``: a switch that would keep the main thread from running for longer at a time waits for the end
-        of the epoch. Infinite: none does.
+        ``max_blocked_s``: a switch whose workers would block the training loop for longer at one go waits for the next
+        epoch. Infinite: none waits.
 
         ``on_trial``: settings that fail are withdrawn. False: they raise, as the caller's own do.
 
@@ -142,11 +144,13 @@ class SwitchingLoader:
         return len(self.loader)
 
     def switch(self, *, renew: bool = False, **changes: Any) -> Switch | None:
-        """Change some of the settings. Takes effect in the running epoch, else at the next.
+        """Change some of the settings: in the running epoch if there is one, else at the next.
 
-        Several may be asked for one after the other; each takes effect in its turn. What is returned tells how far this
-        one is; None: no workers have to change for it in this epoch. ``renew``: they change in any case. Raises
-        TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
+        Several switches may be pending; each takes effect in its turn. The returned `Switch` says how far this one is.
+        None: no worker has to be restarted in this epoch, because only the batch size changes or no epoch is running.
+        ``renew``: start new workers even if the settings are the same.
+
+        Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
         """
         self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
@@ -222,6 +226,8 @@ class SwitchingIterator:
     def __len__(self) -> int:
         if self._plain is not None or self._batch_size is None:
             return len(self._loader)
+        if self._stream.has_ended:
+            return self._stream.num_drawn
         sampler: Any = self._loader.sampler
         left, size = len(sampler) - self._stream.num_samples_drawn, self._batch_size
         return self._stream.num_drawn + (left // size if self._loader.drop_last else -(-left // size))

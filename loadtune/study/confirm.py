@@ -41,10 +41,10 @@ def pick_finalists(
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    The leader, the user's own, the best beside that and, where asked, the two best beside it at the user's batch in any
-    case; then the second, the smallest contender, and what `leaner` may name: a smaller relative of the leader, unless
-    the search saw it or one nearly as small fall short. Those in `kept` were measured again before an interruption, and
-    stay as well.
+    In any case: the leader, the baseline, the best configuration beside the baseline and, where asked, the two best at
+    the baseline's batch size. Where time allows: the second, the smallest one near the leader, and what `leaner` may
+    name. That is a configuration like the leader with fewer workers, unless the search saw it, or one with nearly as
+    few workers, fall short. Those in `kept` were measured again before an interruption and stay.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))
@@ -158,9 +158,10 @@ class Spread:
         self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
 
     def half_width(self, variance_share: float, num_means: int) -> float:
-        """Half width of a 95% interval of a mean whose variance is this share of one run's.
+        """Half width of a 95% interval of a mean.
 
-        `num_means` is how many there were to pick it from: the fastest of several was mostly lucky as well.
+        `variance_share`: variance of the mean ÷ variance of one run, 1/n for n runs. `num_means`: how many
+        configurations the mean was picked from; the interval is wider because the fastest of several was lucky, too.
         """
         return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
 

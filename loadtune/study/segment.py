@@ -22,7 +22,7 @@ GROWTH = 0.1
 
 
 class Segment:
-    """`add` is told each window and answers whether to go on.
+    """Call `add` with each window; it returns whether to go on.
 
     **Settling** ends where there is evidence that this is how training goes on: the workers delivered what they were
     first asked for and a round more, the last window locked no pages and skipped no step, and the queue neither grew

@@ -111,8 +111,9 @@ def is_decided(
 ) -> bool:
     """Whether more rounds are not worth their time.
 
-    The winner's rate is known, and the baseline is told from it, or from its best rival where it is the winner, or lies
-    within `MARGIN` of it.
+    They are not if the winner's rate is known to within `PRECISE`, and it is known whether winner and baseline differ:
+    the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best rival
+    takes the baseline's place.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)

@@ -50,7 +50,7 @@ def test_commands_parse(page: Path) -> None:
     for line in "".join(blocks(page, "sh")).replace("\\\n", " ").splitlines():
         for words in COMMAND.findall(line):
             name, *arguments = shlex.split(words, comments=True)
-            commands[name].make_context(name, arguments)
+            assert commands[name].make_context(name, arguments).info_name == name
 
 
 def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
