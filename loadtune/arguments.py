@@ -161,12 +161,19 @@ def workload_of(
     )
 
 
-def yours_of(batch_size: int | None, num_workers: int | None, pin_memory: bool | None, amp: str | None) -> YourSettings:
+def yours_of(
+    batch_size: int | None,
+    num_workers: int | None,
+    pin_memory: bool | None,
+    persistent_workers: bool | None,
+    amp: str | None,
+) -> YourSettings:
     """The baseline, as far as it was given."""
     return YourSettings(
         batch_size=batch_size,
         num_workers=num_workers,
         pin_memory=pin_memory,
+        persistent_workers=persistent_workers,
         precision=None if amp is None else precision_of("--amp", amp),
     )
 

@@ -138,7 +138,9 @@ def _measure(
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
     while not runs or clock.now() + took <= until_s:
         begun = clock.now()
-        found = run_trial(bench, sensor, clock, baseline.config, Segment(baseline.config.loader, seconds))
+        segment, facts = Segment(baseline.config.loader, seconds), baseline.result.facts
+        epoch_samples = None if facts is None else facts.dataset_length
+        found = run_trial(bench, sensor, clock, baseline.config, segment, epoch_samples=epoch_samples)
         if isinstance(found, TrialFailure):
             return f"Run {len(runs) + 1} failed ({found.kind}): {found.message}"
         if baseline.objective == "samples-per-joule" and found.samples_per_joule is None:

@@ -88,6 +88,7 @@ def run(
     batch_size: options.BatchSize = None,
     num_workers: options.NumWorkers = None,
     pin_memory: options.PinMemory = None,
+    persistent_workers: options.PersistentWorkers = None,
     amp: options.Amp = None,
     device: options.Device = None,
     precision: options.Precisions = None,
@@ -116,7 +117,7 @@ def run(
     """
     with told_plainly(debug):
         workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
-        yours = yours_of(batch_size, num_workers, pin_memory, amp)
+        yours = yours_of(batch_size, num_workers, pin_memory, persistent_workers, amp)
         config = TuneConfig(
             workload=workload,
             yours=yours,

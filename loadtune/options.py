@@ -20,6 +20,12 @@ NumWorkers = Annotated[int | None, typer.Option(help="Baseline: your num_workers
 PinMemory = Annotated[
     bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Baseline: your pin_memory. [default: no]")
 ]
+PersistentWorkers = Annotated[
+    bool | None,
+    typer.Option(
+        "--persistent-workers/--no-persistent-workers", help="Baseline: your persistent_workers. [default: no]"
+    ),
+]
 Amp = Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Baseline: your AMP dtype. [default: off]")]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, cuda:1 or a GPU's UUID. [default: the GPU with most free memory]")

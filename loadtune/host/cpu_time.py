@@ -13,6 +13,7 @@ from loadtune.host.cgroup import read_cpu_quota
 from loadtune.host.cgroup_cpu import group_counter
 from loadtune.host.cpu import read_affinity
 from loadtune.host.sensing import Look, Probe
+from loadtune.host.timeline import BUSY_CORES, OWN_CORES
 
 
 class CpuMeter:
@@ -21,8 +22,8 @@ class CpuMeter:
     def __init__(
         self, busy_s: Callable[[], float | None], num_cores: float, now: Callable[[], float] = time.monotonic
     ) -> None:
+        self.num_cores = num_cores
         self._busy_s = busy_s
-        self._num_cores = num_cores
         self._now = now
         self._last: tuple[float, float] | None = None
 
@@ -33,7 +34,7 @@ class CpuMeter:
         if last is None or busy_s is None or now_s <= last[0]:
             return None
         # Counters tick in 10 ms and a quota may be overdrawn for a moment: a little over 1 is no news.
-        return min(1.0, max(0.0, (busy_s - last[1]) / (now_s - last[0]) / self._num_cores))
+        return min(1.0, max(0.0, (busy_s - last[1]) / (now_s - last[0]) / self.num_cores))
 
 
 def cpu_meter(num_usable_cores: int, system: Path = Path("/")) -> CpuMeter:
@@ -46,15 +47,20 @@ def cpu_meter(num_usable_cores: int, system: Path = Path("/")) -> CpuMeter:
 
 
 class CpuUse(Probe):
-    """The whole, by the meter that fits this machine."""
+    """The whole, by the meter that fits this machine, and what this very process has part in it."""
 
-    figures = ("cpu_utilization_fraction",)
+    figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
 
-    def __init__(self, meter: CpuMeter) -> None:
-        self._meter = meter
+    def __init__(self, meter: CpuMeter, own_s: Callable[[], float] = time.process_time) -> None:
+        self._meter, self._own_s = meter, own_s
+        self._last: tuple[float, float] | None = None
 
     def look(self, now_s: float) -> Look:
-        return {"cpu_utilization_fraction": self._meter.read()}
+        busy, own_s = self._meter.read(), self._own_s()
+        last, self._last = self._last, (now_s, own_s)
+        own = None if last is None or now_s <= last[0] else (own_s - last[1]) / (now_s - last[0])
+        cores = None if busy is None else busy * self._meter.num_cores
+        return {"cpu_utilization_fraction": busy, BUSY_CORES: cores, OWN_CORES: own}
 
 
 class CoreUse(Probe):

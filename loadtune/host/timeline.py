@@ -18,6 +18,9 @@ MAX_SLICES = 240
 
 EACH_WORKERS_CORES, EACH_WORKERS_RSS = "each_workers_cpu_cores", "each_workers_rss_bytes"
 
+BUSY_CORES, OWN_CORES = "busy_cpu_cores", "own_cpu_cores"
+"""Cores that are busy with whatever it is, and with this process, which watches."""
+
 _DUTY = "gpu_utilization_fraction"
 
 _MEANS = (
@@ -100,7 +103,15 @@ def _figures(tracks: Tracks, start_s: float, end_s: float) -> dict[str, Any]:
         "disk_idle_fraction": of("disk_read_bytes_per_s", integrals.zero_fraction),
         "gpu_throttle_fractions": of("gpu_throttle_fractions", integrals.word_fractions),
         "core_utilization_fractions": of("core_utilization_fractions", integrals.means) or None,
+        "others_cpu_cores": _others(
+            *(of(figure, integrals.mean) for figure in (BUSY_CORES, "bench_cpu_cores", OWN_CORES))
+        ),
     }
+
+
+def _others(busy: float | None, bench: float | None, own: float | None) -> float | None:
+    """Counters of processes and of cores tick apart, so the difference may be a little below 0."""
+    return None if busy is None or bench is None or own is None else max(0.0, busy - bench - own)
 
 
 def _workers(tracks: Tracks, start_s: float, end_s: float) -> tuple[WorkerUse, ...]:

@@ -47,6 +47,11 @@ class LoaderConfig:
     the order of training then differs from run to run. Without meaning at 0 workers."""
 
     @property
+    def keeps_workers(self) -> bool:
+        """Whether no epoch begins with a start of workers: they outlive epochs, or there are none."""
+        return self.num_workers == 0 or self.persistent_workers
+
+    @property
     def num_prefetched(self) -> int:
         """Batches in flight: 1 at 0 workers (the one being made)."""
         return max(1, self.num_workers * self.prefetch_factor)

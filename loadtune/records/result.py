@@ -72,6 +72,12 @@ class Finalist:
         """Mean over runs of each run's throughput."""
         return sum(run.samples_per_s for run in self.runs) / len(self.runs)
 
+    @property
+    def epoch_s(self) -> float | None:
+        """Mean over runs of the seconds of an epoch, the start of its workers included. None: its length is unknown."""
+        known = [run.epoch_s for run in self.runs if run.epoch_s is not None]
+        return sum(known) / len(known) if known else None
+
     def score(self, objective: Objective) -> float:
         """Mean over runs of what each is judged by. Raises ValueError where that was not measured."""
         return sum(run.score(objective) for run in self.runs) / len(self.runs)
@@ -220,7 +226,8 @@ class TuningResult:
     facts: WorkloadFacts | None = None
     yours: TrialConfig | None = None
     assumed: tuple[str, ...] = ()
-    """Settings of ``yours`` that the user did not give: batch_size, num_workers, pin_memory, precision."""
+    """Settings of ``yours`` that the user did not give: batch_size, num_workers, pin_memory, precision; with workers
+    persistent_workers."""
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: tuple[MemoryCeiling, ...] = ()
     compute_points: tuple[ComputePoint, ...] = ()

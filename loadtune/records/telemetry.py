@@ -101,6 +101,9 @@ class Telemetry:
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
     core_utilization_fractions: tuple[float, ...] | None = None
     """Each usable core, in order of its number. Some at 1 beside others at 0: pinned threads, or too few workers."""
+    others_cpu_cores: float | None = None
+    """Cores' worth of CPU time that processes not ours took of the usable cores, and the hypervisor of a virtual
+    machine. Under a CPU quota: processes of our group."""
     cgroup_cpu_cores: float | None = None
     """Cores' worth of CPU time that our control group used, whoever else is on the machine."""
     num_cpu_throttles: int | None = None

@@ -98,10 +98,25 @@ class Measurement:
     """Settling took too long: it was measured while pages were locked, steps skipped or the queue grew."""
     workers: tuple[WorkerShare, ...] = ()
     """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
+    epoch_samples: int | None = None
+    """Samples of one epoch. None: not known."""
+    restart_s: float = 0.0
+    """Seconds that the start of workers adds to every epoch. 0: they outlive it, or there are none."""
 
     @property
     def samples_per_s(self) -> float:
+        """While training goes on; `restart_s` is not in it."""
         return samples_per_s(self.windows)
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Seconds of one epoch: its samples at this rate, and the start of its workers. None: its length is unknown."""
+        return None if self.epoch_samples is None else self.epoch_samples / self.samples_per_s + self.restart_s
+
+    @property
+    def epoch_samples_per_s(self) -> float:
+        """Samples ÷ seconds of one epoch; the rate where the length of an epoch is unknown."""
+        return self.samples_per_s if self.epoch_s is None else (self.epoch_samples or 0) / self.epoch_s
 
     @property
     def half_width_fraction(self) -> float | None:
@@ -118,7 +133,7 @@ class Measurement:
 
     def score(self, objective: Objective) -> float:
         """What it is judged by; more is better. Raises ValueError where that was not measured."""
-        score = self.samples_per_s if objective == "samples-per-s" else self.samples_per_joule
+        score = self.epoch_samples_per_s if objective == "samples-per-s" else self.samples_per_joule
         if score is None:
             raise ValueError("no energy was read: this measurement has no samples per joule")
         return score

@@ -108,6 +108,7 @@ class YourSettings:
     batch_size: int | None = None
     num_workers: int | None = None
     pin_memory: bool | None = None
+    persistent_workers: bool | None = None
     precision: Precision | None = None
 
 

@@ -115,6 +115,7 @@ def _answer_rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str
         *settings,
         *((name, cell) for name, (cell, usual) in optional.items() if any(cell(column) != usual for column in columns)),
         *_objective_rows(columns)[:2],
+        *_epoch_rows(columns),
         *([] if device_kind == "cpu" else [("GPU utilization", lambda c: gpu_text(_telemetry(c)))]),
         ("CPU utilization", lambda c: cpu_text(_telemetry(c))),
         _peak_row(device_kind),
@@ -146,11 +147,11 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         *_settings(),
         *((name, cell) for name, (cell, _) in _optional_settings().items()),
         *_objective_rows(columns),
+        *_epoch_rows(columns),
         ("share of compute-only", lambda c: percent_text(c.compute_fraction)),
         ("wait in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
         *_utilization(columns, device_kind),
         _peak_row(device_kind),
-        ("first batch after", lambda c: seconds_text(mean_known(run.first_batch_s for run in _runs(c)))),
     ]
 
 
@@ -160,6 +161,26 @@ def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
     if any(column.winner and column.winner.efficiency for column in columns):
         return [("samples/J (95% CI)", _efficiency), ("gain (99% CI)", _efficiency_gain), *rows]
     return rows
+
+
+def _epoch_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
+    """Seconds of an epoch, and those of the workers' start, which are in it where they do not outlive it."""
+    samples = next((run.epoch_samples for column in columns for run in _runs(column) if run.epoch_samples), None)
+    if samples is None:
+        return []
+    return [
+        (f"epoch of {number_text(samples)}", lambda c: seconds_text(c.finalist.epoch_s if c.finalist else None)),
+        ("start of workers", _start),
+    ]
+
+
+def _start(column: _Column) -> str:
+    """``2.6 s, once``; a dash where there are no workers."""
+    start_s, loader = mean_known(run.first_batch_s for run in _runs(column)), column.config.loader
+    if start_s is None or loader.num_workers == 0:
+        return MISSING
+    how_often = "once" if loader.persistent_workers else "each epoch"
+    return f"{seconds_text(start_s)}, {how_often}{column.assumed_mark('persistent_workers')}"
 
 
 def _peak_row(device_kind: str) -> tuple[str, _Cell]:

@@ -30,6 +30,7 @@ _NAMES = {
     "gpu_others_sm_fraction": "SM share of other processes",
     "cpu_utilization_fraction": "CPU utilization",
     "core_utilization_fractions": "CPU utilization by core",
+    "others_cpu_cores": "CPU of other processes",
     "cgroup_cpu_cores": "CPU of the cgroup",
     "num_cpu_throttles": "CPU throttling",
     "bench_cpu_cores": "CPU of the training process",
@@ -53,6 +54,12 @@ def gpu_text(runs: Runs) -> str:
 def cpu_text(runs: Runs) -> str:
     """Share of the usable cores: ``86%``."""
     return percent_text(mean_known(t.cpu_utilization_fraction for t in runs))
+
+
+def utilization_text(seen: Telemetry) -> str:
+    """In short: ``GPU 93%, SM 81%, CPU 89%``; without the GPU's where there is none."""
+    gpu = "" if seen.gpu_utilization_fraction is None else f"GPU {gpu_text([seen])}, "
+    return f"{gpu}CPU {cpu_text([seen])}"
 
 
 def utilization_rows(every: Sequence[Runs], device_kind: str) -> list[Row]:

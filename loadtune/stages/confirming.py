@@ -20,7 +20,7 @@ from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
-from loadtune.stages.timing import outcome_text, split, timed
+from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate
 from loadtune.study.confirm import between_run_spread, finalists, needed, pick_finalists
 from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
@@ -165,6 +165,7 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
     if found.yours is not None and found.config.yours.batch_size is not None:
         found.best_at_your_batch = _winner(run, failed, found.yours.batch_size)
     _note_failures(run, failed)
+    note_disturbance(run, [measured for finalist in found.finalists for measured in finalist.runs])
     if found.best is not None:
         if objective == "samples-per-joule":
             found.note(BY_ENERGY)

@@ -197,6 +197,8 @@ def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig |
     if yours is None or yours.precision not in searched.recipes:
         return None
     near = searched.clip(replace(yours, recipe=searched.recipes[yours.precision]))
+    # Whether its workers outlive an epoch is its own affair: it changes nothing of the rate.
+    near = replace(near, loader=replace(near.loader, persistent_workers=yours.loader.persistent_workers))
     return near if near.loader == yours.loader else None
 
 

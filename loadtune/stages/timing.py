@@ -1,20 +1,71 @@
 """One configuration timed for a stage: how long it may take, who is shown its windows, how its outcome reads."""
 
+from collections.abc import Sequence
+
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
+from loadtune.report.utilization import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
+from loadtune.study.disturbance import LEAST, Disturbance, disturbance
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
-from loadtune.units import efficiency_text, rate_text
+from loadtune.units import counted, efficiency_text, percent_text, rate_text
+
+VAIN_REPEATS = 2
+"""Repeats in a row that were disturbed as well: this machine is not quiet, and no further segment is repeated."""
+
+REPEAT_OF_LEFT = 0.1
+"""Share of the time left that a repeat may take."""
 
 
 def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
-    """`best` is the incumbent's samples/s, to end what cannot reach it early. None: every run counts."""
+    """`best` is the incumbent's samples/s, to end what cannot reach it early. None: every run counts.
+
+    A segment that other processes disturbed is run once more, and the quieter of the two counts.
+    """
+    found, outcome = run.found, _timed_once(run, config, share, best)
+    before = disturbance(outcome, found.host.num_usable_cores)
+    if not before.matters or not isinstance(outcome, Measurement):
+        return outcome
+    if found.vain_repeats >= VAIN_REPEATS or outcome.seconds > REPEAT_OF_LEFT * found.left_s:
+        return outcome
+    found.tell(f"Measured again, because {_taken_text(before)} meanwhile.")
+    found.num_repeated += 1
+    again = _timed_once(run, config, share, best)
+    after = disturbance(again, found.host.num_usable_cores)
+    found.vain_repeats = found.vain_repeats + 1 if after.matters else 0
+    return again if after.share < before.share else outcome
+
+
+def _taken_text(seen: Disturbance) -> str:
+    return f"other processes used {percent_text(seen.share)} of the {seen.taken_of}"
+
+
+def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
+    """How many segments were run again, and which of the confirmation's are disturbed all the same."""
+    found = run.found
+    if found.num_repeated:
+        found.note(
+            f"{counted(found.num_repeated, 'measurement')} {'was' if found.num_repeated == 1 else 'were'} repeated, "
+            f"because other processes used {percent_text(LEAST)} or more of the CPU cores or of the GPU meanwhile."
+        )
+    all_seen = [disturbance(measured, found.host.num_usable_cores) for measured in confirmed]
+    disturbed = [seen for seen in all_seen if seen.matters]
+    if disturbed:
+        found.note(
+            f"In {len(disturbed)} of {counted(len(confirmed), 'run')} of the confirmation, "
+            f"{_taken_text(max(disturbed))}{' at most' if len(disturbed) > 1 else ''}. "
+            "The figures may be too low. Run again on a quiet machine."
+        )
+
+
+def _timed_once(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
-    segment = Segment(config.loader, seconds, best)
-    outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window)
+    segment, facts = Segment(config.loader, seconds, best), run.found.facts
+    epoch_samples = None if facts is None else facts.dataset_length
+    outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window, epoch_samples)
     if isinstance(outcome, Measurement):
         run.found.trained.add((config.recipe, config.batch_size))
     by_energy = run.found.config.objective == "samples-per-joule"
@@ -30,7 +81,8 @@ def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None
     if not isinstance(outcome, Measurement):
         return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
     efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
-    return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}"
+    used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
+    return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}{used}"
 
 
 def split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from loadtune.errors import WorkloadError
-from loadtune.records import Measurement, Objective, Trial, TrialConfig, TrialFailure, TrialOrigin
+from loadtune.records import Measurement, Objective, Telemetry, Trial, TrialConfig, TrialFailure, TrialOrigin
 from loadtune.records.confirmed import MISREAD
 from loadtune.seams import Clock
 from loadtune.units import counted
@@ -61,7 +61,7 @@ class Study(Protocol):
     """What the loop needs of `OptunaStudy`."""
 
     def ask(self) -> Asked: ...
-    def tell_measured(self, asked: Asked, score: float) -> None: ...
+    def tell_measured(self, asked: Asked, score: float, seen: Telemetry | None = None) -> None: ...
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None: ...
     def tell_infeasible(self, asked: Asked, excess: float, reason: str) -> None: ...
 
@@ -178,7 +178,7 @@ class StudyLoop:
     def _judge_yours(self, asked: Asked, outcome: Outcome) -> None:
         """Whether the search may end with its first trial: a rate that is above the ceiling says it was misread."""
         if asked.origin == "yours" and isinstance(outcome, Measurement) and self.ceiling_per_s:
-            rate = outcome.samples_per_s
+            rate = outcome.epoch_samples_per_s
             self.yours_suffices = self._reaches_ceiling(rate) and rate <= MISREAD * self.ceiling_per_s
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
@@ -195,7 +195,7 @@ class StudyLoop:
 
     def _tell(self, asked: Asked, outcome: Outcome) -> None:
         if isinstance(outcome, Measurement):
-            self.study.tell_measured(asked, outcome.score(self.objective))
+            self.study.tell_measured(asked, outcome.score(self.objective), outcome.telemetry)
         elif isinstance(outcome, TrialFailure):
             self.study.tell_infeasible(asked, 1.0, outcome.message)
         elif outcome.bound is None:

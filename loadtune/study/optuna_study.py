@@ -12,7 +12,7 @@ from typing import Any
 
 import optuna
 
-from loadtune.records import Dimension, Objective, Trial, TrialConfig
+from loadtune.records import Dimension, Objective, Telemetry, Trial, TrialConfig
 from loadtune.study.loop import Asked
 from loadtune.study.seeds import Seed
 from loadtune.study.space import SearchSpace, is_ordered
@@ -26,6 +26,15 @@ OVERTAKEN = 1.05
 
 OBJECTIVE = "objective"
 """The study's user attribute that says what its values are."""
+
+SHOWN = (
+    "gpu_utilization_fraction",
+    "gpu_sm_activity_fraction",
+    "cpu_utilization_fraction",
+    "gpu_memory_used_bytes",
+    "gpu_power_w",
+)
+"""Figures of `Telemetry` that are user attributes of a trial, for whoever looks at the study."""
 
 
 class OptunaStudy:
@@ -76,7 +85,8 @@ class OptunaStudy:
             self._study.enqueue_trial(self._params(following.config), user_attrs=attrs)
         trial = self._study.ask()
         point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
-        config = self._space.at(point)
+        # The baseline may end its workers with each epoch where the space has only loaders that keep them.
+        config = self._space.at(point) if following is None else following.config
         self._open[trial.number] = trial
         return Asked(number=trial.number, config=config, origin=trial.user_attrs.get("origin", "search"))
 
@@ -137,15 +147,18 @@ class OptunaStudy:
                 continue
             asked = self._ask(Seed(trial.origin, trial.config))
             if trial.measurement is not None:
-                self.tell_measured(asked, trial.measurement.score(objective))
+                self.tell_measured(asked, trial.measurement.score(objective), trial.measurement.telemetry)
             elif trial.failure is not None:
                 self.tell_infeasible(asked, 1.0, trial.failure.message)
             else:
                 self._finish(asked, None, excess=0.0, attrs={"screened": trial.screened})
 
-    def tell_measured(self, asked: Asked, score: float) -> None:
+    def tell_measured(self, asked: Asked, score: float, seen: Telemetry | None = None) -> None:
+        """``seen`` is shown with the trial, and not searched by."""
         self._remember(asked.config, score)
-        self._finish(asked, score, excess=0.0, attrs={"screened": None})
+        used = {} if seen is None else {figure: getattr(seen, figure) for figure in SHOWN}
+        known = {figure: round(value, 3) for figure, value in used.items() if value is not None}
+        self._finish(asked, score, excess=0.0, attrs={"screened": None, **known})
 
     def tell_screened(self, asked: Asked, bound: float, reason: str) -> None:
         """Not run, because `bound` (its score, at most) cannot win. Feasible: it says where not to look."""

@@ -17,6 +17,7 @@ def run_trial(
     config: TrialConfig,
     segment: Segment,
     also: Callable[[Window], None] = lambda window: None,
+    epoch_samples: int | None = None,
 ) -> Measurement | TrialFailure:
     """Time `config` until `segment` has seen enough, or the loss is no longer finite. `also` is shown each window."""
     seen: list[Window] = []
@@ -44,4 +45,6 @@ def run_trial(
         telemetry=sensor.between(segment.kept[0].start_s, segment.kept[-1].end_s),
         noisy=not segment.settled,
         workers=run.workers,
+        epoch_samples=epoch_samples,
+        restart_s=0.0 if config.loader.keeps_workers else run.first_batch_s,
     )

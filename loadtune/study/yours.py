@@ -9,10 +9,10 @@ ASSUMED_BATCH = 64
 
 
 def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
-    """Names of the settings that were not given."""
-    return tuple(
-        name for name in ("batch_size", "num_workers", "pin_memory", "precision") if getattr(yours, name) is None
-    )
+    """Names of the settings that were not given and have a meaning."""
+    names = ["batch_size", "num_workers", "pin_memory", "precision"]
+    names += ["persistent_workers"] if yours.num_workers else []
+    return tuple(name for name in names if getattr(yours, name) is None)
 
 
 def your_config(yours: YourSettings, largest: int, *, can_pin: bool = True) -> TrialConfig:
@@ -25,6 +25,7 @@ def your_config(yours: YourSettings, largest: int, *, can_pin: bool = True) -> T
         batch_size=yours.batch_size or min(ASSUMED_BATCH, largest),
         num_workers=yours.num_workers or 0,
         pin_memory=can_pin and bool(yours.pin_memory),
+        persistent_workers=bool(yours.persistent_workers) or not yours.num_workers,  # without meaning at 0
     )
     return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
 

@@ -67,6 +67,7 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
     return Measurement(
         windows=(window(rate, 0.0, wait_fraction), window(rate, 1.0, wait_fraction)),
         first_batch_s=0.9,
+        epoch_samples=1_000_000,
         seconds=5.5,
         peak_allocated_bytes=11_500_000_000,
         peak_reserved_bytes=13_900_000_000,
@@ -92,6 +93,7 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
             gpu_others_memory_bytes=10_145_000_000,
             cpu_utilization_fraction=0.88,
             core_utilization_fractions=(1.0, 0.76),
+            others_cpu_cores=0.3,
             cgroup_cpu_cores=14.1,
             num_cpu_throttles=0,
             cpu_throttled_s=0.0,

@@ -66,7 +66,7 @@ def test_no_difference_is_an_answer(tmp_path: Path) -> None:
     surface = Surface(
         compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.01
     )
-    yours = YourSettings(batch_size=64, num_workers=1, pin_memory=False, precision="fp32")
+    yours = YourSettings(batch_size=64, num_workers=1, pin_memory=False, persistent_workers=True, precision="fp32")
     result = tune_fake(FakeBench(surface, facts=None), tmp_path, TuneConfig(yours=yours))
     assert result.best is not None
     assert result.best.different is False

@@ -86,10 +86,10 @@ def test_what_was_measured_and_not_told_is_told_later(tmp_path: Path) -> None:
     """The journal is written first; a crash may come before the study hears of it."""
 
     class Untold(OptunaStudy):
-        def tell_measured(self, asked: Asked, samples_per_s: float) -> None:
+        def tell_measured(self, asked: Asked, samples_per_s: float, seen=None) -> None:
             if asked.number >= 3:
                 raise Killed
-            super().tell_measured(asked, samples_per_s)
+            super().tell_measured(asked, samples_per_s, seen)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("loadtune.study.optuna_study.OptunaStudy", Untold)

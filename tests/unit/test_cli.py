@@ -102,9 +102,8 @@ def test_verbose_prints_the_details_before_the_answer(tuner: FakeTuner) -> None:
 
 def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words = "--dataset CIFAR10 --model a.b:c --data-root d --image-size 32 --num-classes 10 --optimizer adamw"
-    words += (
-        " --batch-size 8 --num-workers 0 --pin-memory --amp off --device cuda --precision bf16,off --precision BF16"
-    )
+    words += " --batch-size 8 --num-workers 0 --pin-memory --persistent-workers --amp off --device cuda"
+        " --precision bf16,off --precision BF16"
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
     words += (
         " --tune in_order,prefetch_factor --fix num_workers=2 --fix pin_memory=off,batch_size=8 --warm-start r.json"
@@ -122,7 +121,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         "seed": 4,
         "objects": (),
     }
-    assert dataclasses.astuple(asked.yours) == (8, 0, True, "fp32")
+    assert dataclasses.astuple(asked.yours) == (8, 0, True, True, "fp32")
     assert dataclasses.astuple(asked)[2:10] == ("cuda", ("fp32", "bf16"), 64, 2, 3, 9.5, "o", 4)
     assert asked.tune == ("prefetch_factor", "in_order")
     fixed = {"num_workers": 2, "pin_memory": False, "batch_size": 8}

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from loadtune.records import OBJECTIVES, Objective, TuningResult, Winner
 from loadtune.report.page.figure import BLUE, Figure, Panel, Trace, axis, points, score_axis, text
+from loadtune.report.page.measured import whose_runs
 from loadtune.report.page.run_groups import Change, Kind, by_kind, changes, confirmed_of, departure_of
 from loadtune.report.page.table import Cell
+from loadtune.report.utilization import mean_known
 from loadtune.report.wording import score_text, settings_text
 from loadtune.units import MISSING, counted, percent_text, ratio_text
 
@@ -19,7 +21,17 @@ _FIGURES: Mapping[Objective, tuple[str, str]] = {
     "samples-per-s": ("samples/s", "±"),
     "samples-per-joule": ("samples/J", "± of it"),
 }
-_BEHIND = ("since the run before", "over the baseline", "of compute-only", "configuration", "host", "torch")
+_BEHIND = (
+    "since the run before",
+    "over the baseline",
+    "of compute-only",
+    "GPU utilization",
+    "SM activity",
+    "CPU utilization",
+    "configuration",
+    "host",
+    "torch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,10 +163,23 @@ def _cells(
         Cell(text=since),
         Cell(text=ratio_text(gain), order=gain),
         Cell(text=percent_text(share), order=share),
+        *_utilization(run, best),
         Cell(text="not confirmed" if best is None else settings_text(best.config)),
         Cell(text=run.host.hostname),
         Cell(text=run.host.torch or MISSING),
     )
+
+
+def _utilization(run: TuningResult, best: Winner | None) -> tuple[Cell, ...]:
+    """Of the best configuration's confirmed runs."""
+    runs = () if best is None else whose_runs(run, best.config)
+    seen = [measured.telemetry for measured in runs if measured.telemetry is not None]
+    means = (
+        mean_known(telemetry.gpu_utilization_fraction for telemetry in seen),
+        mean_known(telemetry.gpu_sm_activity_fraction for telemetry in seen),
+        mean_known(telemetry.cpu_utilization_fraction for telemetry in seen),
+    )
+    return tuple(Cell(text=percent_text(mean), order=mean) for mean in means)
 
 
 def _figures(best: Winner | None, objective: Objective) -> tuple[Cell, Cell]:

@@ -74,10 +74,6 @@ def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
     return None if measurement.telemetry is None else measurement.telemetry.bench_rss_bytes
 
 
-def gpu_busy_fraction(measurement: Measurement) -> float | None:
-    return None if measurement.telemetry is None else measurement.telemetry.gpu_utilization_fraction
-
-
 def whose_runs(result: TuningResult, config: TrialConfig) -> tuple[Measurement, ...]:
     """Confirmed runs of a configuration; where there are none, its trials."""
     confirmed = [run for finalist in result.finalists if finalist.config == config for run in finalist.runs]

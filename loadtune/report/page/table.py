@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records import Measurement, Trial, TuningResult
-from loadtune.report.page.measured import gpu_busy_fraction, peak_bytes
+from loadtune.report.page.measured import peak_bytes
 from loadtune.report.wording import FAILURE_TEXT, recipe_text
-from loadtune.units import MISSING, bytes_text, efficiency_text, number_text, percent_text, seconds_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, number_text, percent_text, seconds_text, watts_text
 
 Outcome = Literal["measured", "failed", "pruned"]
 
@@ -40,7 +40,17 @@ _SETTINGS = (
     "prefetch",
     "precision",
 )
-_FIGURES = ("samples/s", "±", "blocked in next(loader)", "GPU utilization", "peak memory", "first batch")
+_FIGURES = (
+    "samples/s",
+    "±",
+    "blocked in next(loader)",
+    "GPU utilization",
+    "SM activity",
+    "CPU utilization",
+    "power",
+    "peak memory",
+    "first batch",
+)
 _EFFICIENCY = "samples/J"
 """Where it was looked for."""
 _BEHIND = ("outcome", "recipe")
@@ -95,12 +105,25 @@ def _efficiency(found: Measurement | None) -> Cell:
 def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
     if found is None:
         return (Cell(text=MISSING),) * len(_FIGURES)
-    busy, memory, half = gpu_busy_fraction(found), peak_bytes(found, device_kind), found.half_width_fraction
+    memory, half = peak_bytes(found, device_kind), found.half_width_fraction
+    seen = found.telemetry
+    busy, activity, cpu, power = (
+        None if seen is None else getattr(seen, figure)
+        for figure in (
+            "gpu_utilization_fraction",
+            "gpu_sm_activity_fraction",
+            "cpu_utilization_fraction",
+            "gpu_power_w",
+        )
+    )
     return (
         Cell(text=number_text(found.samples_per_s), order=found.samples_per_s),
         Cell(text=percent_text(half, 1), order=half),
         Cell(text=percent_text(found.wait_fraction), order=found.wait_fraction),
         Cell(text=percent_text(busy), order=busy),
+        Cell(text=percent_text(activity), order=activity),
+        Cell(text=percent_text(cpu), order=cpu),
+        Cell(text=watts_text(power), order=power),
         Cell(text=bytes_text(memory), order=memory),
         Cell(text=seconds_text(found.first_batch_s), order=found.first_batch_s),
     )

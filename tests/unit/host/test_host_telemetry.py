@@ -309,3 +309,26 @@ def test_a_timeline_is_kept_of_what_was_seen(watched):
     assert len(known) >= len(timeline.workers_cpu_cores) - 1
     assert sum(known) / len(known) == pytest.approx(watched.seen.workers_cpu_cores, rel=0.1)
     assert timeline.gpu_utilization_fraction == ()
+
+
+def test_a_busy_process_counts_as_others_unless_it_is_the_training():
+    num_cores = len(os.sched_getaffinity(0))
+    with (
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy,
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as idle,
+    ):
+        try:
+            with (
+                Sampler(CPU, lambda: idle.pid, num_cores) as beside,
+                Sampler(CPU, lambda: busy.pid, num_cores) as of_it,
+            ):
+                time.sleep(0.5)  # both started, and were looked at once
+                begun = time.monotonic()
+                time.sleep(2.0)
+                ended = time.monotonic()
+                time.sleep(0.3)
+            all_others, others = (each.between(begun, ended).others_cpu_cores for each in (beside, of_it))
+        finally:
+            busy.kill()
+            idle.kill()
+    assert all_others > others + 0.25, "on two cores with other tests on them it has its share"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.host.sensing import Stretch
-from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS, MAX_SLICES, telemetry
+from loadtune.host.timeline import BUSY_CORES, EACH_WORKERS_CORES, EACH_WORKERS_RSS, MAX_SLICES, OWN_CORES, telemetry
 from loadtune.host.tracks import KEPT_S, Tracks
 from loadtune.records import Telemetry, WorkerUse
 
@@ -181,3 +181,11 @@ def test_cutting_time_finer_does_not_change_a_mean(steps, power):
         at_s += step_s
     stretches.append((at_s, 2 * at_s, power + 2))
     assert seen(0.0, 2 * at_s, gpu_power_w=stretches).gpu_power_w == pytest.approx(power + 1)
+
+
+def test_what_others_took_is_what_neither_the_training_nor_this_process_did():
+    busy, bench, own = ([(0.0, 1.0, value)] for value in (6.0, 4.0, 0.5))
+    found = seen(0.0, 1.0, **{BUSY_CORES: busy, "bench_cpu_cores": bench, OWN_CORES: own})
+    assert found.others_cpu_cores == pytest.approx(1.5)
+    assert seen(0.0, 1.0, **{BUSY_CORES: bench, "bench_cpu_cores": busy, OWN_CORES: own}).others_cpu_cores == 0.0
+    assert seen(0.0, 1.0, **{BUSY_CORES: busy, OWN_CORES: own}).others_cpu_cores is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loadtune.records import LoaderConfig, Recipe, YourSettings
 from loadtune.study.seeds import seed_configs
 from loadtune.study.space import SearchSpace, batch_ladder, worker_ladder
-from loadtune.study.yours import your_config
+from loadtune.study.yours import assumed_settings, your_config
 from loadtune.testing import FakeBench
 
 
@@ -79,6 +79,17 @@ def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
     beyond = replace(configs[-1], loader=LoaderConfig(batch_size=500, num_workers=9, prefetch_factor=3))
     near = space.clip(replace(beyond, recipe=Recipe()))
     assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (32, 4, 1)
+
+
+def test_the_baselines_workers_end_with_each_epoch_as_in_pytorch_unless_told_otherwise() -> None:
+    given = YourSettings(num_workers=4)
+    kept = replace(given, persistent_workers=True)
+    assert not your_config(given, 64).loader.keeps_workers
+    assert your_config(kept, 64).loader.keeps_workers
+    assert your_config(YourSettings(), 64).loader.keeps_workers, "there are none"
+    assert "persistent_workers" in assumed_settings(given)
+    assert "persistent_workers" not in assumed_settings(kept)
+    assert "persistent_workers" not in assumed_settings(YourSettings())
 
 
 def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:

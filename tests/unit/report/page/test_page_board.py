@@ -30,7 +30,7 @@ def test_a_run_without_an_answer_is_passed_over() -> None:
     board = board_view([run(3, 3000), without, run(1, 4000)])
     assert len(board.regressions) == 1
     assert "-25.0%" in board.regressions[0]
-    assert [row.cells[8].text == "not confirmed" for row in board.table.rows] == [False, True, False]
+    assert ["not confirmed" in [cell.text for cell in row.cells] for row in board.table.rows] == [False, True, False]
 
 
 def test_another_device_is_another_line() -> None:
