@@ -103,7 +103,7 @@ def test_verbose_prints_the_details_before_the_answer(tuner: FakeTuner) -> None:
 def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words = "--dataset CIFAR10 --model a.b:c --data-root d --image-size 32 --num-classes 10 --optimizer adamw"
     words += " --batch-size 8 --num-workers 0 --pin-memory --persistent-workers --amp off --device cuda"
-        " --precision bf16,off --precision BF16"
+    words += " --precision bf16,off --precision BF16"
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
     words += (
         " --tune in_order,prefetch_factor --fix num_workers=2 --fix pin_memory=off,batch_size=8 --warm-start r.json"
