@@ -25,6 +25,10 @@ SPECS = {
         WorkloadSpec(dataset="regret_workloads:jpegs", model="vit_b_16", optimizer="adamw"),
         WorkloadSpec(dataset="regret_workloads:jpegs", model="regret_workloads:small_cnn"),
     ),
+    "jpeg-resnet50": (
+        WorkloadSpec(dataset="regret_workloads:jpegs", model="resnet50"),
+        WorkloadSpec(dataset="regret_workloads:jpegs", model="regret_workloads:small_cnn"),
+    ),
     "memory-mlp": (
         WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
         WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
@@ -42,7 +46,7 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
     os.environ[SMALL] = "1" if small else ""
-    if name == "jpeg-vit":
+    if name.startswith("jpeg-"):
         os.environ[JPEGS] = str((folder or Path("/tmp/regret-jpegs")).absolute())
         make_jpegs(Path(os.environ[JPEGS]), *((256, 160) if small else (20_000, 500)))
     return SPECS[name][small]

@@ -23,7 +23,7 @@ from loadtune.study.alternation import alternate
 from loadtune.study.confirm import finalists
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
-from loadtune.study.winner import is_decided, speedup
+from loadtune.study.winner import speedup, undecided
 from loadtune.testing import FakeClock, FakeSensor
 
 
@@ -51,7 +51,7 @@ def confirmed(bench: BenchClient, config: TrialConfig, segment_s: float, seed: i
             clock,
             clock.now() + 1e6,
             needed=lambda seen, able: able,
-            is_decided=lambda seen: is_decided(finalists(seen), config),
+            undecided=lambda seen: undecided(finalists(seen), config),
             seed=seed,
         )
     )

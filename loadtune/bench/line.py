@@ -11,6 +11,9 @@ from loadtune.stream.sample_table import SampleTable
 _PULSE_S = 1.0
 # The socket is looked at no more often than this: a look costs 20 µs, a hundred of them a second 0.2%.
 _LOOK_S = 0.01
+# From this length on a step that nobody wants is worth waiting for the answer to a window, for a share of its time.
+_LONG_STEP_S = 1.0
+_ANSWER_SHARE = 0.002
 
 
 class Line:
@@ -22,6 +25,7 @@ class Line:
         self.samples = SampleTable() if samples is None else samples
         self._last_sent = time.monotonic()
         self._last_looked = 0.0
+        self._patience_s = 0.0
         self.phase = "start"
 
     def enter(self, phase: str) -> None:
@@ -35,16 +39,18 @@ class Line:
             self._send(Phase(self.phase))
 
     def window(self, window: Window) -> None:
-        """A window ended."""
+        """A window ended. Where steps are long, the next look waits a moment for what the controller says to it."""
         self._send(Streamed(window))
+        is_long = window.seconds >= _LONG_STEP_S * window.num_steps
+        self._patience_s = _ANSWER_SHARE * window.seconds if is_long else 0.0
 
     def stop_asked(self) -> bool:
-        """Whether the controller has said enough; looks, now and then, and never waits."""
+        """Whether the controller has said enough; looks now and then."""
         now = time.monotonic()
         if now - self._last_looked < _LOOK_S:
             return False
-        self._last_looked = now
-        return self._connection.poll(0) and isinstance(self._connection.recv(), Stop)
+        self._last_looked, patience_s, self._patience_s = now, self._patience_s, 0.0
+        return self._connection.poll(patience_s) and isinstance(self._connection.recv(), Stop)
 
     def _send(self, message: Phase | Streamed) -> None:
         self._connection.send(message)

@@ -101,6 +101,12 @@ class Confirmed(msgspec.Struct, frozen=True, tag="confirmation"):
     failure: TrialFailure | None = None
 
 
+class Concluded(msgspec.Struct, frozen=True, tag="concluded"):
+    """The confirmation ended by itself, within this time budget."""
+
+    time_budget_s: float
+
+
 class Timed(msgspec.Struct, frozen=True, tag="compute"):
     """The confirmation timed a size that the compute curve had left out."""
 
@@ -117,7 +123,7 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     transfer_point: TransferPoint | None = None
 
 
-Line = Timed | Head | Probed | Ahead | Tried | Searched | Reopened | Confirmed | Winners
+Line = Timed | Head | Probed | Ahead | Tried | Searched | Reopened | Confirmed | Concluded | Winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,8 @@ class Kept:
     """None: the search had not ended, or was reopened since."""
     confirmed: tuple[Confirmed, ...]
     """Since the last trial that was run: what was confirmed before it was another choice of finalists."""
+    concluded: Concluded | None = None
+    """Likewise. None: the confirmation had not ended."""
     winners: tuple[Winners, ...] = ()
     """Of any winner so far; each names its configuration."""
 
@@ -196,6 +204,7 @@ def read_journal(folder: Path) -> Kept:
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
         searched=_search_end(lines[since:]),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
+        concluded=next((line for line in reversed(lines[since:]) if isinstance(line, Concluded)), None),
         winners=tuple(line for line in lines if isinstance(line, Winners)),
     )
 

@@ -1,6 +1,6 @@
 """The finalists measured again, and what their figures say. Only these are reported."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from loadtune.errors import LoadtuneError, OutOfTimeError
@@ -15,7 +15,7 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.records.confirmed import compute_fraction, compute_rate, contradiction_text, is_misread, ruled_out
-from loadtune.report.journal import Confirmed, Timed
+from loadtune.report.journal import Concluded, Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import check_budget
@@ -26,7 +26,7 @@ from loadtune.study.confirm import between_run_spread, finalists, needed, pick_f
 from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import is_confirmed, is_decided, not_told_apart, pick_winner
+from loadtune.study.winner import ROUGH, is_confirmed, not_told_apart, pick_winner, undecided
 from loadtune.units import counted, percent_text, seconds_text
 
 COMPUTE_STEPS = 4
@@ -55,26 +55,18 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         check_budget(run)
         known = _known(run)
         configs = _picked(run, facts, searched, known)
-        compile_ahead(run, _unsettled(run, configs, known))
         outcomes, end = list[Outcome](), None
-        at_your_batch = found.config.yours.batch_size is not None
+        if _has_ended(run, known):
+            found.finalists = finalists(known)
+            _conclude(run, facts, never_ran(known, found.finalists))
+            return
+        compile_ahead(run, _unsettled(run, configs, known))
         try:
-            for outcome in alternate(
-                configs,
-                lambda config: _confirmed(run, config),
-                run.clock,
-                run.confirm_until_s,
-                needed=lambda seen, able: needed(
-                    seen, able, found.yours, at_your_batch=at_your_batch, objective=found.config.objective
-                ),
-                is_decided=lambda seen: _is_decided(run, finalists(seen)),
-                answer_by_s=run.until(CONFIRM_OF_LEFT),
-                known=known,
-                seed=found.config.seed,
-            ):
+            for outcome in _rounds(run, configs, known):
                 outcomes.append(outcome)
                 found.finalists = finalists(outcomes)
                 found.tell(outcome_text(*outcome, found.config.objective))
+            run.keep(Concluded(time_budget_s=found.config.time_budget_s))
         except OutOfTimeError as error:
             end = error
             outcomes += _hung(run, error)
@@ -86,6 +78,23 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         _conclude(run, facts, failed)
         if end is not None:
             raise end
+
+
+def _rounds(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> Iterator[Outcome]:
+    found, objective = run.found, run.found.config.objective
+    at_your_batch = found.config.yours.batch_size is not None
+    return alternate(
+        configs,
+        lambda config: _confirmed(run, config),
+        run.clock,
+        run.confirm_until_s,
+        needed=lambda seen, able: needed(seen, able, found.yours, at_your_batch=at_your_batch, objective=objective),
+        undecided=lambda seen: _undecided(run, finalists(seen)),
+        answer_by_s=run.until(CONFIRM_OF_LEFT),
+        is_rough=lambda seen: _is_rough(run, finalists(seen)),
+        known=known,
+        seed=found.config.seed,
+    )
 
 
 def _hung(run: Run, end: OutOfTimeError) -> list[Outcome]:
@@ -118,12 +127,18 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
     )
 
 
-def _is_decided(run: Run, measured: Sequence[Finalist]) -> bool:
-    """Whether the answer is known well enough, and so is the one at the user's batch size where that was given."""
+def _is_rough(run: Run, measured: Sequence[Finalist]) -> bool:
+    """Whether the best so far is not known to within `ROUGH`."""
+    best = pick_winner(measured, run.found.yours, objective=run.found.config.objective)
+    return best is None or best.half_width_fraction is None or best.half_width_fraction > ROUGH
+
+
+def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
+    """Who has to be run again for the answer, and for the one at the user's batch size where that was given."""
     yours, objective = run.found.yours, run.found.config.objective
     judged = ruled_out(measured, run.found.trials, objective=objective)
     sizes = {None, run.found.config.yours.batch_size}
-    return all(is_decided(judged, yours, batch_size=size, objective=objective) for size in sizes)
+    return {c for size in sizes for c in undecided(judged, yours, batch_size=size, objective=objective)}
 
 
 def _known(run: Run) -> list[Outcome]:
@@ -137,14 +152,20 @@ def _known(run: Run) -> list[Outcome]:
     return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]
 
 
+def _has_ended(run: Run, known: Sequence[Outcome]) -> bool:
+    """Whether the confirmation ended by itself before an interruption, and no more time is given now."""
+    concluded = run.kept.concluded if run.kept is not None and known else None
+    return concluded is not None and run.found.config.time_budget_s <= concluded.time_budget_s
+
+
 def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> list[TrialConfig]:
     """Those that the confirmation still has to run."""
     runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
     going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
     num_rounds = max((len(outcomes) for outcomes in going_on.values()), default=0)
-    if num_rounds in LOOKS and _is_decided(run, finalists(known)):
-        return []
-    return [config for config, outcomes in going_on.items() if len(outcomes) < LOOKS[-1]]
+    if num_rounds in LOOKS:
+        return list(_undecided(run, finalists(known)) & going_on.keys()) if num_rounds < LOOKS[-1] else []
+    return [config for config, outcomes in going_on.items() if len(outcomes) >= num_rounds - 1]
 
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:

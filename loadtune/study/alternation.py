@@ -5,6 +5,7 @@ a configuration with itself (simulated). The looks are therefore planned, and sh
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from loadtune.records import Measurement, TrialConfig, TrialFailure
@@ -26,37 +27,40 @@ def alternate(
     until_s: float,
     *,
     needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
-    is_decided: Callable[[Sequence[Outcome]], bool],
+    undecided: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
     answer_by_s: float | None = None,
+    is_rough: Callable[[Sequence[Outcome]], bool] = lambda outcomes: False,
     known: Sequence[Outcome] = (),
     seed: int = 0,
 ) -> Iterator[Outcome]:
-    """Measure these in rounds; who failed once is not run again.
+    """Measure these in rounds; who failed once is not run again, nor who is out after a look.
 
     ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
-    made of. They are run once whatever the time, and a second time where that ends by ``answer_by_s``; the others, and
-    all further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone may. Who
-    misses a round is not run any more, so that everybody's n-th run is of the n-th round.
+    made of. They are run once whatever the time, and again while the answer ``is_rough`` where that ends by
+    ``answer_by_s``; the others, and all further rounds, where they end by ``until_s``. Where a round does not fit, one
+    of the needed alone may. Who misses a round is not run any more, so that everybody's n-th run is of the n-th round.
+    ``undecided``: asked at each look, who has to go on; nobody: this is the end.
     ``known``: outcomes of before an interruption. They come first and are not run again.
     """
     outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
     yield from known
     took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
     order = list(configs)
-    num_known = max((sum(config == c for config, _ in known) for c in configs), default=0)
-    if num_known in LOOKS and is_decided(known):
-        return
     for number in range(LOOKS[-1]):
-        if number in LOOKS and number > num_known and is_decided(outcomes):
-            return
+        if number in LOOKS:
+            going_on = undecided(_of_rounds(outcomes, number))
+            order = [config for config in order if config in going_on]
         order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
         failed = {config for config, each in outcomes if isinstance(each, TrialFailure)}
-        turn = [c for c in order if c not in failed and sum(config == c for config, _ in outcomes) == number]
+        num_ran = Counter(config for config, _ in outcomes)
+        turn = [c for c in order if c not in failed and num_ran[c] == number]
+        if not turn and any(num_ran[c] > number for c in order if c not in failed):
+            continue  # this round was run before an interruption
         if number == 0:
             first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
         else:
-            late_s = answer_by_s - clock.now() if number == 1 and answer_by_s is not None else 0.0
+            late_s = answer_by_s - clock.now() if answer_by_s is not None and is_rough(outcomes) else 0.0
             turn = _fitting(turn, needed(outcomes, turn), took_s, until_s - clock.now(), late_s)
             if not turn:
                 return
@@ -68,6 +72,12 @@ def alternate(
             outcomes.append((config, run(config)))
             took_s[config] = clock.now() - begun
             yield outcomes[-1]
+
+
+def _of_rounds(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
+    """Of the first rounds alone: after an interruption a look falls out as it did."""
+    seen = Counter[TrialConfig]()
+    return [(config, each) for config, each in outcomes if seen.update([config]) or seen[config] <= number]
 
 
 def _fitting(

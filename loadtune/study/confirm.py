@@ -112,16 +112,18 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             failures.setdefault(config, []).append(outcome)
     spread, efficiency_spread = between_run_spread(list(runs.values())), _efficiency_spread(list(runs.values()))
 
-    def half_width(spread: Spread | None, num_runs: int) -> float | None:
-        return None if spread is None else spread.half_width(1 / num_runs, len(runs))
+    def half_width(pooled: Spread | None, alone: Spread | None, num_runs: int) -> float | None:
+        """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
+        used = alone if alone is not None and alone.degrees_of_freedom >= FEWEST_DEGREES else pooled
+        return None if used is None else used.half_width(1 / num_runs, len(runs))
 
     return tuple(
         Finalist(
             config=config,
             runs=tuple(own),
             failures=tuple(failures.get(config, ())),
-            half_width_fraction=half_width(spread, len(own)),
-            efficiency_half_width_fraction=half_width(efficiency_spread, len(own)),
+            half_width_fraction=half_width(spread, between_run_spread([own]), len(own)),
+            efficiency_half_width_fraction=half_width(efficiency_spread, _efficiency_spread([own]), len(own)),
         )
         for config, own in runs.items()
     )
@@ -187,18 +189,19 @@ def difference(
 ) -> tuple[float, float | None, float | None]:
     """Ratio of their scores, and its interval at the level of one look (`ERROR` over `LOOKS` and comparisons).
 
-    Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. The
-    spread is that of all finalists around their means and their rounds. Where the blocks leave too little to
+    Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. Only
+    rounds that both ran in count, so that a verdict stays what it was at the look after which one of them was out. The
+    spread is that of all who ran in them around their means and their rounds. Where the blocks leave too little to
     estimate it from, the plain spread between runs is used. None: nothing ran twice.
     """
     pairs = list(zip(_logs(one, objective), _logs(other, objective), strict=False))
     ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
-    spread = _block_spread([_logs(f, objective) for f in finalists]) or between_run_spread(
-        [f.runs for f in finalists], objective
+    num_rounds = len(pairs) if len(pairs) >= LOOKS[0] else max(len(f.runs) for f in finalists)
+    spread = _block_spread([_logs(f, objective)[:num_rounds] for f in finalists]) or between_run_spread(
+        [f.runs[:num_rounds] for f in finalists], objective
     )
     if spread is None:
         return ratio, None, None
-    num_rounds = max(len(f.runs) for f in finalists)
     num_looks = len(LOOKS) if num_rounds >= LOOKS[0] else 1  # time ended it before the first planned one
     t = quantile_of_t(spread.degrees_of_freedom, 1 - ERROR / num_looks / max(1, num_comparisons) / 2)
     width = t * spread.relative_sd * math.sqrt(2 / len(pairs))

@@ -26,7 +26,8 @@ class Segment:
 
     **Settling** ends where there is evidence that this is how training goes on: the workers delivered what they were
     first asked for and a round more, the last window locked no pages and skipped no step, and the queue neither grew
-    nor shrank. After `SETTLING` times ``max_s`` seconds it ends in any case (`settled` is then False).
+    nor shrank. After `SETTLING` times ``max_s`` seconds it ends in any case (`settled` is then False). Without workers
+    there is no queue, and the first window counts unless it locked pages or skipped steps.
 
     **Measuring** lasts half of ``max_s`` and until every worker delivered `ROUNDS` times, and ``max_s`` at the most.
     """
@@ -35,7 +36,7 @@ class Segment:
         """``best``: samples/s of the incumbent, to end what cannot reach it. None: this segment counts in any case."""
         self.kept: list[Window] = []
         self.settled = True
-        self._measuring = False
+        self._measuring = loader.num_workers == 0
         self._left_out: list[Window] = []
         self._loader, self._max_s, self._best = loader, max_s, best
 

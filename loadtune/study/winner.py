@@ -15,6 +15,9 @@ MARGIN = 0.03
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
 
+ROUGH = 0.08
+"""Half width above which the answer is worth more time than the confirmation was to take."""
+
 
 def pick_winner(
     finalists: Sequence[Finalist],
@@ -102,30 +105,39 @@ def not_told_apart(
     return tuple(rivals)
 
 
-def is_decided(
+def undecided(
     finalists: Sequence[Finalist],
     yours: TrialConfig | None,
     *,
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
-) -> bool:
-    """Whether more rounds are not worth their time.
+) -> tuple[TrialConfig, ...]:
+    """Who has to be run again: the winner, and all that it is not told from yet.
 
-    They are not if the winner's rate is known to within `PRECISE`, and it is known whether winner and baseline differ:
-    the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best rival
-    takes the baseline's place.
+    Nobody, if the winner's rate is known to within `PRECISE` and it is told from the baseline: the interval of their
+    ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best rival takes the baseline's
+    place.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
-    if best is None or best.half_width_fraction is None or best.half_width_fraction > PRECISE:
-        return False
+    if best is None:
+        return ()
     able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
     own = next((f for f in finalists if f.config == yours), None)
     rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
-    one, other = (best, own) if best.config != yours else (next(iter(rivals), None), best)
-    if one is None or other is None:  # nothing to compare it with
-        return True
-    _, low, high = difference(one, other, finalists, len(rivals), objective)
+    close = [
+        f
+        for f in (*rivals, *([] if own is None else [own]))
+        if f is not best and not _is_told(difference(best, f, finalists, len(rivals), objective))
+    ]
+    half_width, against = best.half_width_fraction, own if best.config != yours else next(iter(rivals), None)
+    if half_width is not None and half_width <= PRECISE and against not in close:
+        return ()
+    return tuple(f.config for f in (best, *close))
+
+
+def _is_told(ratio: tuple[float, float | None, float | None]) -> bool:
+    _, low, high = ratio
     if low is None or high is None:
         return False
     return not low <= 1.0 <= high or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)

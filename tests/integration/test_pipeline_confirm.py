@@ -55,7 +55,7 @@ def test_on_a_busy_machine_the_winner_and_the_baseline_are_run_twice_and_told_ap
     runs = {finalist.config: len(finalist.runs) for finalist in result.finalists}
     assert min(runs[result.best.config], runs[result.yours]) >= 2
     assert result.best.different
-    assert result.stage_seconds["confirm"] <= 0.3 * result.config.time_budget_s
+    assert result.seconds <= 0.85 * result.config.time_budget_s, "also where a rough answer takes more than was meant"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -123,7 +123,7 @@ def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_p
             bad.append(config)
         return config not in bad
 
-    result = tune_fake(FakeBench(finite=finite), tmp_path, listener=stage.listen)
+    result = tune_fake(FakeBench(finite=finite), tmp_path, TuneConfig(precisions=("fp16",)), listener=stage.listen)
     assert bad
     assert result.best is None or result.best.config.precision != "fp16"
     reasons = {f.config.precision: f.unconfirmed and f.unconfirmed.reason for f in result.finalists}

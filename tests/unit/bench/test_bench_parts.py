@@ -4,6 +4,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import threading
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_va
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram
-from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure
+from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure, Window
 from loadtune.stream.counters import Depth, queue_depth
 
 
@@ -85,6 +86,18 @@ def test_the_line_says_what_is_done_and_hears_a_stop():
     line = Line(bench)
     assert line.stop_asked()
     assert not line.stop_asked()
+
+
+@pytest.mark.parametrize(("seconds", "hears"), [(100.0, True), (0.4, False)])
+def test_after_a_long_step_the_line_waits_a_moment_for_the_answer(seconds, hears):
+    """Else the step that begins meanwhile is in vain. After a short one it does not wait."""
+    controller, bench = Pipe()
+    line = Line(bench)
+    line.window(Window(start_s=0.0, seconds=seconds, num_steps=1, num_samples=1))
+    answer = threading.Timer(0.05, controller.send, [Stop()])
+    answer.start()
+    assert line.stop_asked() is hears
+    answer.join()
 
 
 def test_status_fields_are_in_bytes():

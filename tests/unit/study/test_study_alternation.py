@@ -19,7 +19,15 @@ def measured():
 
 
 def ran(
-    until_s=1e9, *, fails=(), needed=(A, B), decided=lambda seen: False, known=(), answer_by_s=None, configs=(A, B, C)
+    until_s=1e9,
+    *,
+    fails=(),
+    needed=(A, B),
+    undecided=lambda seen: (A, B, C),
+    known=(),
+    answer_by_s=None,
+    configs=(A, B, C),
+    is_rough=lambda seen: False,
 ):
     clock = FakeClock()
     begun = clock.now()
@@ -34,8 +42,9 @@ def ran(
         clock,
         begun + until_s,
         needed=lambda seen, able: needed,
-        is_decided=decided,
+        undecided=undecided,
         answer_by_s=None if answer_by_s is None else begun + answer_by_s,
+        is_rough=is_rough,
         known=known,
     )
     return [config for config, _ in outcomes]
@@ -52,12 +61,30 @@ def test_everybody_runs_in_every_round_and_every_second_round_goes_backwards():
 
 def test_one_looks_after_planned_rounds_alone():
     looks = []
-    ran(decided=lambda seen: looks.append(len(seen)))
+    ran(undecided=lambda seen: looks.append(len(seen)) or (A, B, C))
     assert looks == [3 * number for number in LOOKS[:-1]]
 
 
 def test_a_decided_answer_ends_it():
-    assert len(ran(decided=lambda seen: True)) == 3 * LOOKS[0]
+    assert len(ran(undecided=lambda seen: ())) == 3 * LOOKS[0]
+
+
+def test_who_is_decided_after_a_look_is_out():
+    order = ran(undecided=lambda seen: (A, B) if len(seen) == 3 * LOOKS[0] else (A,))
+    assert [order.count(each) for each in (A, B, C)] == [LOOKS[2], LOOKS[1], LOOKS[0]]
+
+
+@pytest.mark.parametrize("num_known", [2, 9, 10, 11, 12, 13])
+def test_after_an_interruption_the_looks_fall_out_as_they_did(num_known):
+    """Whoever was out stays out, also where the interruption came within the next round."""
+
+    def undecided(seen):
+        return (A, B) if len(seen) == 9 else (A,)
+
+    whole = ran(undecided=undecided)
+    known = [(config, measured()) for config in whole[:num_known]]
+    again = ran(undecided=undecided, known=known)
+    assert [again.count(each) for each in (A, B, C)] == [whole.count(each) for each in (A, B, C)]
 
 
 def test_who_failed_is_not_run_again():
@@ -76,9 +103,11 @@ def test_where_a_round_does_not_fit_the_needed_run_alone():
     assert ran(49.0) == [A, B, C]
 
 
-def test_second_runs_of_the_needed_may_be_late():
-    assert ran(0.0, answer_by_s=45.0) == [A, B, B, A]
-    assert ran(0.0, answer_by_s=35.0) == [A, B]
+def test_while_the_answer_is_rough_the_needed_may_run_late():
+    assert ran(0.0, answer_by_s=45.0, is_rough=lambda seen: True) == [A, B, B, A]
+    assert ran(0.0, answer_by_s=35.0, is_rough=lambda seen: True) == [A, B]
+    assert ran(0.0, answer_by_s=65.0, is_rough=lambda seen: len(seen) < 4) == [A, B, B, A]
+    assert ran(0.0, answer_by_s=65.0) == [A, B]
 
 
 def test_what_is_known_comes_first_and_is_not_run_again():

@@ -10,7 +10,7 @@ from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial
 from loadtune.records.confirmed import ruled_out
 from loadtune.study.alternation import LOOKS
 from loadtune.study.confirm import finalists, pick_finalists
-from loadtune.study.winner import is_decided, not_told_apart, pick_winner, speedup
+from loadtune.study.winner import not_told_apart, pick_winner, speedup, undecided
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
@@ -148,7 +148,7 @@ def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
 
 def test_nothing_is_sure_where_nothing_ran_twice() -> None:
     once = finalists([(LEADER, measured(100.0)), (SECOND, measured(99.5))])
-    assert not is_decided(once, None)
+    assert set(undecided(once, None)) == {LEADER, SECOND}
 
 
 def test_failed_trials_are_no_finalists() -> None:
@@ -205,9 +205,46 @@ def test_the_answer_is_decided_where_the_rate_is_known_and_the_baseline_is_told_
     rates: dict[int, tuple[float, ...]], decided: bool
 ) -> None:
     found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
-    assert is_decided(found, config(64, 0)) is decided
-    assert is_decided(found, config(64, 0), batch_size=64) is decided
-    assert is_decided(found, config(32, 0), batch_size=32) is False  # nothing of that size ran
+    assert (undecided(found, config(64, 0)) == ()) is decided
+    assert (undecided(found, config(64, 0), batch_size=64) == ()) is decided
+    assert undecided(found, config(32, 0), batch_size=32) == ()  # nothing of that size ran
+
+
+def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
+    """The winner's rate is not known well enough yet; the baseline is told from it, and so is one rival."""
+    rates = {
+        8: (1000.0, 1100.0, 1050.0),
+        6: (1010.0, 1080.0, 1040.0),
+        2: (500.0, 530.0, 510.0),
+        0: (98.0, 110.0, 107.0),
+    }
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    assert set(undecided(found, config(64, 0))) == {config(64, 8), config(64, 6)}
+
+
+def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
+    """Whatever the spread of the rounds that it was not in."""
+    early = {8: (1000.0, 1010.0, 1005.0), 4: (990.0, 985.0, 1001.0), 0: (900.0, 902.0, 899.0)}
+    later = {8: (*early[8], 700.0, 1300.0), 4: (*early[4], 1250.0, 800.0), 0: early[0]}
+    told = []
+    for rates in (early, later):
+        found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+        best, own = found[0], found[2]
+        told.append(speedup(best, own, found, 2))
+    assert told[0] == told[1]
+
+
+def test_who_ran_often_enough_has_an_interval_from_its_own_spread() -> None:
+    steady, unsteady = (1000.0, 1010.0, 990.0, 1005.0, 995.0), (100.0, 140.0, 80.0)
+    found = finalists(
+        [*((config(64, 8), measured(r)) for r in steady), *((config(64, 0), measured(r)) for r in unsteady)]
+    )
+    alone, _ = found
+    three = finalists(
+        [*((config(64, 8), measured(r)) for r in steady[:3]), *((config(64, 0), measured(r)) for r in unsteady)]
+    )
+    assert alone.half_width_fraction < 0.02
+    assert three[0].half_width_fraction > 0.2, "three runs say too little of their own spread"
 
 
 def test_what_a_round_is_faster_by_is_no_difference_and_hides_none() -> None:

@@ -27,14 +27,17 @@ def test_what_the_workers_were_first_asked_for_and_a_round_is_left_out():
     assert segment.settled
 
 
-def test_without_workers_one_window_is_left_out():
+def test_without_workers_nothing_is_left_out_but_what_settles():
     segment = Segment(IN_PROCESS, 4.0)
     feed(segment, [window()] * 4)
-    assert len(segment.kept) == 3
+    assert len(segment.kept) == 4
+    segment = Segment(IN_PROCESS, 4.0)
+    feed(segment, [window(num_skipped_steps=1), *[window()] * 3])
+    assert len(segment.kept) == 2, "the window after it shows that it is over"
 
 
 def test_it_lasts_half_of_its_time_where_the_workers_have_delivered_often_enough():
-    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=100)] * 30) == 1 + 5
+    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=100)] * 30) == 5
 
 
 def test_it_goes_on_until_the_workers_have_delivered_fifteen_times_and_no_longer_than_its_time():
@@ -43,7 +46,7 @@ def test_it_goes_on_until_the_workers_have_delivered_fifteen_times_and_no_longer
 
 
 def test_long_steps_end_with_two_windows():
-    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=1, seconds=9.0)] * 9) == 1 + 2
+    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=1, seconds=9.0)] * 9) == 2
 
 
 def test_pages_that_are_locked_are_no_part_of_the_rate_nor_is_what_came_before():
