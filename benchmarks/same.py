@@ -1,6 +1,7 @@
 """How often a confirmation calls a configuration different from itself.
 
-    python benchmarks/same.py [--confirmations 20] [--device cpu] [--segment-s 1.5] [--workers 1 2] [--note FILE]
+    python benchmarks/same.py [--confirmations 20] [--segment-s 1.5] [--workers 1 2] [--batch-size N]
+                              [--within-s S]
 
 Each confirmation has two entries of the same loader settings, told apart by a field that means nothing for them
 (`persistent_workers` in an epoch without an end). It goes in rounds as a run's does, segments of one training process,
@@ -32,6 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--confirmations", type=int, default=20)
     parser.add_argument("--segment-s", type=float, default=1.5)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--batch-size", type=int, help="default: 256 on a GPU, else 16")
     parser.add_argument("--within-s", type=float, default=1e9, help="begin no confirmation after that")
     return parser.parse_args()
 
@@ -67,7 +69,7 @@ def main() -> int:
     host = read_host()
     device = choose_device(host, None)
     on_gpu = device.kind == "cuda"
-    image_size, batch_size = (None, 256) if on_gpu else (32, 64)
+    image_size, batch_size = None if on_gpu else 32, given.batch_size or (256 if on_gpu else 16)
     spec = WorkloadSpec(model="resnet50" if on_gpu else "resnet18", image_size=image_size)
     recipe = Recipe(precision="bf16", memory_format="channels_last") if on_gpu else Recipe()
     clock, told = MonotonicClock(), list[str]()

@@ -10,8 +10,6 @@ cores explains the spread), with the GPU's clock, and with what other processes 
 """
 
 import argparse
-import dataclasses
-import json
 import math
 import random
 import statistics
@@ -20,12 +18,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 from regret_workloads import spec_of
 
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.host.devices import choose_device
-from loadtune.records import PRECISIONS, LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure
+from loadtune.records import PRECISIONS, LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
 
@@ -112,6 +111,7 @@ def main() -> int:
     given, host = arguments(), read_host()
     device = choose_device(host, None)
     spec = spec_of(given.workload, small=given.small, folder=None)
+    kept: list[dict[str, object]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
         BenchClient(spec, device, log_path=Path(folder) / "bench.log") as bench,
@@ -119,12 +119,15 @@ def main() -> int:
     ):
 
         def run(config: TrialConfig) -> Measurement | TrialFailure:
-            return run_trial(bench, sampler, MonotonicClock(), config, Segment(config.loader, given.segment_s))
+            windows: list[Window] = []
+            segment = Segment(config.loader, given.segment_s)
+            outcome = run_trial(bench, sampler, MonotonicClock(), config, segment, windows.append)
+            kept.append({"config": config, "windows": windows, "outcome": outcome})
+            return outcome
 
         found = measure(given, run, on_gpu=device.kind == "cuda")
-    if given.out:
-        listed = {setting: [dataclasses.asdict(run) for run in runs] for setting, runs in found.items()}
-        given.out.write_text(json.dumps(listed))
+    if given.out:  # every window, those included that settled
+        given.out.write_bytes(msgspec.json.encode(kept))
     print(" | ".join(HEADER))
     for setting, runs in found.items():
         print(" | ".join(row(setting, runs)) if runs else f"{setting} | 0")

@@ -18,7 +18,7 @@ class Switch:
     asked_s: float
     """``time.monotonic()`` when it was asked for."""
     start_s: float | None = None
-    """Seconds until all workers were ready. None: not yet."""
+    """Seconds until all workers were ready; where an epoch began with it, until they were started. None: not yet."""
     delivers_s: float | None = None
     """Seconds until the new settings gave their first batch. None: not yet."""
     blocked_s: float = 0.0

@@ -89,6 +89,8 @@ class _Shared:
     on_trial: bool
     counters: Counters = field(default_factory=Counters)
     withdrawn: list[Withdrawn] = field(default_factory=list)
+    waiting: Switch | None = None
+    """The newest switch that the end of its epoch came before; its settings are the next one's."""
 
 
 class SwitchingLoader:
@@ -371,8 +373,14 @@ class SwitchingIterator:
     def _begin_with(self, settings: Settings, base_seed: int | None = None) -> None:
         """The lane is empty: fill it with these settings, or where they fail with the caller's."""
         own = replace(self._owner.own, batch_size=settings.batch_size)
+        waiting, self._owner.waiting = self._owner.waiting, None
+        begun = time.monotonic()
         try:
             self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
+            if waiting is not None:
+                waiting.start_s = time.monotonic() - waiting.asked_s
+                waiting.block(begun)
+                self._taking_over[id(self._lane[-1])] = waiting
         except Exception as error:
             if settings.same_workers(own) or not self._owner.on_trial or error is self._stream.error:
                 raise
@@ -474,6 +482,8 @@ class SwitchingIterator:
             getattr(self._plain, "_shutdown_workers", lambda: None)()
             return
         coming = [source for _, source in self._coming if source is not None]
+        if self._coming:
+            self._owner.waiting = self._coming[-1][0]
         self._coming.clear()
         self._taking_over.clear()
         for source in coming:
