@@ -84,7 +84,8 @@ class OptunaStudy:
             attrs = {"origin": following.origin}
             self._study.enqueue_trial(self._params(following.config), user_attrs=attrs)
         trial = self._study.ask()
-        point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items()}
+        point = {name: _suggest(trial, name, axis) for name, axis in self._space.axes.items() if len(axis) > 1}
+        point |= {name: axis[0] for name, axis in self._space.axes.items() if len(axis) == 1}
         # The baseline may end its workers with each epoch where the space has only loaders that keep them.
         config = self._space.at(point) if following is None else following.config
         self._open[trial.number] = trial
@@ -189,6 +190,7 @@ class OptunaStudy:
         return {
             _param(name, axis): axis.index(point[name]) if is_ordered(axis) else point[name]
             for name, axis in axes.items()
+            if len(axis) > 1
         }
 
 

@@ -3,6 +3,7 @@
 In: a run's ``study.db``, in whatever state a crash left it. Out: a study of Optuna, or what is wrong in SQLite's words.
 """
 
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,9 @@ import optuna
 from loadtune.errors import ResultError
 
 STUDY_NAME = "loadtune"
+
+# Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
+logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
 
 _ASIDE = ".damaged"
 # SQLite would roll what is left of another file's transaction back into a new one.

@@ -150,12 +150,9 @@ def test_minutes_in_which_the_loop_does_something_else_count_against_no_workers(
     assert switching.withdrawn == []
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect(persistent):
+def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect():
     """Nothing may block the loop here, and spawning pickles the dataset."""
-    own = DataLoader(
-        range(40), batch_size=4, num_workers=1, multiprocessing_context="spawn", persistent_workers=persistent
-    )
+    own = DataLoader(range(40), batch_size=4, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
     loader = SwitchingLoader(own, max_blocked_s=0.0)
     try:
         iterator = iter(loader)

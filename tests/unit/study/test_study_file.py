@@ -1,0 +1,16 @@
+"""The file of a study and what is behind it."""
+
+import subprocess
+import sys
+
+
+def test_what_sqlalchemy_logs_while_a_query_is_cut_off_is_not_printed():
+    """Ctrl-C in the middle of one logs a traceback."""
+    log = "logging.getLogger('sqlalchemy.pool.impl.QueuePool').error('Error closing cursor')"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"import logging; import loadtune.study.study_file; {log}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (ran.stdout, ran.stderr) == ("", "")
