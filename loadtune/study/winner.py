@@ -112,35 +112,39 @@ def undecided(
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
 ) -> tuple[TrialConfig, ...]:
-    """Who has to be run again: the winner, and all that it is not told from yet.
+    """Who has to be run again: the winner, and all whose ratio to it may be 1.
 
-    Nobody, if the winner's rate is known to within `PRECISE` and it is told from the baseline: the interval of their
-    ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its best rival takes the baseline's
-    place.
+    Nobody, if the winner's rate is known to within `PRECISE`, and it is known whether the winner differs from the
+    baseline: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its
+    best rival takes the baseline's place. A baseline that failed is not waited for.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
     if best is None:
         return ()
     able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
-    own = next((f for f in finalists if f.config == yours), None)
     rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
-    close = [
-        f
-        for f in (*rivals, *([] if own is None else [own]))
-        if f is not best and not _is_told(difference(best, f, finalists, len(rivals), objective))
-    ]
-    half_width, against = best.half_width_fraction, own if best.config != yours else next(iter(rivals), None)
-    if half_width is not None and half_width <= PRECISE and against not in close:
+    own = next((f for f in finalists if f.config == yours and not f.failures), None)
+    others = [f for f in (*rivals, *([] if own is None else [own])) if f is not best]
+    ratios = {f.config: difference(best, f, finalists, len(rivals), objective)[1:] for f in others}
+    against = own if best.config != yours else next(iter(rivals), None)
+    is_told = against is None or _differ(ratios[against.config]) or _are_equal(ratios[against.config])
+    if is_told and best.half_width_fraction is not None and best.half_width_fraction <= PRECISE:
         return ()
-    return tuple(f.config for f in (best, *close))
+    return (best.config, *(config for config, interval in ratios.items() if not _differ(interval)))
 
 
-def _is_told(ratio: tuple[float, float | None, float | None]) -> bool:
-    _, low, high = ratio
-    if low is None or high is None:
-        return False
-    return not low <= 1.0 <= high or (low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN)
+Interval = tuple[float | None, float | None]
+
+
+def _differ(interval: Interval) -> bool:
+    low, high = interval
+    return low is not None and high is not None and not low <= 1.0 <= high
+
+
+def _are_equal(interval: Interval) -> bool:
+    low, high = interval
+    return low is not None and high is not None and low >= 1 / (1 + MARGIN) and high <= 1 + MARGIN
 
 
 def is_confirmed(

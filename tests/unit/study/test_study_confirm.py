@@ -222,6 +222,17 @@ def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
     assert set(undecided(found, config(64, 0))) == {config(64, 8), config(64, 6)}
 
 
+def test_a_baseline_that_failed_is_not_waited_for() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
+    beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
+    own = config(64, 0)
+    failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure)]))
+    assert undecided(failed, own) == ()
+    waiting = ruled_out(finalists([*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]))
+    assert set(undecided(waiting, own)) == {config(64, 8), own}
+
+
 def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
     """Whatever the spread of the rounds that it was not in."""
     early = {8: (1000.0, 1010.0, 1005.0), 4: (990.0, 985.0, 1001.0), 0: (900.0, 902.0, 899.0)}
