@@ -10,7 +10,7 @@ def cost_lines(result: TuningResult) -> tuple[str, ...]:
     """Costs that the throughput does not contain."""
     lines: list[str] = []
     if result.epoch_cost is not None:
-        lines += _epoch_lines(result.epoch_cost, _epoch_s(result), _fresh_start_s(result))
+        lines.append(_epoch_line(result.epoch_cost, _epoch_s(result), _fresh_start_s(result)))
     if result.saving_cost is not None:
         lines.append(_saving_line(result.saving_cost))
     return tuple(lines)
@@ -29,7 +29,7 @@ def _fresh_start_s(result: TuningResult) -> float | None:
     return next((statistics.median(measured.first_batch_s for measured in own) for own in runs if own), None)
 
 
-def _epoch_lines(cost: EpochCost, epoch_s: float | None, fresh_start_s: float | None) -> list[str]:
+def _epoch_line(cost: EpochCost, epoch_s: float | None, fresh_start_s: float | None) -> str:
     kept, anew = cost.boundary_kept_s, cost.boundary_anew_s
     at_least = ""
     if anew is None and fresh_start_s is not None:  # there was no time to end workers as well
@@ -38,10 +38,7 @@ def _epoch_lines(cost: EpochCost, epoch_s: float | None, fresh_start_s: float | 
     if epoch_s:
         shares = f"{percent_text(kept / epoch_s, 1)} and {percent_text(None if anew is None else anew / epoch_s, 1)}"
         between += f": {shares} of an epoch of {seconds_text(epoch_s)}"
-    return [
-        f"The first batch of a new loader takes {seconds_text(cost.first_batch_s)}.",
-        f"Between two epochs no batch is ready for {between}.",
-    ]
+    return f"Between two epochs no batch is ready for {between}."
 
 
 def _saving_line(cost: SavingCost) -> str:

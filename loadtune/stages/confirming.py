@@ -22,12 +22,12 @@ from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate
-from loadtune.study.confirm import between_run_spread, finalists, needed, pick_finalists
+from loadtune.study.confirm import finalists, needed, pick_finalists
 from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
 from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import ROUGH, is_confirmed, not_told_apart, pick_winner, undecided
-from loadtune.units import counted, percent_text, seconds_text
+from loadtune.units import counted, seconds_text
 
 COMPUTE_STEPS = 4
 """Fewest steps of a compute point: one or more to warm up, two to time."""
@@ -43,9 +43,6 @@ BY_ENERGY = (
     "The best configuration trains the most samples per joule of the GPU's board; another one may be faster. The "
     "energy of the rest of the machine is not included. The recipe of each precision was chosen for its speed."
 )
-
-UNQUIET = 0.12
-"""Relative standard deviation between runs that is reported as unusual: 6 to 7% is usual on an H200."""
 
 
 def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -194,12 +191,6 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
         if leaves_over is not None and leaves_over not in found.notes:  # its size may be a ceiling's
             found.note(leaves_over)
         _note_best(run, found.best)
-    spread = between_run_spread([f.runs for f in found.finalists])
-    if spread is not None and spread.relative_sd > UNQUIET:
-        found.note(
-            f"Runs of one configuration differed by {percent_text(spread.relative_sd)} (standard deviation), which is "
-            "more than usual. If something else used this machine, run again when it is quiet."
-        )
 
 
 def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winner | None:

@@ -39,7 +39,7 @@ H200s 0.5 to 0.8, an MLP on vectors 0.1 to 0.2, ConvNeXt-Large 0.9."""
 
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
-    """Search the space; the user's own loader settings and the predicted corner come first."""
+    """Search the space; the user's own loader settings and the most promising ones come first."""
     from loadtune.study.optuna_study import OptunaStudy  # late: half a second that the bench's start hides
 
     found, config = run.found, run.found.config

@@ -42,9 +42,9 @@ def pick_finalists(
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     In any case: the leader, the baseline, the best configuration beside the baseline and, where asked, the two best at
-    the baseline's batch size. Where time allows: the second, the smallest one near the leader, and what `leaner` may
-    name. That is a configuration like the leader with fewer workers, unless the search saw it, or one with nearly as
-    few workers, fall short. Those in `kept` were measured again before an interruption and stay.
+    the baseline's batch size. Where time allows: the second, the smallest one near the leader, and what `leaner`
+    returns. That is the leader with fewer workers, unless the search measured it, or one with nearly as few workers,
+    and it was slower. Those in `kept` were measured again before an interruption and stay.
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))

@@ -1,7 +1,8 @@
 """The Optuna study, and the only module that knows Optuna: ask for a configuration, tell what came of it.
 
-In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to try. What cannot run is told as
-COMPLETE, infeasible and with the worst value so far: told as FAIL, Optuna would forget it and try it again.
+In: a `SearchSpace`, seeds, a file to keep the study in. Out: configurations to try. A configuration that cannot run
+becomes a trial in the state COMPLETE, infeasible and with the worst value so far. Optuna would forget one in the state
+FAIL, and propose it again.
 """
 
 from collections import deque
