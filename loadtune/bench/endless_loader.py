@@ -106,7 +106,7 @@ class EndlessLoader:
         """
         iterator = self.start()
         switch = self._loader.switch(
-            renew=True,  # workers differ from pool to pool, which runs of one configuration have to show
+            restart=True,  # also for equal settings: workers differ from pool to pool, which runs have to show
             num_workers=config.num_workers,
             pin_memory=config.pin_memory,
             prefetch_factor=config.prefetch_factor,

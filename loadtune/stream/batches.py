@@ -65,6 +65,11 @@ class IndexStream:
         """The batch at this position reached the loop, or its exception did."""
         self._counters.num_samples += _num_samples(self._kept.pop(position))
 
+    def drop(self, positions: Iterable[int]) -> None:
+        """Nobody wants these any more."""
+        for position in positions:
+            del self._kept[position]
+
     def take_back(self, positions: Iterable[int]) -> None:
         """Nobody loads these any more; they are drawn again."""
         for position in positions:

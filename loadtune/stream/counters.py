@@ -21,6 +21,8 @@ class Switch:
     """Seconds until all workers were ready; where an epoch began with it, until they were started. None: not yet."""
     delivers_s: float | None = None
     """Seconds until the new settings gave their first batch. None: not yet."""
+    restart: bool = False
+    """Whether batches that the old workers had not delivered were dropped."""
     blocked_s: float = 0.0
     """Seconds of the main thread, for starting workers and drawing their first indices."""
     max_blocked_s: float = 0.0

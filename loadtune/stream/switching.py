@@ -15,8 +15,9 @@ lost, repeated or reordered. The main thread only forks a few workers in each st
 base seed, from the generator that torch would use. `persistent_workers` decides whether workers outlive an epoch. After
 ``break`` workers end when torch's would.
 
-**Not the same as in torch**: random augmentation, because each worker has its own seed. A sampler that draws from a
-global generator batch by batch depends on how far ahead indices are drawn; that is so in torch, too. With
+**Not the same as in torch**: random augmentation, because each worker has its own seed. A sampler that draws random
+numbers as it is asked depends on how far ahead it is asked; that is so in torch, too. `RandomSampler` with a generator
+of the caller does so once more at its end, which counts where a loop breaks shortly before it. With
 ``persistent_workers=True`` the workers of a switch get the dataset as it is at that moment.
 
 **On trial**: settings other than those of the DataLoader. If their workers do not start, die, hang or raise, they are
@@ -145,18 +146,19 @@ class SwitchingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def switch(self, *, renew: bool = False, **changes: Any) -> Switch | None:
+    def switch(self, *, restart: bool = False, **changes: Any) -> Switch | None:
         """Change some of the settings: in the running epoch if there is one, else at the next.
 
         Several switches may be pending; each takes effect in its turn. The returned `Switch` says how far this one is.
         None: no worker has to be restarted in this epoch, because only the batch size changes or no epoch is running.
-        ``renew``: start new workers even if the settings are the same.
+        ``restart``: start new workers even if the settings are the same. Once they are ready, batches that the old ones
+        have not delivered are dropped. For measurements: their samples do not count, and the wait for them does.
 
         Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
         """
         self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
-        return None if current is None else current.switch(self.settings, renew=renew)
+        return None if current is None else current.switch(self.settings, restart=restart)
 
     def close(self, patience_s: float | None = None) -> None:
         """End all workers now. The next ``iter()`` starts others.
@@ -284,16 +286,16 @@ class SwitchingIterator:
 
     # Switching
 
-    def switch(self, settings: Settings, *, renew: bool = False) -> Switch | None:
+    def switch(self, settings: Settings, *, restart: bool = False) -> Switch | None:
         """Ask for these settings; see `SwitchingLoader.switch`."""
         if self._plain is not None or not self._lane:
             return None  # at the next epoch
         self._batch_size = settings.batch_size
         before = self._coming[-1][0].settings if self._coming else self._lane[-1].settings
-        if settings.same_workers(before) and not renew:
+        if settings.same_workers(before) and not restart:
             self._relabel(settings)
             return None
-        switch = Switch(settings=settings, asked_s=time.monotonic())
+        switch = Switch(settings=settings, asked_s=time.monotonic(), restart=restart)
         self._owner.counters.switches.append(switch)
         self._coming.append((switch, None))
         self._advance()
@@ -346,9 +348,12 @@ class SwitchingIterator:
         return self._pickle_s <= owner.max_blocked_s / 2
 
     def _hand_over(self, switch: Switch, source: Pool | InProcess) -> None:
-        """Feed these workers from now on. Those before them deliver what they were given."""
+        """Feed these workers from now on. Those before them deliver what they were given, unless it is dropped."""
         switch.start_s = source.start_s
         self._lane[-1].is_fed = False
+        while switch.restart and self._lane:
+            self._stream.drop(self._lane[0].issued.values())
+            self._retire(self._lane.popleft())
         self._lane.append(source)
         self._taking_over[id(source)] = switch
         if isinstance(source, Pool):
@@ -435,7 +440,7 @@ class SwitchingIterator:
     # Ends
 
     def _retire(self, source: Pool | InProcess) -> None:
-        """It has delivered all that it was given."""
+        """It has delivered all that it was given, or nobody wants the rest."""
         self._taking_over.pop(id(source), None)
         self._in_background(source.close)
 

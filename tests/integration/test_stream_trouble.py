@@ -166,3 +166,20 @@ def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect():
         assert 0 < switch.start_s < switch.delivers_s
     finally:
         loader.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_restart_drops_what_the_old_workers_had_not_delivered(num_workers):
+    order, kept = range(600), {"batch_size": 2, "num_workers": 2, "prefetch_factor": 4}
+    loader = SwitchingLoader(DataLoader(Slow(), sampler=order, drop_last=True, **kept), on_trial=False)
+    batches = iter(loader)
+    seen = [next(batches)]
+    loader.switch(num_workers=num_workers, batch_size=3, restart=True)
+    seen += list(batches)
+    sizes = [len(batch) for batch in seen]
+    assert sizes == sorted(sizes), "nothing of the old workers comes after the first of the new"
+    assert sizes[-1] == 3
+    samples = numbers(seen)
+    assert samples == sorted(set(samples))
+    dropped = set(range(samples[-1])) - set(samples)
+    assert 0 < len(dropped) <= 2 * 4 * 3, "what was under way, and nothing else"
