@@ -38,6 +38,10 @@ def kill_at(stage: str, trial_number: int = 0):
     return listen
 
 
+PATIENT = TuneConfig(num_trials=30)
+"""More trials than the search takes until it ends by itself."""
+
+
 def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
     bench = FakeBench()
     with pytest.raises(Killed):
@@ -185,11 +189,11 @@ def test_what_was_only_refused_since_takes_nothing_from_a_confirmation(tmp_path:
 
 def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
     """Its patience ended it before its trials did; a run that was killed in the confirmation goes on there."""
-    killed(tmp_path, "confirm")
+    killed(tmp_path, "confirm", config=PATIENT)
     before = read_journal(tmp_path)
-    assert sum(trial.screened is None for trial in before.trials) < TuneConfig().num_trials
+    assert sum(trial.screened is None for trial in before.trials) < PATIENT.num_trials
     assert before.searched is not None
-    result = resumed(tmp_path)
+    result = resumed(tmp_path, PATIENT)
     assert result.trials == before.trials
     assert {line.config for line in before.confirmed} <= {finalist.config for finalist in result.finalists}
     runs = [run for finalist in result.finalists for run in finalist.runs]
@@ -204,18 +208,18 @@ def test_a_finished_run_that_is_resumed_measures_nothing(tmp_path: Path) -> None
     assert bench.requests == []
 
 
-@pytest.mark.parametrize("more", [{"num_trials": 15}, {"time_budget_s": 900.0}])
+@pytest.mark.parametrize("more", [{"num_trials": PATIENT.num_trials + 3}, {"time_budget_s": 900.0}])
 def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, more: dict) -> None:
-    finished = tune_fake(FakeBench(), tmp_path)
-    assert num_run(resumed(tmp_path, TuneConfig(**more))) > num_run(finished)
+    finished = tune_fake(FakeBench(), tmp_path, PATIENT)
+    assert num_run(resumed(tmp_path, replace(PATIENT, **more))) > num_run(finished)
 
 
 def test_as_many_trials_as_were_left_are_more_where_they_are_asked_for(tmp_path: Path) -> None:
     """`--resume --trials 5` after 7 of 12 asks for 12 again."""
-    finished = tune_fake(FakeBench(), tmp_path)
-    again = resumed(tmp_path, reopen=True)
+    finished = tune_fake(FakeBench(), tmp_path, PATIENT)
+    again = resumed(tmp_path, PATIENT, reopen=True)
     assert num_run(again) > num_run(finished)
-    assert resumed(tmp_path).trials == again.trials
+    assert resumed(tmp_path, PATIENT).trials == again.trials
 
 
 @pytest.mark.parametrize("time_budget_s", [10.0, 300.0])
