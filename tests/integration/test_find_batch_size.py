@@ -11,10 +11,10 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from bench_in_thread import BenchInThread
 from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, Dataset
 
 from loadtune import DeviceError, LoadtuneError, UsageError, WorkloadError, find_batch_size

@@ -11,7 +11,6 @@ from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig,
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
-
 AFTER = ("confirm", "bounds", "costs")
 """The confirmation and the stages after it."""
 
