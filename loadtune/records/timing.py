@@ -53,7 +53,7 @@ class WorkerShare:
     """One worker's part in a run, first window to last. They hand batches out in turn: it is a position as well."""
 
     num_batches: int = 0
-    """ExportContext out of those it made."""
+    """Handed out of those it made."""
     wait_s: float = 0.0
     """What the training process waited for them, all together."""
     max_wait_s: float = 0.0
