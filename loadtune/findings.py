@@ -54,10 +54,8 @@ class Findings:
     ceilings: list[MemoryCeiling] = field(default_factory=list)
     free_bytes: int | None = None
     """Of the GPU, when the ceilings were found."""
-    num_repeated: int = 0
-    """Segments that were run again, because other processes had disturbed them."""
-    vain_repeats: int = 0
-    """The newest of them in a row that were disturbed as well."""
+    disturbed_repeats: int = 0
+    """How many of the latest repeats in a row were disturbed by other processes too."""
     lost_bytes: int = 0
     """Of the GPU's memory, to other processes since then."""
     compute_points: tuple[ComputePoint, ...] = ()

@@ -83,10 +83,11 @@ class Finalist:
         return sum(run.score(objective) for run in self.runs) / len(self.runs)
 
     def scored(self, objective: Objective) -> Score:
-        """`score` with its interval."""
+        """Throughput, or samples per joule where that is the objective, with its interval."""
         by_speed = objective == "samples-per-s"
         half = self.half_width_fraction if by_speed else self.efficiency_half_width_fraction
-        return Score(objective=objective, value=self.score(objective), half_width_fraction=half)
+        value = self.samples_per_s if by_speed else self.score(objective)
+        return Score(objective=objective, value=value, half_width_fraction=half)
 
     @property
     def wait_fraction(self) -> float:

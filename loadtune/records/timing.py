@@ -70,7 +70,7 @@ class TrainingRun:
 
     windows: tuple[Window, ...]
     first_batch_s: float
-    """From ``iter(loader)`` to the first batch in hand: workers' start-up included, and page-locking begun by then."""
+    """Until all workers were ready, and from there until one had loaded its first batch."""
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
     peak_allocated_bytes: int | None = None
@@ -95,9 +95,11 @@ class Measurement:
     peak_reserved_bytes: int | None = None
     telemetry: Telemetry | None = None
     noisy: bool = False
-    """Settling took too long: it was measured while pages were locked, steps skipped or the queue grew."""
+    """It did not settle in time: it was measured while memory pages were locked or steps skipped."""
     workers: tuple[WorkerShare, ...] = ()
     """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
+    repeated: bool = False
+    """Whether it is the quieter of two, because other processes disturbed the first."""
     epoch_samples: int | None = None
     """Samples of one epoch. None: not known."""
     restart_s: float = 0.0

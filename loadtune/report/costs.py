@@ -17,10 +17,10 @@ def cost_lines(result: TuningResult) -> tuple[str, ...]:
 
 
 def _epoch_s(result: TuningResult) -> float | None:
-    """Seconds of an epoch at the winner's throughput."""
-    if result.best is None or result.facts is None:
+    """Seconds of an epoch with the winner, the start of its workers included."""
+    if result.best is None:
         return None
-    return result.facts.dataset_length / result.best.samples_per_s
+    return next((f.epoch_s for f in result.finalists if f.config == result.best.config), None)
 
 
 def _fresh_start_s(result: TuningResult) -> float | None:

@@ -51,12 +51,12 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     with found.stage("confirm"):
         check_budget(run)
         known = _known(run)
-        configs = _picked(run, facts, searched, known)
-        outcomes, end = list[Outcome](), None
         if _has_ended(run, known):
             found.finalists = finalists(known)
             _conclude(run, facts, never_ran(known, found.finalists))
             return
+        configs = _picked(run, facts, searched, known)
+        outcomes, end = list[Outcome](), None
         compile_ahead(run, _unsettled(run, configs, known))
         try:
             for outcome in _rounds(run, configs, known):
@@ -126,7 +126,9 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
 
 def _is_rough(run: Run, measured: Sequence[Finalist]) -> bool:
     """Whether the best so far is not known to within `ROUGH`."""
-    best = pick_winner(measured, run.found.yours, objective=run.found.config.objective)
+    objective = run.found.config.objective
+    judged = ruled_out(measured, run.found.trials, objective=objective)
+    best = pick_winner(judged, run.found.yours, objective=objective)
     return best is None or best.half_width_fraction is None or best.half_width_fraction > ROUGH
 
 
@@ -160,9 +162,11 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
     runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
     going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
     num_rounds = max((len(outcomes) for outcomes in going_on.values()), default=0)
-    if num_rounds in LOOKS:
-        return list(_undecided(run, finalists(known)) & going_on.keys()) if num_rounds < LOOKS[-1] else []
-    return [config for config, outcomes in going_on.items() if len(outcomes) >= num_rounds - 1]
+    able = [config for config, outcomes in going_on.items() if len(outcomes) >= num_rounds - 1]
+    if num_rounds in LOOKS and all(len(runs[config]) == num_rounds for config in able):
+        again = _undecided(run, finalists(known)) if num_rounds < LOOKS[-1] else set()
+        return [config for config in able if config in again]
+    return able
 
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
@@ -259,7 +263,9 @@ def _note_ties(run: Run, best: Winner) -> None:
         f for f in not_told_apart(best, found.finalists, objective) if f.config != found.yours and f.unconfirmed is None
     ]
     if rivals:
-        named = "; ".join(f"{settings_text(f.config)} ({score_text(f.score(objective), objective)})" for f in rivals)
+        named = "; ".join(
+            f"{settings_text(f.config)} ({score_text(f.scored(objective).value, objective)})" for f in rivals
+        )
         how = "fast" if objective == "samples-per-s" else "efficient"
         found.note(f"These may be as {how} as the best, because their intervals overlap: {named}.")
 

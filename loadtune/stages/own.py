@@ -93,6 +93,6 @@ def _share_text(run: Run, config: TrialConfig, measured: Measurement) -> str:
         return ""
     share = measured.samples_per_s / point.quickest_per_s
     text = f", {percent_text(min(1.0, share))} of the compute-only rate at this batch size"
-    if share >= NEAR_CEILING:
+    if share >= NEAR_CEILING and config.loader.keeps_workers:
         text += ". Only another batch size or precision can be much faster"
     return text

@@ -36,8 +36,8 @@ COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 its figures are reported."""
 
 AIM_SHARE = 0.48
-"""Of the time budget: when a run is meant to be over by its clock, 144 s of the default five minutes. A command takes
-150 s then: on H200s 4 to 5 s of it are before that clock and after it. The rest is a reserve, for the trials
+"""Of the time budget: when a run is meant to be over by its clock, 144 s of the default five minutes. On H200s 4 to 5 s
+more are before that clock and after it. The rest is a reserve, for the trials
 that are enough and for two rounds of a confirmation, where a workload is slow to probe or to train."""
 
 CONFIRM_OF_LEFT = 0.85

@@ -159,7 +159,13 @@ def _other_precisions(run: Run, searched: SearchSpace) -> list[ComputePoint]:
 
 def run_whole(run: Run, searched: SearchSpace) -> bool:
     """Whether there are trials enough for every configuration: then no sampler is asked, and no bound."""
-    return sum(1 for _ in searched.configs()) <= run.found.config.num_trials
+    return _num_configs(run, searched) <= run.found.config.num_trials
+
+
+def _num_configs(run: Run, searched: SearchSpace) -> int:
+    """All that fit, and the baseline, which may end its workers with each epoch where no other does."""
+    own = _in_space(run.found.yours, searched)
+    return len({*searched.configs(), *([] if own is None else [own])})
 
 
 def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Study, *, num_seeds: int) -> StudyLoop:
@@ -176,7 +182,7 @@ def study_loop(run: Run, facts: WorkloadFacts, searched: SearchSpace, asked: Stu
         until_s=run.study_until_s,
         enough_until_s=run.search_until_s,
         num_seeds=num_seeds,
-        num_configs=sum(1 for _ in searched.configs()),
+        num_configs=_num_configs(run, searched),
         # By its fastest window: others on the machine slow a ceiling down, and the search must not end at that.
         ceiling_per_s=top.quickest_per_s if by_speed and _complete(run, searched, top) else None,
         objective=objective,
@@ -197,7 +203,7 @@ def _in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig |
     if yours is None or yours.precision not in searched.recipes:
         return None
     near = searched.clip(replace(yours, recipe=searched.recipes[yours.precision]))
-    # Whether its workers outlive an epoch is its own affair: it changes nothing of the rate.
+    # Persistence does not change the rate, so the baseline keeps its own value.
     near = replace(near, loader=replace(near.loader, persistent_workers=yours.loader.persistent_workers))
     return near if near.loader == yours.loader else None
 

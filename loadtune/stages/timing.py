@@ -1,6 +1,7 @@
 """One configuration timed for a stage: how long it may take, who is shown its windows, how its outcome reads."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
 from loadtune.report.utilization import utilization_text
@@ -11,7 +12,7 @@ from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
 from loadtune.units import counted, efficiency_text, percent_text, rate_text
 
-VAIN_REPEATS = 2
+MAX_DISTURBED_REPEATS = 2
 """Repeats in a row that were disturbed as well: this machine is not quiet, and no further segment is repeated."""
 
 REPEAT_OF_LEFT = 0.1
@@ -27,35 +28,42 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
     before = disturbance(outcome, found.host.num_usable_cores)
     if not before.matters or not isinstance(outcome, Measurement):
         return outcome
-    if found.vain_repeats >= VAIN_REPEATS or outcome.seconds > REPEAT_OF_LEFT * found.left_s:
+    if found.disturbed_repeats >= MAX_DISTURBED_REPEATS or outcome.seconds > REPEAT_OF_LEFT * found.left_s:
         return outcome
-    found.tell(f"Measured again, because {_taken_text(before)} meanwhile.")
-    found.num_repeated += 1
+    found.tell(f"Other processes used {_taken_text(before)} during this measurement. It is repeated.")
     again = _timed_once(run, config, share, best)
     after = disturbance(again, found.host.num_usable_cores)
-    found.vain_repeats = found.vain_repeats + 1 if after.matters else 0
-    return again if after.share < before.share else outcome
+    is_known = isinstance(again, Measurement) and again.telemetry is not None
+    found.disturbed_repeats = 0 if is_known and not after.matters else found.disturbed_repeats + 1
+    if isinstance(again, Measurement) and is_known and after.share < before.share:
+        outcome = again
+    return replace(outcome, repeated=True)
 
 
 def _taken_text(seen: Disturbance) -> str:
-    return f"other processes used {percent_text(seen.share)} of the {seen.taken_of}"
+    return f"{percent_text(seen.share)} of the {seen.taken_of}"
 
 
 def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
     """How many segments were run again, and which of the confirmation's are disturbed all the same."""
     found = run.found
-    if found.num_repeated:
+    tried = [trial.measurement for trial in found.trials if trial.measurement is not None]
+    num_repeated = sum(measured.repeated for measured in (*tried, *confirmed))
+    if num_repeated:
+        were = "was" if num_repeated == 1 else "were"
+        what = "CPU cores or of the GPU" if found.device.kind == "cuda" else "CPU cores"
         found.note(
-            f"{counted(found.num_repeated, 'measurement')} {'was' if found.num_repeated == 1 else 'were'} repeated, "
-            f"because other processes used {percent_text(LEAST)} or more of the CPU cores or of the GPU meanwhile."
+            f"{counted(num_repeated, 'measurement')} {were} repeated, because other processes used "
+            f"{percent_text(LEAST)} or more of the {what} meanwhile."
         )
     all_seen = [disturbance(measured, found.host.num_usable_cores) for measured in confirmed]
     disturbed = [seen for seen in all_seen if seen.matters]
     if disturbed:
+        up_to = "up to " if len(disturbed) > 1 else ""
         found.note(
-            f"In {len(disturbed)} of {counted(len(confirmed), 'run')} of the confirmation, "
-            f"{_taken_text(max(disturbed))}{' at most' if len(disturbed) > 1 else ''}. "
-            "The figures may be too low. Run again on a quiet machine."
+            f"Other processes used {up_to}{_taken_text(max(disturbed))} in {len(disturbed)} of the "
+            f"{counted(len(confirmed), 'run')} of the confirmation. The true throughput may be higher. Run again on a "
+            "quiet machine."
         )
 
 

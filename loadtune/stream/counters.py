@@ -18,11 +18,12 @@ class Switch:
     asked_s: float
     """``time.monotonic()`` when it was asked for."""
     start_s: float | None = None
-    """Seconds until all workers were ready; where an epoch began with it, until they were started. None: not yet."""
+    """Seconds until all workers were ready. Of a switch that waited for a new epoch: until they were started. None: not
+    yet."""
     delivers_s: float | None = None
     """Seconds until the new settings gave their first batch. None: not yet."""
     restart: bool = False
-    """Whether batches that the old workers had not delivered were dropped."""
+    """Whether batches that the old workers have not delivered are dropped when the new ones are ready."""
     blocked_s: float = 0.0
     """Seconds of the main thread, for starting workers and drawing their first indices."""
     max_blocked_s: float = 0.0

@@ -16,9 +16,10 @@ base seed, from the generator that torch would use. `persistent_workers` decides
 ``break`` workers end when torch's would.
 
 **Not the same as in torch**: random augmentation, because each worker has its own seed. A sampler that draws random
-numbers as it is asked depends on how far ahead it is asked; that is so in torch, too. `RandomSampler` with a generator
-of the caller does so once more at its end, which counts where a loop breaks shortly before it. With
-``persistent_workers=True`` the workers of a switch get the dataset as it is at that moment.
+numbers as it is asked depends on how far ahead it is asked; that is so in torch, too. A `RandomSampler`
+with its own generator draws once more when its indices are exhausted, which shows only in a loop that breaks shortly
+before the end of an epoch. With ``persistent_workers=True`` the workers of a switch get the dataset as it is at that
+moment.
 
 **On trial**: settings other than those of the DataLoader. If their workers do not start, die, hang or raise, they are
 ended, and the DataLoader's own settings load their batches, in the same order. An error reaches the loop only if it
@@ -91,7 +92,7 @@ class _Shared:
     counters: Counters = field(default_factory=Counters)
     withdrawn: list[Withdrawn] = field(default_factory=list)
     waiting: Switch | None = None
-    """The newest switch that the end of its epoch came before; its settings are the next one's."""
+    """The newest switch that was pending when its epoch ended. It takes effect where the next one begins."""
 
 
 class SwitchingLoader:
@@ -152,7 +153,7 @@ class SwitchingLoader:
         Several switches may be pending; each takes effect in its turn. The returned `Switch` says how far this one is.
         None: no worker has to be restarted in this epoch, because only the batch size changes or no epoch is running.
         ``restart``: start new workers even if the settings are the same. Once they are ready, batches that the old ones
-        have not delivered are dropped. For measurements: their samples do not count, and the wait for them does.
+        have not delivered are dropped. For measurements, where a lost sample does no harm and a wait takes time.
 
         Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
         """
@@ -379,6 +380,8 @@ class SwitchingIterator:
         """The lane is empty: fill it with these settings, or where they fail with the caller's."""
         own = replace(self._owner.own, batch_size=settings.batch_size)
         waiting, self._owner.waiting = self._owner.waiting, None
+        if waiting is not None and not waiting.settings.same_workers(settings):
+            waiting = None  # another switch came after it
         begun = time.monotonic()
         try:
             self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))

@@ -39,13 +39,14 @@ def alternate(
     made of. They are run once whatever the time, and again while the answer ``is_rough`` where that ends by
     ``answer_by_s``; the others, and all further rounds, where they end by ``until_s``. Where a round does not fit, one
     of the needed alone may. Who misses a round is not run any more, so that everybody's n-th run is of the n-th round.
-    ``undecided``: asked at each look, who has to go on; nobody: this is the end.
+    ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
     ``known``: outcomes of before an interruption. They come first and are not run again.
     """
     outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
     yield from known
     took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
     order = list(configs)
+    newest = max(Counter(config for config, _ in known).values(), default=0)
     for number in range(LOOKS[-1]):
         if number in LOOKS:
             going_on = undecided(_of_rounds(outcomes, number))
@@ -54,8 +55,8 @@ def alternate(
         failed = {config for config, each in outcomes if isinstance(each, TrialFailure)}
         num_ran = Counter(config for config, _ in outcomes)
         turn = [c for c in order if c not in failed and num_ran[c] == number]
-        if not turn and any(num_ran[c] > number for c in order if c not in failed):
-            continue  # this round was run before an interruption
+        if number + 1 < newest or (not turn and any(num_ran[c] > number for c in order if c not in failed)):
+            continue  # this round was run before an interruption; who missed it is out
         if number == 0:
             first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
@@ -70,7 +71,8 @@ def alternate(
             if may_skip and begun + max(took_s.values(), default=0.0) > until_s:
                 continue
             outcomes.append((config, run(config)))
-            took_s[config] = clock.now() - begun
+            ran = outcomes[-1][1]  # a segment that was repeated took longer than the next will
+            took_s[config] = ran.seconds if isinstance(ran, Measurement) else clock.now() - begun
             yield outcomes[-1]
 
 

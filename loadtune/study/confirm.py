@@ -110,7 +110,7 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             runs.setdefault(config, []).append(outcome)
         else:
             failures.setdefault(config, []).append(outcome)
-    spread, efficiency_spread = between_run_spread(list(runs.values())), _efficiency_spread(list(runs.values()))
+    spread, efficiency_spread = rate_spread(list(runs.values())), _efficiency_spread(list(runs.values()))
 
     def half_width(pooled: Spread | None, alone: Spread | None, num_runs: int) -> float | None:
         """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
@@ -122,7 +122,7 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             config=config,
             runs=tuple(own),
             failures=tuple(failures.get(config, ())),
-            half_width_fraction=half_width(spread, between_run_spread([own]), len(own)),
+            half_width_fraction=half_width(spread, rate_spread([own]), len(own)),
             efficiency_half_width_fraction=half_width(efficiency_spread, _efficiency_spread([own]), len(own)),
         )
         for config, own in runs.items()
@@ -174,7 +174,15 @@ def between_run_spread(runs: Sequence[Sequence[Measurement]], objective: Objecti
     Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
     share of it.
     """
-    logs = [[math.log(run.score(objective)) for run in own] for own in runs]
+    return _pooled([[math.log(run.score(objective)) for run in own] for own in runs])
+
+
+def rate_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
+    """The same of samples/s while training goes on, without the start of workers. None: nothing ran twice."""
+    return _pooled([[math.log(run.samples_per_s) for run in own] for own in runs])
+
+
+def _pooled(logs: Sequence[Sequence[float]]) -> Spread | None:
     squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
     degrees = sum(len(own) - 1 for own in logs)
     return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None

@@ -5,8 +5,8 @@ from typing import NamedTuple
 from loadtune.records import Measurement, TrialFailure
 
 LEAST = 0.1
-"""Share of the usable cores or of the GPU from which on what others take counts: the counters of processes and of cores
-differ by up to 3% of the cores over a segment on an H200."""
+"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
+counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
 
 
 class Disturbance(NamedTuple):

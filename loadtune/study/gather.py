@@ -74,7 +74,7 @@ def gather(
         sample_bytes=facts.sample_bytes,
         uint8_bytes=uint8,
         half_bytes=half,
-        epoch_s=facts.dataset_length / finalist.samples_per_s,
+        epoch_s=finalist.epoch_s or facts.dataset_length / finalist.samples_per_s,
         restart_s=_restart_s(finalist, facts) if restart_s is None else restart_s,
         waits_each_step=finalist.config.recipe.waits_each_step,
         on_gpu=device.kind == "cuda",

@@ -82,7 +82,7 @@ def _alike(measured: LoaderConfig, asked: LoaderConfig) -> bool:
 
 
 def _rest(loader: LoaderConfig) -> tuple[object, ...]:
-    return loader.pin_memory, loader.prefetch_factor, loader.in_order, loader.persistent_workers
+    return loader.pin_memory, loader.prefetch_factor, loader.in_order
 
 
 def _scale(measured: LoaderConfig, asked: LoaderConfig) -> float:

@@ -8,6 +8,7 @@ FAIL, and propose it again.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ class OptunaStudy:
     def _replay(self, known: Sequence[Trial], objective: Objective) -> None:
         """Ask and tell a new study what was run, under its old numbers. Of what was screened the bound is not kept."""
         for trial in in_order(known):
-            if trial is None or self._space.at(self._space.point(trial.config)) != trial.config:
+            if trial is None or not self._has(trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
                 continue
             asked = self._ask(Seed(trial.origin, trial.config))
@@ -155,8 +156,14 @@ class OptunaStudy:
             else:
                 self._finish(asked, None, excess=0.0, attrs={"screened": trial.screened})
 
+    def _has(self, config: TrialConfig) -> bool:
+        """Whether the space has it; whether the baseline's workers outlive an epoch is no part of that."""
+        near = self._space.at(self._space.point(config))
+        kept = config.loader.persistent_workers
+        return replace(near, loader=replace(near.loader, persistent_workers=kept)) == config
+
     def tell_measured(self, asked: Asked, score: float, seen: Telemetry | None = None) -> None:
-        """``seen`` is shown with the trial, and not searched by."""
+        """``seen``: stored as attributes of the trial. The sampler does not use it."""
         self._remember(asked.config, score)
         used = {} if seen is None else {figure: getattr(seen, figure) for figure in SHOWN}
         known = {figure: round(value, 3) for figure, value in used.items() if value is not None}

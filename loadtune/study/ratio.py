@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from loadtune.records import ComputePoint, Finalist, Measurement, Objective, Ratio
 from loadtune.records.intervals import students_t
-from loadtune.study.confirm import Spread, between_run_spread
+from loadtune.study.confirm import Spread, between_run_spread, rate_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,19 @@ class Runs:
 
 def confirmed_runs(finalist: Finalist, finalists: Sequence[Finalist], objective: Objective = "samples-per-s") -> Runs:
     """Of a confirmation, whose spread is pooled over all its finalists."""
-    spread = between_run_spread([f.runs for f in finalists], objective)
-    return Runs(finalist.score(objective), len(finalist.runs), spread, objective)
+    spread = _spread([f.runs for f in finalists], objective)
+    return Runs(finalist.scored(objective).value, len(finalist.runs), spread, objective)
 
 
 def repeated_runs(runs: Sequence[Measurement], objective: Objective = "samples-per-s") -> Runs:
     """Of one configuration by itself, one run at the least."""
-    mean = math.fsum(run.score(objective) for run in runs) / len(runs)
-    return Runs(mean, len(runs), between_run_spread([runs], objective), objective)
+    by_speed = objective == "samples-per-s"
+    mean = math.fsum(run.samples_per_s if by_speed else run.score(objective) for run in runs) / len(runs)
+    return Runs(mean, len(runs), _spread([runs], objective), objective)
+
+
+def _spread(runs: Sequence[Sequence[Measurement]], objective: Objective) -> Spread | None:
+    return rate_spread(runs) if objective == "samples-per-s" else between_run_spread(runs, objective)
 
 
 def ratio_of(before: Runs, after: Runs) -> Ratio:

@@ -99,6 +99,8 @@ def _known(
 ) -> list[Seed]:
     """What others settled on: the user, and another machine's run, in a precision that there is here."""
     known = [] if yours is None else [Seed("yours", yours)]
+    if yours is not None and not yours.loader.keeps_workers:  # the same with workers that outlive an epoch
+        known.append(Seed("seed", space.clip(yours)))
     if warm is not None:
         here = warm if warm.precision in space.recipes else replace(warm, recipe=fastest.recipe)
         known.append(Seed("warm start", space.clip(here)))

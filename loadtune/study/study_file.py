@@ -14,9 +14,6 @@ from loadtune.errors import ResultError
 
 STUDY_NAME = "loadtune"
 
-# Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
-logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
-
 _ASIDE = ".damaged"
 # SQLite would roll what is left of another file's transaction back into a new one.
 _OF_A_DATABASE = ("", "-journal", "-wal", "-shm")
@@ -32,6 +29,8 @@ def open_or_renew(file: Path, num_known: int) -> tuple[optuna.Study, str | None]
     What cannot be used lies beside it then, as ``study.db.damaged``. Raises ResultError where another process holds the
     file, or no new one can be made.
     """
+    # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
+    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
     missing = not file.exists()
     found = _usable(file, num_known)
     if isinstance(found, str):

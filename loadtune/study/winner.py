@@ -120,8 +120,8 @@ def undecided(
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
-    if best is None:
-        return ()
+    if best is None:  # more runs may narrow what is too uncertain now
+        return tuple(f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval")
     able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
     rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
     own = next((f for f in finalists if f.config == yours and not f.failures), None)

@@ -98,6 +98,7 @@ def test_a_model_is_compiled_where_that_is_asked_for(in_thread, wanted):
     before = counters["stats"]["unique_graphs"]
     ceiling = find("bench_workloads:Linear", "bench_workloads:Images", compile=wanted, max_batch_size=2)
     assert (ceiling.batch_size, ceiling.limit) == (2, "cap")
+    assert all(probe.fits for probe in ceiling.probes)
     assert (counters["stats"]["unique_graphs"] > before) == wanted
 
 
@@ -201,7 +202,6 @@ print("left", psutil.Process().children(recursive=True), torch.cuda.is_initializ
 
 BESIDE = """
 import torch
-from torch._dynamo.utils import counters
 
 def make_samples():
     return [(torch.zeros(4), 1)] * 9
