@@ -289,7 +289,7 @@ class FakeBench:
     def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
         self._begin("epochs", loader.batch_size)
         self._spend(2.5, "epochs")
-        return EpochCost(loader=loader, first_batch_s=1.0, kept_s=(0.125,), anew_s=(1.25,))
+        return EpochCost(loader=loader, kept_s=(0.125,), anew_s=(1.25,))
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
         self._begin("saving", config.batch_size)

@@ -46,7 +46,7 @@ def time_epochs(workload: Workload, config: LoaderConfig, seconds: float, line: 
     anew_s: tuple[float, ...] = ()
     if time.monotonic() + 2 * first_batch_s < until:  # a start, and a second one at the boundary
         _, anew_s = _boundaries(workload, config, until, line, persistent=False)
-    return EpochCost(loader=config, first_batch_s=first_batch_s, kept_s=kept_s, anew_s=anew_s)
+    return EpochCost(loader=config, kept_s=kept_s, anew_s=anew_s)
 
 
 def _boundaries(

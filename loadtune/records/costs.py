@@ -16,8 +16,6 @@ class EpochCost:
 
     loader: LoaderConfig
     """Its own ``persistent_workers`` is not looked at: both ways were timed."""
-    first_batch_s: float
-    """From ``iter(loader)`` to the first batch: workers' start included."""
     kept_s: tuple[float, ...]
     """From an epoch's last batch to the next one's first, with ``persistent_workers=True``."""
     anew_s: tuple[float, ...] = ()

@@ -271,7 +271,7 @@ def fixed_result() -> TuningResult:
             accelerator_utilization=0.66,
             also=(Hindrance(bound_by="transfer", evidence="Copies take 12% of the time.", gain_at_most=1.14),),
         ),
-        epoch_cost=EpochCost(loader=BEST.loader, first_batch_s=1.1, kept_s=(0.31, 0.29, 0.33), anew_s=(1.6, 1.5)),
+        epoch_cost=EpochCost(loader=BEST.loader, kept_s=(0.31, 0.29, 0.33), anew_s=(1.6, 1.5)),
         saving_cost=SavingCost(
             num_workers=16, checkpoint_bytes=204_800_000, alone_s=(0.21, 0.2), beside_workers_s=(0.52, 0.55)
         ),

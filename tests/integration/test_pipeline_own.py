@@ -49,7 +49,8 @@ def said(bench: FakeBench, tmp_path: Path, yours: YourSettings, **options) -> li
 )
 def test_what_your_settings_leave_is_said_within_a_minute(tmp_path: Path, surface: Surface, keeps_up: bool) -> None:
     bench = SlowToProbe(surface)
-    told = said(bench, tmp_path, YourSettings(batch_size=128, num_workers=4, pin_memory=True, precision="fp16"))
+    loader = {"batch_size": 128, "num_workers": 4, "pin_memory": True, "persistent_workers": True}
+    told = said(bench, tmp_path, YourSettings(precision="fp16", **loader))
     at, _, message = next(each for each in told if each[1] == "yours")
     assert "batch 128, 4 workers, pinned, fp16" in message
     assert at < MINUTE_S

@@ -298,3 +298,22 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"trial"}\n')
     with pytest.raises(ResultError, match=r"Line 1 of .* is damaged"):
         read_journal(tmp_path)
+
+
+def test_a_study_that_was_lost_is_rebuilt_with_the_baseline(tmp_path: Path) -> None:
+    """Its workers end with each epoch, which no other configuration of the space does."""
+    config = replace(ALL_TRIALS, yours=YourSettings(num_workers=4))
+    finished = tune_fake(FakeBench(), tmp_path, config)
+    (tmp_path / "study.db").unlink()
+    resumed(tmp_path, replace(config, num_trials=ALL_TRIALS.num_trials + 1))
+    assert finished.trials[0].origin == "yours"
+    assert states(tmp_path)[0] == "COMPLETE"
+
+
+def test_a_small_space_is_tried_whole_beside_a_baseline_that_ends_its_workers(tmp_path: Path) -> None:
+    values = {"batch_size": 64, "num_workers": 4, "precision": "fp32"}
+    fixed = tuple(Fixed(name=name, value=value) for name, value in values.items())
+    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4), fix=fixed)
+    result = tune_fake(FakeBench(), tmp_path, config)
+    tried = {(trial.config.loader.pin_memory, trial.config.loader.persistent_workers) for trial in result.trials}
+    assert tried == {(False, False), (False, True), (True, True)}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loadtune.records import Finalist, LoaderConfig, Measurement, Recipe, TrialConfig, Window
+from loadtune.study.confirm import finalists
 from loadtune.study.winner import pick_winner
 
 
@@ -28,13 +29,22 @@ def test_of_an_unknown_length_the_rate_alone_counts():
     assert measured(4300, 2.6, None).score("samples-per-s") == 4300
 
 
+def test_the_interval_is_of_the_rate_that_it_stands_beside():
+    """The start of workers is the same in each epoch; it must not make a rate look steadier than it is."""
+    config = TrialConfig(loader=LoaderConfig(batch_size=64), recipe=Recipe())
+    quick, slow = (
+        finalists([(config, measured(rate, start_s, 1000)) for rate in (900, 1000, 1100)])[0] for start_s in (0.0, 9.0)
+    )
+    assert slow.half_width_fraction == quick.half_width_fraction
+
+
 def test_the_shorter_epoch_wins_over_the_higher_rate():
     loader = LoaderConfig(batch_size=64, num_workers=8)
     fast = TrialConfig(loader=replace(loader, persistent_workers=False), recipe=Recipe())
     kept = TrialConfig(loader=loader, recipe=Recipe())
     sides = {fast: [measured(4400, 2.6), measured(4420, 2.6)], kept: [measured(4300), measured(4310)]}
-    finalists = [Finalist(config=config, runs=tuple(runs), half_width_fraction=0.01) for config, runs in sides.items()]
-    winner = pick_winner(finalists, yours=fast)
+    found = [Finalist(config=config, runs=tuple(runs), half_width_fraction=0.01) for config, runs in sides.items()]
+    winner = pick_winner(found, yours=fast)
     assert winner is not None
     assert (winner.config, winner.samples_per_s) == (kept, 4305)
     assert winner.speedup == pytest.approx(4305 / (4410 / 1.23), rel=0.01)

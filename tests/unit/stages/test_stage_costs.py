@@ -64,7 +64,7 @@ def test_both_are_timed_with_the_winners_loader() -> None:
 def test_new_workers_cost_at_least_what_fresh_loaders_took_where_there_was_no_time_for_them() -> None:
     class Slow(FakeBench):
         def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
-            return EpochCost(loader=loader, first_batch_s=3.0, kept_s=(0.5,))
+            return EpochCost(loader=loader, kept_s=(0.5,))
 
     lines = cost_lines(after_confirmation(Slow()))
     assert any("0.5 s with persistent_workers, at least 1.0 s without" in line for line in lines), lines

@@ -118,5 +118,11 @@ def test_what_is_known_comes_first_and_is_not_run_again():
     assert [order.count(each) for each in (A, B, C)] == [LOOKS[-1]] * 3
 
 
+def test_who_missed_a_round_before_an_interruption_is_not_run_again():
+    order = ran(known=[(each, measured()) for each in (A, B, C, B, A, A, B)])
+    assert order.count(C) == 1
+    assert order.count(A) == order.count(B) == LOOKS[-1]
+
+
 def test_what_failed_before_an_interruption_is_not_run_again():
     assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1

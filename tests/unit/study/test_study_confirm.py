@@ -222,6 +222,13 @@ def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
     assert set(undecided(found, config(64, 0))) == {config(64, 8), config(64, 6)}
 
 
+def test_where_all_are_too_uncertain_all_go_on() -> None:
+    rates = {8: (1000.0, 300.0, 2500.0), 0: (100.0, 400.0, 50.0)}
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    judged = ruled_out(found, ())
+    assert set(undecided(judged, config(64, 0))) == {config(64, 8), config(64, 0)}
+
+
 def test_a_baseline_that_failed_is_not_waited_for() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
