@@ -20,6 +20,8 @@ from loadtune.workload import Batch, Workload, note_index
 
 # From a connection that a dying worker closed until its death can be seen.
 _DEATH_S = 1.0
+# For the workers of the configuration before to be gone.
+_ENDED_S = 10.0
 # Patience with workers that are in the middle of a batch nobody wants, all of them together.
 _PATIENCE_S = 0.05
 
@@ -119,6 +121,7 @@ class EndlessLoader:
             if switch is None or switch.delivers_s is not None:
                 break
             each(batch)
+        iterator.wait_until_ended(_ENDED_S)  # they finish the batch that they are making, which takes cores
         self._takes_over(config)
         self._position = 1
         self._start_s = (switch.start_s or 0.0) if switch is not None else 0.0

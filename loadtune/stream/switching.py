@@ -285,6 +285,12 @@ class SwitchingIterator:
         """Batches of the pool that delivers."""
         return self._lane[0].num_delivered if self._lane else 0
 
+    def wait_until_ended(self, limit_s: float) -> None:
+        """Until the workers that were replaced are gone, or for so long."""
+        deadline = time.monotonic() + limit_s
+        for thread in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     # Switching
 
     def switch(self, settings: Settings, *, restart: bool = False) -> Switch | None:
@@ -498,9 +504,7 @@ class SwitchingIterator:
             source.kill()
         while self._lane:
             self._lane.popleft().close(patience_s)
-        deadline = time.monotonic() + _CLOSE_S
-        for thread in self._closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        self.wait_until_ended(_CLOSE_S)
         self._closing.clear()
 
     def _is_mine(self) -> bool:

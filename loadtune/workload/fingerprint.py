@@ -61,7 +61,9 @@ def _files(spec: WorkloadSpec) -> dict[str, bytes]:
     libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
     found: dict[str, bytes] = {}
     for name, module in list(sys.modules.items()):
-        path = _source(module)
+        path = (
+            None if name.startswith("torch.") else _source(module)
+        )  # torch.compile writes its own outside the library
         if path is not None and (name in named or _is_users(path, libraries)):
             inside = "/__init__" if path.stem == "__init__" else ""
             try:

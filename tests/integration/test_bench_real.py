@@ -130,7 +130,6 @@ def test_a_slow_loader_shows_as_waiting(tmp_path):
 def test_an_epochs_end_costs_more_where_workers_start_anew(bench):
     cost = bench.time_epochs(trial(num_workers=2).loader, 6.0)
     assert 0 < cost.boundary_kept_s < cost.boundary_anew_s
-    assert cost.boundary_anew_s > cost.boundary_kept_s
 
 
 def test_the_end_of_one_short_epoch_is_timed_whatever_the_limit(short_epochs):

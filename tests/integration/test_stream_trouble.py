@@ -2,6 +2,7 @@
 
 import time
 
+import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -183,3 +184,17 @@ def test_a_restart_drops_what_the_old_workers_had_not_delivered(num_workers):
     assert samples == sorted(set(samples))
     dropped = set(range(samples[-1])) - set(samples)
     assert 0 < len(dropped) <= 2 * 4 * 3, "what was under way, and nothing else"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_after_a_restart_the_old_workers_can_be_waited_for(num_workers):
+    loader = SwitchingLoader(DataLoader(Slow(), batch_size=50, num_workers=2), on_trial=False)
+    batches = iter(loader)
+    next(batches)
+    old = psutil.Process().children()
+    switch = loader.switch(num_workers=num_workers, restart=True)
+    while switch.delivers_s is None:
+        next(batches)
+    batches.wait_until_ended(10.0)
+    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in old)
+    loader.close()
