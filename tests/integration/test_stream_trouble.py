@@ -1,8 +1,8 @@
 """Errors that are nobody's but the sampler's, the loop's or another loader's; and what goes on after them."""
 
+import multiprocessing
 import time
 
-import psutil
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
@@ -188,13 +188,15 @@ def test_a_restart_drops_what_the_old_workers_had_not_delivered(num_workers):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_after_a_restart_the_old_workers_can_be_waited_for(num_workers):
+    before = {worker.pid for worker in multiprocessing.active_children()}
     loader = SwitchingLoader(DataLoader(Slow(), batch_size=50, num_workers=2), on_trial=False)
     batches = iter(loader)
     next(batches)
-    old = psutil.Process().children()
+    old = {worker.pid for worker in multiprocessing.active_children()} - before
     switch = loader.switch(num_workers=num_workers, restart=True)
     while switch.delivers_s is None:
         next(batches)
     batches.wait_until_ended(10.0)
-    assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in old)
+    assert len(old) == 2
+    assert old.isdisjoint(worker.pid for worker in multiprocessing.active_children())
     loader.close()
