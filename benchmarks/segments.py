@@ -38,7 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--segment-s", type=float, default=2.4, help="longest measured part")
     parser.add_argument("--within-s", type=float, default=math.inf, help="begin no round after that")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="every window, those included that settled")
     parser.add_argument("--small", action="store_true", help="sizes for two CPU cores")
     return parser.parse_args()
 
@@ -123,11 +123,11 @@ def main() -> int:
             segment = Segment(config.loader, given.segment_s)
             outcome = run_trial(bench, sampler, MonotonicClock(), config, segment, windows.append)
             kept.append({"config": config, "windows": windows, "outcome": outcome})
+            if given.out:  # at once: what was measured stays where the rest is cut off
+                given.out.write_bytes(msgspec.json.encode(kept))
             return outcome
 
         found = measure(given, run, on_gpu=device.kind == "cuda")
-    if given.out:  # every window, those included that settled
-        given.out.write_bytes(msgspec.json.encode(kept))
     print(" | ".join(HEADER))
     for setting, runs in found.items():
         print(" | ".join(row(setting, runs)) if runs else f"{setting} | 0")

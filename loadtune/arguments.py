@@ -206,8 +206,8 @@ def check(config: TuneConfig) -> TuneConfig:
     if config.time_budget_s < LEAST_BUDGET_S:
         raise UsageError(
             f"--time-budget is {config.time_budget_s:g}; it must be at least {LEAST_BUDGET_S:g} seconds: starting the"
-            " training process alone takes several. Most workloads need 60 or more for an answer. Raise it, or leave"
-            " --time-budget out."
+            " training process alone takes several seconds. Most workloads need 60 or more for an answer. Raise it, or"
+            " leave --time-budget out."
         )
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)

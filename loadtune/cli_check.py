@@ -27,7 +27,8 @@ def check(
     """Measure a stored result again and report a regression.
 
     Times real training steps in at least three runs. It ends as soon as the 95% interval of the
-    ratio now ÷ baseline decides, or when the time is spent. A winner by samples per joule is compared by those.
+    ratio now ÷ baseline decides, or when the time is spent. Where the winner was chosen by samples
+    per joule, these are compared.
 
     \b
     Exit code 0  held: the whole interval is above 1 − tolerance

@@ -39,7 +39,8 @@ Precisions = Annotated[
 ]
 MaxBatchSize = Annotated[int | None, typer.Option(help="Largest batch size to try. [default: what fits]")]
 MaxGpuMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all]")
+    str | None,
+    typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all that is free]"),
 ]
 MaxWorkers = Annotated[int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores]")]
 Tune = Annotated[
@@ -79,7 +80,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks; keep the
 
 
 def stray(word: str) -> str:
-    """The message for a word that follows no option, such as a model's name without ``--model``."""
+    """The message for a word before which no option stands, such as a model's name without ``--model``."""
     found = f"{word!r} stands without an option. "
     if not word[:1].isalpha():
         return f"{found}Each option takes one value. Remove the word, or put its option before it."

@@ -9,9 +9,9 @@ from loadtune.stream.sample_table import SampleTable
 
 # Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.
 _PULSE_S = 1.0
-# The socket is looked at no more often than this: a look costs 20 µs, a hundred of them a second 0.2%.
+# Seconds between looks at the socket. A look costs 20 µs, so a hundred of them a second take 0.2% of the time.
 _LOOK_S = 0.01
-# From this length on a step that nobody wants is worth waiting for the answer to a window, for a share of its time.
+# A step this long is worth a wait for the answer to a window, which may say stop. The wait is a share of the step.
 _LONG_STEP_S = 1.0
 _ANSWER_SHARE = 0.002
 

@@ -109,7 +109,7 @@ def _too_wide(finalist: Finalist, objective: Objective) -> Unconfirmed | None:
         reason="wide_interval",
         explanation=(
             f"It reads {text(score.value)} ± {text(score.half_width)} after {counted(len(finalist.runs), 'run')}, an "
-            "interval that is wider than the value. Run again on a quieter machine, or with a larger --time-budget."
+            "interval that includes 0. Run again on a quieter machine, or with a larger --time-budget."
         ),
     )
 

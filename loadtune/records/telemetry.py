@@ -96,13 +96,13 @@ class Telemetry:
     gpu_others_memory_bytes: int | None = None
     """Peak GPU memory of processes that are not ours."""
     gpu_others_sm_fraction: float | None = None
-    """Share of the SMs' time that processes not ours took. Above 0: the figures are not of this training alone."""
+    """Share of the SMs' time that other processes took. Above 0: the figures are not of this training alone."""
     cpu_utilization_fraction: float | None = None
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
     core_utilization_fractions: tuple[float, ...] | None = None
     """Each usable core, in order of its number. Some at 1 beside others at 0: pinned threads, or too few workers."""
     others_cpu_cores: float | None = None
-    """Cores' worth of CPU time that processes not ours took of the usable cores, and the hypervisor of a virtual
+    """Cores' worth of CPU time that other processes took of the usable cores, and the hypervisor of a virtual
     machine. Under a CPU quota: processes of our group."""
     cgroup_cpu_cores: float | None = None
     """Cores' worth of CPU time that our control group used, whoever else is on the machine."""

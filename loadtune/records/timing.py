@@ -50,7 +50,7 @@ def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerShare:
-    """One worker's part in a run, first window to last. They hand batches out in turn: it is a position as well."""
+    """One worker's part in a run, first window to last. Workers deliver in turn, in the order of their numbers."""
 
     num_batches: int = 0
     """Handed out of those it made."""
@@ -58,9 +58,9 @@ class WorkerShare:
     """What the training process waited for them, all together."""
     max_wait_s: float = 0.0
     num_made: int = 0
-    """Batches it made, those included that nobody took; the first, for which a worker opens its files, is left out."""
+    """Batches it made, also those that were not delivered. Without the first, for which a worker opens its files."""
     made_s: float = 0.0
-    """What making them took it, by its own clock: collating and handing over are not in it."""
+    """Seconds of `num_made` by the worker's own clock, without collating and sending."""
     max_made_s: float = 0.0
 
 

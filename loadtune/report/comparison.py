@@ -22,7 +22,7 @@ _LABELS: Mapping[str, str] = {
     "os": "OS",
     "num_usable_cores": "usable cores",
     "dataset_length": "samples in the dataset",
-    "wait": "data wait",
+    "wait": "blocked in next(loader)",
     "bench_rss": "resident memory of the bench",
     "compute_only_samples": "compute only",
 }
@@ -135,7 +135,7 @@ def _sides(comparison: Comparison) -> Table:
         ("throughput", *(_rate(side.samples_per_s, side.half_width_fraction) for side in sides)),
         ("runs", *(MISSING if side.num_runs is None else str(side.num_runs) for side in sides)),
         ("of compute-only rate", *(percent_text(side.compute_fraction) for side in sides)),
-        ("data wait", *(percent_text(side.wait_fraction) for side in sides)),
+        ("blocked in next(loader)", *(percent_text(side.wait_fraction) for side in sides)),
         ("bound by", *(_bound(side.bound_by) for side in sides)),
     ]
     return Table(title="Winners", columns=("", *(_heading(side) for side in sides)), rows=tuple(rows))

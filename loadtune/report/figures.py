@@ -149,7 +149,7 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         *_objective_rows(columns),
         *_epoch_rows(columns),
         ("share of compute-only", lambda c: percent_text(c.compute_fraction)),
-        ("wait in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
+        ("blocked in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
         *_utilization(columns, device_kind),
         _peak_row(device_kind),
     ]

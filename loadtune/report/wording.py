@@ -132,9 +132,9 @@ def searched_text(config: TrialConfig) -> str:
         config.precision,
     ]
     if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
-        parts.insert(2, f"prefetch {loader.prefetch_factor}")
-    parts += [] if loader.in_order else ["out of order"]
-    parts += [] if loader.persistent_workers else ["workers ended each epoch"]
+        parts.insert(2, f"prefetch_factor={loader.prefetch_factor}")
+    parts += [] if loader.in_order else ["in_order=False"]
+    parts += [] if loader.persistent_workers else ["persistent_workers=False"]
     return ", ".join(parts)
 
 

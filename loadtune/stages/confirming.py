@@ -129,7 +129,8 @@ def _is_rough(run: Run, measured: Sequence[Finalist]) -> bool:
     objective = run.found.config.objective
     judged = ruled_out(measured, run.found.trials, objective=objective)
     best = pick_winner(judged, run.found.yours, objective=objective)
-    return best is None or best.half_width_fraction is None or best.half_width_fraction > ROUGH
+    half = None if best is None else best.picked_by.half_width_fraction
+    return half is None or half > ROUGH
 
 
 def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
@@ -267,7 +268,7 @@ def _note_ties(run: Run, best: Winner) -> None:
             f"{settings_text(f.config)} ({score_text(f.scored(objective).value, objective)})" for f in rivals
         )
         how = "fast" if objective == "samples-per-s" else "efficient"
-        found.note(f"These may be as {how} as the best, because their intervals overlap: {named}.")
+        found.note(f"These may be as {how} as the best, because the interval of the ratio includes 1: {named}.")
 
 
 def _note_skipped(run: Run, winner: Finalist) -> None:

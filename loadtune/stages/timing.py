@@ -13,7 +13,7 @@ from loadtune.study.trial import run_trial
 from loadtune.units import counted, efficiency_text, percent_text, rate_text
 
 MAX_DISTURBED_REPEATS = 2
-"""Repeats in a row that were disturbed as well: this machine is not quiet, and no further segment is repeated."""
+"""After so many repeats in a row that were disturbed as well, no segment is repeated: this machine is not quiet."""
 
 REPEAT_OF_LEFT = 0.1
 """Share of the time left that a repeat may take."""

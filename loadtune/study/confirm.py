@@ -41,10 +41,11 @@ def pick_finalists(
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    In any case: the leader, the baseline, the best configuration beside the baseline and, where asked, the two best at
-    the baseline's batch size. Where time allows: the second, the smallest one near the leader, and what `leaner`
-    returns. That is the leader with fewer workers, unless the search measured it, or one with nearly as few workers,
-    and it was slower. Those in `kept` were measured again before an interruption and stay.
+    In any case: the fastest of the search, the baseline, the fastest that is not the baseline and, with
+    ``at_your_batch``, the two fastest at the baseline's batch size. Where time allows: the second fastest; of those
+    within 10% of the fastest the one with the fewest workers; and the fastest with fewer workers, which ``leaner``
+    returns, unless the search measured one with nearly as few and it was slower. Those in ``kept`` were measured again
+    before an interruption and stay. With ``objective`` samples-per-joule, read "most efficient" for "fastest".
     """
     timed = ((t.config, t.measurement) for t in trials if t.measurement)
     ranked = sorted(timed, key=lambda t: -t[1].score(objective))

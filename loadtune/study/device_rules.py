@@ -58,7 +58,8 @@ def left_over(e: Evidence) -> Hindrance | None:
 
 def unclear(e: Evidence) -> Hindrance:
     """What is said where no rule finds anything."""
-    figures = f"{percent_text(e.utilization)} of the compute-only rate, {percent_text(e.wait_fraction)} data wait"
+    figures = f"{percent_text(e.utilization)} of the compute-only rate"
+    figures += f", {percent_text(e.wait_fraction)} blocked in next(loader)"
     figures += "" if e.idle_fraction is None else f", device idle {percent_text(e.idle_fraction)}"
     if e.is_stretched:
         figures = f"{figures}; a step takes the device {e.stretch:.1f} times as long as without a loader."

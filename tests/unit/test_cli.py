@@ -383,7 +383,7 @@ def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:
     ended = invoke("run", "--resume")
     assert ended.exit_code == 2
     assert "loadtune-results" in ended.stderr
-    assert JOURNAL_FILE in ended.stderr
+    assert "does not exist" in ended.stderr
     assert tuner.asked == []
 
 

@@ -124,7 +124,7 @@ def hover(result: TuningResult, config: TrialConfig, measurement: Measurement, h
     lines = [
         head,
         settings_text(config),
-        f"{rate_words(measurement)}, {percent_text(measurement.wait_fraction)} data wait",
+        f"{rate_words(measurement)}, {percent_text(measurement.wait_fraction)} blocked in next(loader)",
         efficiency_text(measurement.samples_per_joule) if by_energy else "",
         "" if memory is None else f"peak {bytes_text(memory)}",
     ]

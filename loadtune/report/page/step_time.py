@@ -42,7 +42,7 @@ _HOST_PARTS: tuple[_Part, ...] = (
 def step_time(result: TuningResult) -> Figure:
     shown = [(config, step_parts(whose_runs(result, config))) for config in shown_configs(result)]
     is_apart = all(parts.idle_ms is not None for _, parts in shown)
-    why = "Copy, compute and idle time were not measured separately in this run, only the wait in next(loader)."
+    why = "Copy, compute and idle time were not measured separately in this run, only the time blocked in next(loader)."
     parts = _DEVICE_PARTS if is_apart else _HOST_PARTS
     return Figure(
         key="step",

@@ -49,7 +49,7 @@ _FIGURES = (
     "CPU utilization",
     "power",
     "peak memory",
-    "first batch",
+    "start of workers",
 )
 _EFFICIENCY = "samples/J"
 """Where it was looked for."""

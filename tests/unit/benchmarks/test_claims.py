@@ -1,29 +1,17 @@
-"""What trials tell beside a plain loop."""
+"""What segments tell beside a plain loop."""
 
-from claims import Pair, each, ratio_text, table
-from peers_records import Timing
-
-from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, Window
-
-CONFIG = TrialConfig(loader=LoaderConfig(batch_size=8, num_workers=2, pin_memory=True), recipe=Recipe())
+from claims import Pair, ratio_text, table
 
 
-def pair(loop_per_s: float) -> Pair:
-    window = Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=80)
-    trial = Measurement(windows=(window,), first_batch_s=0.1, seconds=2.0)
-    return Pair(CONFIG, trial, Timing(samples_per_s=loop_per_s, drift=1.0))
+def test_a_ratio_has_the_interval_of_its_pairs() -> None:
+    assert ratio_text([1.25]) == "1.250"
+    assert ratio_text([0.5, 2.0]).startswith("1.000 (0.000 to ")
+    assert ratio_text([1.1, 1.1, 1.1]) == "1.100 (1.100 to 1.100)"
 
 
-def test_a_ratio_has_the_interval_of_its_rounds() -> None:
-    assert ratio_text([1.25]) == "1.25"
-    assert ratio_text([0.5, 2.0]).startswith("1.00 (0.00 to ")
-    assert ratio_text([1.1, 1.1, 1.1]) == "1.10 (1.10 to 1.10)"
-
-
-def test_a_row_has_the_mean_ratio() -> None:
-    *_, row = table([pair(80.0), pair(80.0)]).splitlines()
-    assert row == "| batch 8, 2 workers, pinned, fp32 | 2 | 80 | 80 | 1.00 (1.00 to 1.00) |"
-
-
-def test_each_pair_has_a_row() -> None:
-    assert each([pair(60.0)]).splitlines()[-1] == "| batch 8, 2 workers, pinned, fp32 | 80 | 60 | 1.00 |"
+def test_told_is_the_mean_of_the_segments_before_and_after() -> None:
+    pair = Pair("bf16:256:8", before=40.0, after=90.0, loop=80.0, halves=1.0)
+    assert pair.told == 60.0
+    *_, row, every = table([pair, pair]).splitlines()
+    assert row == "| bf16:256:8 | 2 | 60 | 80 | 0.750 (0.750 to 0.750) | 0.75, 0.75 |"
+    assert every == "All pairs: 0.750 (0.750 to 0.750)"
