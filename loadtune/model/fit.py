@@ -1,0 +1,178 @@
+"""The model fitted to segments, with what it does not know. Pure, numpy and scipy.
+
+The logarithm of a segment's throughput is modelled as ``m(setting, theta) + g(setting) + noise`` (Kennedy and O'Hagan,
+JRSS B 63, 2001): `resources.demands` with log-normal parameters, a Gaussian process ``g`` for what its form leaves out,
+and the spread between segments. Seconds of one worker and of the device, which a segment measures directly, are fitted
+along with it. The parameters are the maximum a posteriori (`scipy.optimize.least_squares`), their uncertainty is
+Laplace's. How large ``g`` is, is not known: `SCALES` are weighted by their evidence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.optimize import least_squares
+
+from loadtune.model.resources import RESOURCES, Array, Job, Points, demands, prior_of
+
+SCALES = (0.04, 0.08, 0.16, 0.32)
+"""Standard deviations of the logarithm that are considered for what the form leaves out."""
+
+SCALE_PRIOR = (0.15, 0.35, 0.35, 0.15)
+
+SEGMENT_SD = 0.03
+"""Of the logarithm of a rate, between segments of one setting."""
+
+PART_SD = 0.10
+"""Of the logarithm of a worker's or the device's seconds: measured directly, under the conditions of that segment."""
+
+LENGTHS = (1.5, 1.2, 0.7, 1.0)
+"""Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not, another recipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What was measured, as arrays of one length; NaN where a part was not."""
+
+    points: Points
+    rates: Array
+    make_s: Array
+    """Wall seconds a sample of one worker, or of the training process with 0 workers."""
+    device_s: Array
+    """Seconds a sample in which the device copied and computed."""
+    num: Array
+    """Segments that a rate is the mean of."""
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """At one scale of ``g``."""
+
+    scale: float
+    theta: Array
+    covariance: Array
+    log_evidence: float
+    solved: Array
+    """(K + N)⁻¹ (y − m)."""
+    factor: object
+    jacobian: Array
+    """Of m at the segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of the logarithm of throughput at some settings."""
+
+    mean: Array
+    covariance: Array
+
+    @property
+    def sd(self) -> Array:
+        return np.sqrt(np.maximum(1e-12, np.diag(self.covariance)))
+
+
+class ThroughputModel:
+    """Throughput at any setting, from the calibrations of a job and its segments so far."""
+
+    def __init__(self, job: Job, segments: Segments | None = None) -> None:
+        self.job, self.segments = job, segments
+        self._mean, self._sd = prior_of(job)
+        fits = [self._fit(scale, weight) for scale, weight in zip(SCALES, SCALE_PRIOR, strict=True)]
+        logs = np.array([fit.log_evidence for fit in fits])
+        weights = np.exp(logs - logs.max())
+        self._fits, self.weights = fits, weights / weights.sum()
+
+    def _model(self, theta: Array, points: Points) -> Array:
+        return -np.log(demands(theta, self.job, points).seconds)
+
+    def _fit(self, scale: float, weight: float) -> _Fitted:
+        seen, dimension = self.segments, len(self._mean)
+        if seen is None or not len(seen):
+            return _Fitted(scale, self._mean, np.diag(self._sd**2), float(np.log(weight)), np.zeros(0), None, np.zeros((0, dimension)))
+        noise = np.diag(SEGMENT_SD**2 / seen.num)
+        total = scale**2 * kernel(seen.points, seen.points) + noise
+        lower = cholesky(total, lower=True)
+        logs = np.log(seen.rates)
+        made, computed = np.isfinite(seen.make_s), np.isfinite(seen.device_s)
+
+        def residuals(theta: Array) -> Array:
+            found = demands(theta, self.job, seen.points)
+            rate = solve_triangular(lower, logs + np.log(found.seconds), lower=True)
+            make = (np.log(seen.make_s[made]) - np.log(found.make[made])) / PART_SD
+            device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
+            return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
+
+        solution = least_squares(residuals, self._mean, method="trf", max_nfev=40, x_scale=self._sd)
+        precision = solution.jac.T @ solution.jac
+        covariance = np.linalg.inv(precision)
+        evidence = -solution.cost - np.log(np.diag(lower)).sum() + 0.5 * np.linalg.slogdet(covariance)[1] + np.log(weight)
+        factor = cho_factor(total, lower=True)
+        solved = cho_solve(factor, logs - self._model(solution.x, seen.points))
+        return _Fitted(scale, solution.x, covariance, float(evidence), solved, factor, self._jacobian(solution.x, seen.points))
+
+    def _jacobian(self, theta: Array, points: Points) -> Array:
+        step = 1e-4
+        columns = []
+        for index in range(len(theta)):
+            up, down = theta.copy(), theta.copy()
+            up[index] += step
+            down[index] -= step
+            columns.append((self._model(up, points) - self._model(down, points)) / (2 * step))
+        return np.stack(columns, axis=1)
+
+    def predict(self, points: Points) -> Prediction:
+        """Mean and covariance of the logarithm of throughput, ``g`` included; noise of a segment is not."""
+        means, covariances = zip(*(self._predict(fit, points) for fit in self._fits), strict=True)
+        mean = sum(weight * each for weight, each in zip(self.weights, means, strict=True))
+        covariance = sum(
+            weight * (each + np.outer(own - mean, own - mean))
+            for weight, each, own in zip(self.weights, covariances, means, strict=True)
+        )
+        return Prediction(np.asarray(mean), np.asarray(covariance))
+
+    def _predict(self, fit: _Fitted, points: Points) -> tuple[Array, Array]:
+        mean, jacobian = self._model(fit.theta, points), self._jacobian(fit.theta, points)
+        own = fit.scale**2 * kernel(points, points)
+        if fit.factor is None or self.segments is None:
+            return mean, own + jacobian @ fit.covariance @ jacobian.T
+        cross = fit.scale**2 * kernel(points, self.segments.points)
+        gain = cho_solve(fit.factor, cross.T).T
+        left = jacobian - gain @ fit.jacobian
+        return mean + cross @ fit.solved, own - gain @ cross.T + left @ fit.covariance @ left.T
+
+
+def kernel(one: Points, other: Points) -> Array:
+    """Correlation of ``g`` between settings."""
+    squares = np.zeros((len(one), len(other)))
+    for here, there, length in zip(_features(one), _features(other), LENGTHS, strict=True):
+        squares += ((here[:, None] - there[None, :]) / length) ** 2
+    squares += np.where(one.recipe[:, None] != other.recipe[None, :], 1 / LENGTHS[-1] ** 2, 0.0)
+    return np.exp(-0.5 * squares)
+
+
+def _features(points: Points) -> list[Array]:
+    return [
+        np.log2(points.batch_size),
+        np.log2(1 + points.num_workers),
+        points.pinned.astype(float),
+        np.zeros(len(points)),
+    ]
+
+
+def slowest(theta: Array, job: Job, points: Points) -> list[str]:
+    """The resource that needs the most seconds a sample."""
+    each = demands(theta, job, points).by_resource
+    table = np.stack([each[name] for name in RESOURCES])
+    return [RESOURCES[index] for index in table.argmax(axis=0)]
+
+
+def points_of(settings: Sequence[tuple[int, int, bool, int]]) -> Points:
+    """(batch size, workers, pinned, recipe)."""
+    columns = list(zip(*settings, strict=True))
+    return Points(
+        np.array(columns[0], float), np.array(columns[1], float), np.array(columns[2], bool), np.array(columns[3], int)
+    )

@@ -1,0 +1,162 @@
+"""What each resource needs for a sample, and the throughput that follows. Pure, over arrays of settings.
+
+Operational analysis (Denning and Buzen, ACM Computing Surveys 10, 1978): a resource that is busy `d` seconds for each
+sample allows 1/d samples/s. The slowest one bounds throughput. Near a tie several of them slow each other down, which a
+soft maximum describes: ``seconds = (sum of d^n)^(1/n)``.
+
+======================  ======================================================================  ==============
+resource                seconds a sample                                                        used where
+======================  ======================================================================  ==============
+workers                 (wait + load × crowding + batch_cost ÷ batch_size) ÷ num_workers        num_workers > 0
+cores                   CPU seconds of loading, of the training process, and on a CPU of        always
+                        computing ÷ usable cores
+pinning                 bytes ÷ pinning rate + hand_cost ÷ batch_size                           pinned, on a GPU
+main                    launch ÷ batch_size, and without pinning bytes ÷ unpinned rate          num_workers > 0
+device                  compute + bytes ÷ copy rate                                             always
+======================  ======================================================================  ==============
+
+``crowding`` is what a worker's CPU time grows by while cores are shared: ``1 + crowd × (busy cores ÷ usable cores)²``.
+Busy cores follow from the throughput itself, so both are iterated. With 0 workers the training process loads: its own
+seconds take the place of workers and pinning; on a CPU they add to computing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+RESOURCES = ("workers", "cores", "pinning", "main", "device")
+
+_ROUNDS = 4
+"""Iterations of throughput and crowding: the change after the fourth is below 1% (tested)."""
+
+
+class Prior(NamedTuple):
+    """Of one parameter: it is log-normal."""
+
+    median: float
+    sd: float
+    """Of the logarithm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is known before the first segment."""
+
+    sample_s: float
+    """Seconds to load one sample in the training process, with nothing beside it."""
+    sample_cpu_s: float
+    """CPU seconds of that; the rest is waiting, for storage or a network."""
+    sample_bytes: float
+    num_cores: float
+    """Usable ones."""
+    on_gpu: bool
+    compute: Mapping[str, tuple[tuple[float, float], ...]]
+    """By recipe: (batch size, seconds a sample) of training steps without a loader, smallest batch first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Settings as arrays of one length."""
+
+    batch_size: Array
+    num_workers: Array
+    pinned: NDArray[np.bool_]
+    recipe: NDArray[np.int64]
+    """Index into the job's recipes."""
+
+    def __len__(self) -> int:
+        return len(self.batch_size)
+
+
+PRIORS: Mapping[str, Prior] = {
+    "load": Prior(1.0, 0.4),  # × sample_s: in a worker, collating included
+    "batch_cost": Prior(2e-3, 1.2),  # s a batch: queues, pickling, shared memory
+    "crowd": Prior(0.5, 0.8),
+    "pin_rate": Prior(3.0e9, 0.6),  # bytes/s of the one thread
+    "unpinned_rate": Prior(3.5e9, 0.6),  # bytes/s: opening shared memory and a pageable copy
+    "copy_rate": Prior(2.0e10, 0.6),  # bytes/s from page-locked memory
+    "hand_cost": Prior(5e-4, 1.0),  # s a batch in the pinning thread
+    "launch": Prior(8e-3, 0.9),  # CPU s a step in the training process
+    "sharpness": Prior(5.0, 0.35),  # n of the soft maximum
+}
+"""One more for each recipe follows: by how much its step takes longer in training than it did alone."""
+
+COMPUTE = Prior(1.03, 0.06)
+
+
+def names_of(job: Job) -> tuple[str, ...]:
+    return (*PRIORS, *(f"compute {recipe}" for recipe in job.compute))
+
+
+def prior_of(job: Job) -> tuple[Array, Array]:
+    """(Mean, standard deviation) of the logarithm of each parameter."""
+    priors = [*PRIORS.values(), *(COMPUTE for _ in job.compute)]
+    return np.log([prior.median for prior in priors]), np.array([prior.sd for prior in priors])
+
+
+def compute_s(job: Job, points: Points) -> Array:
+    """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
+    as if a step had a fixed cost, above them as at the largest."""
+    found = np.empty(len(points))
+    for index, curve in enumerate(job.compute.values()):
+        at = points.recipe == index
+        sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
+        wanted = np.log(points.batch_size[at])
+        below = np.maximum(0.0, sizes[0] - wanted)
+        found[at] = np.interp(wanted, sizes, seconds) + 0.5 * below
+    return np.exp(found)
+
+
+class Demands(NamedTuple):
+    """Seconds a sample."""
+
+    by_resource: Mapping[str, Array]
+    """0 where a resource is not used."""
+    seconds: Array
+    """What a sample takes, all of them together."""
+    make: Array
+    """Of one worker, or of the training process with 0 workers."""
+    device: Array
+
+
+def demands(theta: Array, job: Job, points: Points) -> Demands:
+    """At these parameters, which are logarithms."""
+    value = dict(zip(PRIORS, np.exp(theta[: len(PRIORS)]), strict=True))
+    slower = np.exp(theta[len(PRIORS) :])[points.recipe]
+    b, w = points.batch_size, points.num_workers
+    in_process = w == 0
+    wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
+    load_s = job.sample_cpu_s * value["load"] + np.where(in_process, 0.0, value["batch_cost"] / b)
+    alone_s = compute_s(job, points) * slower
+    copy_s = np.where(points.pinned, job.sample_bytes / value["copy_rate"], 0.0) if job.on_gpu else np.zeros(len(b))
+    device_s = alone_s + copy_s
+    launch_s = value["launch"] / b if job.on_gpu else np.zeros(len(b))
+    unpinned_s = job.sample_bytes / value["unpinned_rate"]
+    pin_s = job.sample_bytes / value["pin_rate"] + value["hand_cost"] / b
+    pins = points.pinned & job.on_gpu
+    main_s = launch_s + np.where(pins, 0.0, unpinned_s if job.on_gpu else value["hand_cost"] / b)
+    core_s = np.where(in_process, 0.0, main_s + np.where(pins, pin_s, 0.0))
+    n, crowding = value["sharpness"], np.ones(len(b))
+    for _ in range(_ROUNDS):
+        loads_s = load_s * crowding
+        make = wait_s + loads_s
+        computing_s = alone_s * (1 if job.on_gpu else crowding)
+        each = {
+            "workers": np.where(in_process, 0.0, make / np.maximum(1, w)),
+            "cores": np.where(in_process, 0.0, (loads_s + core_s + (0 if job.on_gpu else alone_s * job.num_cores)) / job.num_cores),
+            "pinning": np.where(pins & ~in_process, pin_s, 0.0),
+            "main": np.where(in_process, make + main_s + np.where(pins, pin_s, 0.0), main_s),
+            "device": computing_s + copy_s,
+        }
+        if not job.on_gpu:
+            each["device"] = np.where(in_process, alone_s + make, computing_s)
+            each["main"] = np.where(in_process, 0.0, each["main"])
+        seconds = sum(demand**n for demand in each.values()) ** (1 / n)
+        busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if job.on_gpu else 1.0))
+        crowding = 1 + value["crowd"] * np.where(in_process, 0.0, np.minimum(1.5, busy / job.num_cores) ** 2)
+    return Demands(each, seconds, make, device_s)
