@@ -21,7 +21,7 @@ SCALES = (0.04, 0.08, 0.16, 0.32)
 
 SCALE_PRIOR = (0.15, 0.35, 0.35, 0.15)
 
-SEGMENT_SD = 0.03
+SEGMENT_SD = 0.06
 """Of the logarithm of a rate, between segments of one setting."""
 
 PART_SD = 0.10

@@ -7,13 +7,18 @@ soft maximum describes: ``seconds = (sum of d^n)^(1/n)``.
 ======================  ======================================================================  ==============
 resource                seconds a sample                                                        used where
 ======================  ======================================================================  ==============
-workers                 (wait + load × crowding + batch_cost ÷ batch_size) ÷ num_workers        num_workers > 0
+workers                 (make + batch_cost ÷ batch_size) ÷ (num_workers × busy)                 num_workers > 0
 cores                   CPU seconds of loading, of the training process, and on a CPU of        always
                         computing ÷ usable cores
 pinning                 bytes ÷ pinning rate + hand_cost ÷ batch_size                           pinned, on a GPU
-main                    launch ÷ batch_size, and without pinning bytes ÷ unpinned rate          num_workers > 0
-device                  compute + bytes ÷ copy rate                                             always
+main                    launch × crowding ÷ batch_size, and unpinned bytes ÷ unpinned rate      num_workers > 0
+device                  compute + bytes ÷ copy rate, + sync × crowding ÷ batch_size             always
 ======================  ======================================================================  ==============
+
+``make`` is the wall time of one worker for a sample: ``wait + load × crowding + pile × doublings of the batch beyond
+256``; the objects of a large batch outgrow the caches. ``busy`` is the share of its time in which a worker that is never
+out of work makes samples; sending them takes the rest. ``sync`` is what GradScaler's wait for the device costs a step:
+nothing is launched meanwhile. It holds for recipes in ``job.syncing``.
 
 ``crowding`` is what a worker's CPU time grows by while cores are shared: ``1 + crowd × (busy cores ÷ usable cores)²``.
 Busy cores follow from the throughput itself, so both are iterated. With 0 workers the training process loads: its own
@@ -57,6 +62,8 @@ class Job:
     on_gpu: bool
     compute: Mapping[str, tuple[tuple[float, float], ...]]
     """By recipe: (batch size, seconds a sample) of training steps without a loader, smallest batch first."""
+    syncing: frozenset[str] = frozenset()
+    """Recipes in which every step waits for the device: fp16 with GradScaler and an optimizer that is not fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +82,17 @@ class Points:
 
 PRIORS: Mapping[str, Prior] = {
     "load": Prior(1.0, 0.4),  # × sample_s: in a worker, collating included
-    "batch_cost": Prior(2e-3, 1.2),  # s a batch: queues, pickling, shared memory
+    "busy": Prior(0.8, 0.15),
+    "pile": Prior(2e-7, 1.0),  # s a sample and doubling of the batch beyond 256
+    "batch_cost": Prior(1e-3, 1.2),  # s a batch: queues, pickling, shared memory
     "crowd": Prior(0.5, 0.8),
     "pin_rate": Prior(3.0e9, 0.6),  # bytes/s of the one thread
     "unpinned_rate": Prior(3.5e9, 0.6),  # bytes/s: opening shared memory and a pageable copy
     "copy_rate": Prior(2.0e10, 0.6),  # bytes/s from page-locked memory
     "hand_cost": Prior(5e-4, 1.0),  # s a batch in the pinning thread
-    "launch": Prior(8e-3, 0.9),  # CPU s a step in the training process
+    "launch": Prior(1e-2, 0.9),  # CPU s a step in the training process
+    "sync": Prior(4e-3, 1.0),  # s a step
+    "small": Prior(0.25, 0.7),  # seconds a sample below the smallest measured batch grow with this power of 1 ÷ batch
     "sharpness": Prior(5.0, 0.35),  # n of the soft maximum
 }
 """One more for each recipe follows: by how much its step takes longer in training than it did alone."""
@@ -99,16 +110,16 @@ def prior_of(job: Job) -> tuple[Array, Array]:
     return np.log([prior.median for prior in priors]), np.array([prior.sd for prior in priors])
 
 
-def compute_s(job: Job, points: Points) -> Array:
+def compute_s(job: Job, points: Points, small: float) -> Array:
     """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
-    as if a step had a fixed cost, above them as at the largest."""
+    growing by the power ``small`` of 1 ÷ batch size, above them as at the largest."""
     found = np.empty(len(points))
     for index, curve in enumerate(job.compute.values()):
         at = points.recipe == index
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
         wanted = np.log(points.batch_size[at])
         below = np.maximum(0.0, sizes[0] - wanted)
-        found[at] = np.interp(wanted, sizes, seconds) + 0.5 * below
+        found[at] = np.interp(wanted, sizes, seconds) + min(1.0, small) * below
     return np.exp(found)
 
 
@@ -131,30 +142,33 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
     b, w = points.batch_size, points.num_workers
     in_process = w == 0
     wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
-    load_s = job.sample_cpu_s * value["load"] + np.where(in_process, 0.0, value["batch_cost"] / b)
-    alone_s = compute_s(job, points) * slower
+    load_s = job.sample_cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
+    send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
+    alone_s = compute_s(job, points, value["small"]) * slower
+    syncs = np.array([recipe in job.syncing for recipe in job.compute])[points.recipe]
+    sync_s = np.where(syncs & job.on_gpu, value["sync"] / b, 0.0)
     copy_s = np.where(points.pinned, job.sample_bytes / value["copy_rate"], 0.0) if job.on_gpu else np.zeros(len(b))
-    device_s = alone_s + copy_s
     launch_s = value["launch"] / b if job.on_gpu else np.zeros(len(b))
     unpinned_s = job.sample_bytes / value["unpinned_rate"]
     pin_s = job.sample_bytes / value["pin_rate"] + value["hand_cost"] / b
     pins = points.pinned & job.on_gpu
-    main_s = launch_s + np.where(pins, 0.0, unpinned_s if job.on_gpu else value["hand_cost"] / b)
-    core_s = np.where(in_process, 0.0, main_s + np.where(pins, pin_s, 0.0))
+    hand_s = np.where(pins, 0.0, unpinned_s if job.on_gpu else value["hand_cost"] / b)
+    core_s = np.where(in_process, 0.0, launch_s + hand_s + send_s + np.where(pins, pin_s, 0.0))
     n, crowding = value["sharpness"], np.ones(len(b))
     for _ in range(_ROUNDS):
         loads_s = load_s * crowding
         make = wait_s + loads_s
-        computing_s = alone_s * (1 if job.on_gpu else crowding)
+        main_s = launch_s * crowding + hand_s
+        device_s = alone_s + copy_s + sync_s * crowding
         each = {
-            "workers": np.where(in_process, 0.0, make / np.maximum(1, w)),
+            "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * min(1.0, value["busy"]))),
             "cores": np.where(in_process, 0.0, (loads_s + core_s + (0 if job.on_gpu else alone_s * job.num_cores)) / job.num_cores),
             "pinning": np.where(pins & ~in_process, pin_s, 0.0),
             "main": np.where(in_process, make + main_s + np.where(pins, pin_s, 0.0), main_s),
-            "device": computing_s + copy_s,
+            "device": device_s,
         }
-        if not job.on_gpu:
-            each["device"] = np.where(in_process, alone_s + make, computing_s)
+        if not job.on_gpu:  # what computes is the cores, which the training process takes turns with where it loads
+            each["device"] = np.where(in_process, alone_s + make, 0.0)
             each["main"] = np.where(in_process, 0.0, each["main"])
         seconds = sum(demand**n for demand in each.values()) ** (1 / n)
         busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if job.on_gpu else 1.0))
