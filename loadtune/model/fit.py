@@ -81,7 +81,10 @@ class ThroughputModel:
     def __init__(self, job: Job, segments: Segments | None = None) -> None:
         self.job, self.segments = job, segments
         self._mean, self._sd = prior_of(job)
-        fits = [self._fit(scale, weight) for scale, weight in zip(SCALES, SCALE_PRIOR, strict=True)]
+        fits, start = list[_Fitted](), self._mean
+        for scale, weight in zip(SCALES, SCALE_PRIOR, strict=True):
+            fits.append(self._fit(scale, weight, start))
+            start = fits[-1].theta
         logs = np.array([fit.log_evidence for fit in fits])
         weights = np.exp(logs - logs.max())
         self._fits, self.weights = fits, weights / weights.sum()
@@ -89,7 +92,7 @@ class ThroughputModel:
     def _model(self, theta: Array, points: Points) -> Array:
         return -np.log(demands(theta, self.job, points).seconds)
 
-    def _fit(self, scale: float, weight: float) -> _Fitted:
+    def _fit(self, scale: float, weight: float, start: Array) -> _Fitted:
         seen, dimension = self.segments, len(self._mean)
         if seen is None or not len(seen):
             return _Fitted(scale, self._mean, np.diag(self._sd**2), float(np.log(weight)), np.zeros(0), None, np.zeros((0, dimension)))
@@ -106,7 +109,7 @@ class ThroughputModel:
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
             return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
 
-        solution = least_squares(residuals, self._mean, method="trf", max_nfev=40, x_scale=self._sd)
+        solution = least_squares(residuals, start, method="lm" if False else "trf", max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
         precision = solution.jac.T @ solution.jac
         covariance = np.linalg.inv(precision)
         evidence = -solution.cost - np.log(np.diag(lower)).sum() + 0.5 * np.linalg.slogdet(covariance)[1] + np.log(weight)

@@ -83,9 +83,10 @@ class Points:
 PRIORS: Mapping[str, Prior] = {
     "load": Prior(1.0, 0.4),  # × sample_s: in a worker, collating included
     "busy": Prior(0.8, 0.15),
-    "pile": Prior(2e-7, 1.0),  # s a sample and doubling of the batch beyond 256
+    "pile": Prior(4e-7, 1.0),  # s a sample and doubling of the batch beyond 256
     "batch_cost": Prior(1e-3, 1.2),  # s a batch: queues, pickling, shared memory
     "crowd": Prior(0.5, 0.8),
+    "spin": Prior(1.0, 0.8),  # how much computing on a CPU is slowed by workers, whose cores its threads wait for
     "pin_rate": Prior(3.0e9, 0.6),  # bytes/s of the one thread
     "unpinned_rate": Prior(3.5e9, 0.6),  # bytes/s: opening shared memory and a pageable copy
     "copy_rate": Prior(2.0e10, 0.6),  # bytes/s from page-locked memory
@@ -154,15 +155,16 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
     pins = points.pinned & job.on_gpu
     hand_s = np.where(pins, 0.0, unpinned_s if job.on_gpu else value["hand_cost"] / b)
     core_s = np.where(in_process, 0.0, launch_s + hand_s + send_s + np.where(pins, pin_s, 0.0))
-    n, crowding = value["sharpness"], np.ones(len(b))
+    n, crowding, stolen = value["sharpness"], np.ones(len(b)), np.zeros(len(b))
     for _ in range(_ROUNDS):
         loads_s = load_s * crowding
         make = wait_s + loads_s
         main_s = launch_s * crowding + hand_s
+        computing_s = 0.0 if job.on_gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         device_s = alone_s + copy_s + sync_s * crowding
         each = {
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * min(1.0, value["busy"]))),
-            "cores": np.where(in_process, 0.0, (loads_s + core_s + (0 if job.on_gpu else alone_s * job.num_cores)) / job.num_cores),
+            "cores": np.where(in_process, 0.0, (loads_s + core_s + computing_s) / job.num_cores),
             "pinning": np.where(pins & ~in_process, pin_s, 0.0),
             "main": np.where(in_process, make + main_s + np.where(pins, pin_s, 0.0), main_s),
             "device": device_s,
@@ -172,5 +174,6 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
             each["main"] = np.where(in_process, 0.0, each["main"])
         seconds = sum(demand**n for demand in each.values()) ** (1 / n)
         busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if job.on_gpu else 1.0))
+        stolen = np.minimum(1.0, loads_s / seconds / job.num_cores)
         crowding = 1 + value["crowd"] * np.where(in_process, 0.0, np.minimum(1.5, busy / job.num_cores) ** 2)
     return Demands(each, seconds, make, device_s)
