@@ -91,14 +91,14 @@ PRIORS: Mapping[str, Prior] = {
     "unpinned_rate": Prior(3.5e9, 0.6),  # bytes/s: opening shared memory and a pageable copy
     "copy_rate": Prior(2.0e10, 0.6),  # bytes/s from page-locked memory
     "hand_cost": Prior(5e-4, 1.0),  # s a batch in the pinning thread
-    "launch": Prior(1e-2, 0.9),  # CPU s a step in the training process
+    "launch": Prior(1.5e-2, 0.8),  # CPU s a step in the training process
     "sync": Prior(4e-3, 1.0),  # s a step
     "small": Prior(0.25, 0.7),  # seconds a sample below the smallest measured batch grow with this power of 1 ÷ batch
     "sharpness": Prior(5.0, 0.35),  # n of the soft maximum
 }
 """One more for each recipe follows: by how much its step takes longer in training than it did alone."""
 
-COMPUTE = Prior(1.03, 0.06)
+COMPUTE = Prior(1.03, 0.10)
 
 
 def names_of(job: Job) -> tuple[str, ...]:
@@ -106,9 +106,15 @@ def names_of(job: Job) -> tuple[str, ...]:
 
 
 def prior_of(job: Job) -> tuple[Array, Array]:
-    """(Mean, standard deviation) of the logarithm of each parameter."""
+    """(Mean, standard deviation) of the logarithm of each parameter.
+
+    Without a loader no step was shorter than what launching it takes, which bounds ``launch`` and ``sync``.
+    """
+    shortest_s = min(size * seconds for curve in job.compute.values() for size, seconds in curve)
+    bounds = {"launch": 0.8 * shortest_s, "sync": 0.3 * shortest_s}
     priors = [*PRIORS.values(), *(COMPUTE for _ in job.compute)]
-    return np.log([prior.median for prior in priors]), np.array([prior.sd for prior in priors])
+    medians = [min(prior.median, bounds.get(name, np.inf)) for name, prior in zip(names_of(job), priors, strict=True)]
+    return np.log(medians), np.array([prior.sd for prior in priors])
 
 
 def compute_s(job: Job, points: Points, small: float) -> Array:
