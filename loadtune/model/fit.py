@@ -95,7 +95,15 @@ class ThroughputModel:
     def _fit(self, scale: float, weight: float, start: Array) -> _Fitted:
         seen, dimension = self.segments, len(self._mean)
         if seen is None or not len(seen):
-            return _Fitted(scale, self._mean, np.diag(self._sd**2), float(np.log(weight)), np.zeros(0), None, np.zeros((0, dimension)))
+            return _Fitted(
+                scale,
+                self._mean,
+                np.diag(self._sd**2),
+                float(np.log(weight)),
+                np.zeros(0),
+                None,
+                np.zeros((0, dimension)),
+            )
         noise = np.diag(SEGMENT_SD**2 / seen.num)
         total = scale**2 * kernel(seen.points, seen.points) + noise
         lower = cholesky(total, lower=True)
@@ -109,13 +117,19 @@ class ThroughputModel:
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
             return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
 
-        solution = least_squares(residuals, start, method="lm" if False else "trf", max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
+        solution = least_squares(
+            residuals, start, method="lm" if False else "trf", max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4
+        )
         precision = solution.jac.T @ solution.jac
         covariance = np.linalg.inv(precision)
-        evidence = -solution.cost - np.log(np.diag(lower)).sum() + 0.5 * np.linalg.slogdet(covariance)[1] + np.log(weight)
+        evidence = (
+            -solution.cost - np.log(np.diag(lower)).sum() + 0.5 * np.linalg.slogdet(covariance)[1] + np.log(weight)
+        )
         factor = cho_factor(total, lower=True)
         solved = cho_solve(factor, logs - self._model(solution.x, seen.points))
-        return _Fitted(scale, solution.x, covariance, float(evidence), solved, factor, self._jacobian(solution.x, seen.points))
+        return _Fitted(
+            scale, solution.x, covariance, float(evidence), solved, factor, self._jacobian(solution.x, seen.points)
+        )
 
     def _jacobian(self, theta: Array, points: Points) -> Array:
         step = 1e-4

@@ -1,0 +1,232 @@
+"""Measure a table of settings of one workload on this machine, for the replays of the throughput model.
+
+    python benchmarks/tables.py WORKLOAD --out FILE [--rows 28] [--near 12] [--rounds 2] [--within-s S] [--small]
+
+First the calibration: the seconds of a sample, a segment with one worker, and training steps without a loader at four
+batch sizes of each precision. Then ``--rows`` settings far from each other, and ``--near`` more beside the best three of
+those, each once a round as a segment of one training process, in an order that is drawn anew for each round. Called
+again with the same FILE it goes on where it was. Exit code 3: not complete.
+"""
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from regret_workloads import spec_of
+
+from loadtune import stages
+from loadtune.bench import BenchClient
+from loadtune.findings import Findings
+from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.probe.host_memory import host_memory_refusal
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    HostFacts,
+    LoaderConfig,
+    Measurement,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    WorkloadFacts,
+    WorkloadSpec,
+)
+from loadtune.stages import Run
+from loadtune.study.segment import Segment
+from loadtune.study.space import SearchSpace
+from loadtune.study.trial import run_trial
+
+SIZES = (16, 64, 256, 1024)
+"""Batch sizes of the compute curve, where they fit; a larger one where the search goes beyond 4 times the last."""
+
+COMPUTE_S, SEGMENT_S = 0.5, 2.4
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One setting and every segment of it."""
+
+    config: TrialConfig
+    runs: tuple[Measurement, ...] = ()
+
+
+class Table(msgspec.Struct, frozen=True):
+    """What was measured, and on what."""
+
+    name: str
+    created: str
+    host: HostFacts
+    device: Device
+    workload: WorkloadSpec
+    facts: WorkloadFacts
+    compute: tuple[ComputePoint, ...]
+    one_worker: Measurement
+    rows: tuple[Row, ...] = ()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=28)
+    parser.add_argument("--near", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--within-s", type=float, default=math.inf)
+    parser.add_argument("--small", action="store_true", help="sizes for two CPU cores")
+    parser.add_argument("--jpegs", type=Path, help="folder of the JPEG files that are made")
+    return parser.parse_args()
+
+
+class Machine:
+    """A training process, its sensor, and the stages of a run before the search."""
+
+    def __init__(self, spec: WorkloadSpec, folder: Path) -> None:
+        self.config, self.host, self.clock = TuneConfig(workload=spec), read_host(), MonotonicClock()
+        self.device = choose_device(self.host, None)
+        self.bench = BenchClient(spec, self.device, log_path=folder / "bench.log")
+        self.sensor = Sampler(self.device, lambda: self.bench.pid, self.host.num_usable_cores)
+        found = Findings(self.config, self.host, self.device, self.clock, "table", lambda progress: None)
+        self.run = Run(self.bench, self.sensor, self.clock, found, folder, read_host)
+
+    def space(self) -> SearchSpace:
+        """Also tells `run.found` of facts, recipes and memory ceilings."""
+        facts = stages.start(self.run)
+        chosen = stages.recipes(self.run, facts)
+        stages.memory(self.run, facts, chosen)
+        stages.compute(self.run, facts)
+        return stages.space(self.run, facts, {each.chosen.precision: each.chosen for each in self.run.found.recipes})
+
+    def curve(self, space: SearchSpace) -> Iterator[ComputePoint]:
+        """Steps without a loader, at every precision."""
+        for precision, recipe in space.recipes.items():
+            top = min(space.ceilings[precision], max(space.batch_sizes))
+            for size in sorted({*(size for size in SIZES if size < top), top}):
+                point = self.bench.time_compute(recipe, size, COMPUTE_S)
+                if isinstance(point, ComputePoint):
+                    yield point
+
+    def time(self, config: TrialConfig) -> Measurement | TrialFailure:
+        segment = Segment(config.loader, SEGMENT_S)
+        return run_trial(self.bench, self.sensor, self.clock, config, segment)
+
+
+def apart(space: SearchSpace, able: list[TrialConfig], count: int) -> list[TrialConfig]:
+    """Each the one farthest from those before it; the first by chance."""
+    left = random.Random(0).sample(able, len(able))
+    picked = left[:1]
+    while len(picked) < min(count, len(left)):
+        picked.append(max(left, key=lambda config: min(distance(space, config, other) for other in picked)))
+    return picked
+
+
+def beside(space: SearchSpace, able: list[TrialConfig], rows: list[Row], count: int) -> list[TrialConfig]:
+    """Those nearest to the best three that are not among the rows."""
+    best = sorted(rows, key=lambda row: -mean_rate(row))[:3]
+    have = {row.config for row in rows}
+    left = [config for config in random.Random(1).sample(able, len(able)) if config not in have]
+    return sorted(left, key=lambda config: min(distance(space, config, row.config) for row in best))[:count]
+
+
+def distance(space: SearchSpace, one: TrialConfig, other: TrialConfig) -> float:
+    """Each axis counts 1 from end to end."""
+    first, second = space.point(one), space.point(other)
+    steps = [
+        (axis.index(first[name]) - axis.index(second[name])) / max(1, len(axis) - 1)
+        for name, axis in space.axes.items()
+    ]
+    return math.sqrt(math.fsum(step**2 for step in steps))
+
+
+def mean_rate(row: Row) -> float:
+    return math.fsum(run.samples_per_s for run in row.runs) / max(1, len(row.runs))
+
+
+def write(table: Table, path: Path) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(table) + b"\n")
+    part.replace(path)
+
+
+def main() -> int:
+    given, begun = arguments(), time.monotonic()
+    spec = spec_of(given.workload, small=given.small, folder=given.jpegs)
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(spec, Path(folder))
+        with machine.bench, machine.sensor:
+            space = machine.space()
+            facts = machine.run.found.facts
+            assert facts is not None
+            if given.out.exists():
+                table = msgspec.json.decode(given.out.read_bytes(), type=Table)
+            else:
+                first = next(iter(space.recipes.values()))
+                one = machine.time(
+                    TrialConfig(
+                        loader=LoaderConfig(batch_size=min(64, max(space.batch_sizes)), num_workers=1), recipe=first
+                    )
+                )
+                assert isinstance(one, Measurement), one
+                table = Table(
+                    name=f"{given.workload}{'-small' if given.small else ''}",
+                    created=datetime.now(UTC).isoformat(timespec="seconds"),
+                    host=machine.host,
+                    device=machine.device,
+                    workload=spec,
+                    facts=facts,
+                    compute=tuple(machine.curve(space)),
+                    one_worker=slim(one),
+                )
+            able = [
+                config
+                for config in space.configs()
+                if host_memory_refusal(config.loader, facts.sample_bytes, machine.host) is None
+            ]
+            print(f"calibrated in {time.monotonic() - begun:.0f} s; {len(able)} settings", flush=True)
+            table = fill(machine, space, able, table, given, begun + given.within_s)
+    done = bool(table.rows) and all(len(row.runs) >= given.rounds for row in table.rows)
+    for row in sorted(table.rows, key=lambda row: -mean_rate(row))[:5]:
+        print(f"{mean_rate(row):,.0f}/s {row.config.loader} {row.config.precision}, {len(row.runs)} runs")
+    print(f"{len(table.rows)} rows in {time.monotonic() - begun:.0f} s{'' if done else ', not complete'}")
+    return 0 if done else 3
+
+
+def fill(
+    machine: Machine, space: SearchSpace, able: list[TrialConfig], table: Table, given: argparse.Namespace, until: float
+) -> Table:
+    """Round after round; those beside the best join in the first."""
+    order = random.Random(table.created)
+    rows = {row.config: row for row in table.rows}
+    for number in range(given.rounds):
+        turns = [apart(space, able, given.rows)] if number == 0 else [list(rows)]
+        for turn in turns:
+            for config in order.sample(turn, len(turn)):
+                row = rows.get(config, Row(config))
+                if len(row.runs) > number or time.monotonic() > until:
+                    continue
+                outcome = machine.time(config)
+                if isinstance(outcome, Measurement):
+                    rows[config] = Row(config, (*row.runs, slim(outcome)))
+                    table = msgspec.structs.replace(table, rows=tuple(rows.values()))
+                    write(table, given.out)
+                else:
+                    print(f"{config}: {outcome.message}", flush=True)
+            if number == 0 and len(turns) == 1 and len(rows) < given.rows + given.near:
+                turns.append(beside(space, able, list(rows.values()), given.near))
+    return table
+
+
+def slim(measured: Measurement) -> Measurement:
+    """Without what it used of the GPU's memory, which says nothing of its rate."""
+    return replace(measured, peak_allocated_bytes=None, peak_reserved_bytes=None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
