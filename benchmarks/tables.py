@@ -3,8 +3,8 @@
     python benchmarks/tables.py WORKLOAD --out FILE [--rows 28] [--near 12] [--rounds 2] [--within-s S] [--small]
 
 First the calibration: the seconds of a sample, a segment with one worker, and training steps without a loader at four
-batch sizes of each precision. Then ``--rows`` settings far from each other, and ``--near`` more beside the best three of
-those, each once a round as a segment of one training process, in an order that is drawn anew for each round. Called
+batch sizes of each precision. Then ``--rows`` settings far from each other and ``--near`` more beside the best three,
+each once a round as a segment of one training process, in an order that is drawn anew for each round. Called
 again with the same FILE it goes on where it was. Exit code 3: not complete.
 """
 

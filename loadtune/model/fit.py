@@ -7,6 +7,7 @@ along with it. The parameters are the maximum a posteriori (`scipy.optimize.leas
 Laplace's. How large ``g`` is, is not known: `SCALES` are weighted by their evidence.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import least_squares
 
-from loadtune.model.resources import RESOURCES, Array, Job, Points, demands, prior_of
+from loadtune.model.resources import Array, Job, Points, demands, prior_of
 
 SCALES = (0.04, 0.08, 0.16, 0.32)
 """Standard deviations of the logarithm that are considered for what the form leaves out."""
@@ -93,21 +94,12 @@ class ThroughputModel:
         return -np.log(demands(theta, self.job, points).seconds)
 
     def _fit(self, scale: float, weight: float, start: Array) -> _Fitted:
-        seen, dimension = self.segments, len(self._mean)
+        seen = self.segments
         if seen is None or not len(seen):
-            return _Fitted(
-                scale,
-                self._mean,
-                np.diag(self._sd**2),
-                float(np.log(weight)),
-                np.zeros(0),
-                None,
-                np.zeros((0, dimension)),
-            )
-        noise = np.diag(SEGMENT_SD**2 / seen.num)
-        total = scale**2 * kernel(seen.points, seen.points) + noise
-        lower = cholesky(total, lower=True)
-        logs = np.log(seen.rates)
+            none, flat = np.zeros(0), np.zeros((0, len(start)))
+            return _Fitted(scale, self._mean, np.diag(self._sd**2), math.log(weight), none, None, flat)
+        total = scale**2 * kernel(seen.points, seen.points) + np.diag(SEGMENT_SD**2 / seen.num)
+        lower, logs = cholesky(total, lower=True), np.log(seen.rates)
         made, computed = np.isfinite(seen.make_s), np.isfinite(seen.device_s)
 
         def residuals(theta: Array) -> Array:
@@ -117,19 +109,13 @@ class ThroughputModel:
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
             return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
 
-        solution = least_squares(
-            residuals, start, method="lm" if False else "trf", max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4
-        )
-        precision = solution.jac.T @ solution.jac
-        covariance = np.linalg.inv(precision)
-        evidence = (
-            -solution.cost - np.log(np.diag(lower)).sum() + 0.5 * np.linalg.slogdet(covariance)[1] + np.log(weight)
-        )
+        solution = least_squares(residuals, start, max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
+        covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+        evidence = -solution.cost - np.log(np.diag(lower)).sum() + np.linalg.slogdet(covariance)[1] / 2
         factor = cho_factor(total, lower=True)
         solved = cho_solve(factor, logs - self._model(solution.x, seen.points))
-        return _Fitted(
-            scale, solution.x, covariance, float(evidence), solved, factor, self._jacobian(solution.x, seen.points)
-        )
+        slope = self._jacobian(solution.x, seen.points)
+        return _Fitted(scale, solution.x, covariance, float(evidence) + math.log(weight), solved, factor, slope)
 
     def _jacobian(self, theta: Array, points: Points) -> Array:
         step = 1e-4
@@ -140,6 +126,19 @@ class ThroughputModel:
             down[index] -= step
             columns.append((self._model(up, points) - self._model(down, points)) / (2 * step))
         return np.stack(columns, axis=1)
+
+    def draws(self, num: int, seed: int = 0) -> Array:
+        """Parameters from the posterior, as logarithms, one row each."""
+        chance = np.random.default_rng(seed)
+        picked = chance.choice(len(self._fits), size=num, p=self.weights)
+        return np.stack(
+            [chance.multivariate_normal(self._fits[at].theta, self._fits[at].covariance, method="svd") for at in picked]
+        )
+
+    @property
+    def scale(self) -> float:
+        """Standard deviation of the logarithm of what the form leaves out, in the mean."""
+        return float(sum(weight * fit.scale for weight, fit in zip(self.weights, self._fits, strict=True)))
 
     def predict(self, points: Points) -> Prediction:
         """Mean and covariance of the logarithm of throughput, ``g`` included; noise of a segment is not."""
@@ -178,13 +177,6 @@ def _features(points: Points) -> list[Array]:
         points.pinned.astype(float),
         np.zeros(len(points)),
     ]
-
-
-def slowest(theta: Array, job: Job, points: Points) -> list[str]:
-    """The resource that needs the most seconds a sample."""
-    each = demands(theta, job, points).by_resource
-    table = np.stack([each[name] for name in RESOURCES])
-    return [RESOURCES[index] for index in table.argmax(axis=0)]
 
 
 def points_of(settings: Sequence[tuple[int, int, bool, int]]) -> Points:

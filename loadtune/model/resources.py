@@ -15,10 +15,10 @@ main                    launch × crowding ÷ batch_size, and unpinned bytes ÷ 
 device                  compute + bytes ÷ copy rate, + sync × crowding ÷ batch_size             always
 ======================  ======================================================================  ==============
 
-``make`` is the wall time of one worker for a sample: ``wait + load × crowding + pile × doublings of the batch beyond
-256``; the objects of a large batch outgrow the caches. ``busy`` is the share of its time in which a worker that is never
-out of work makes samples; sending them takes the rest. ``sync`` is what GradScaler's wait for the device costs a step:
-nothing is launched meanwhile. It holds for recipes in ``job.syncing``.
+``make`` is the wall time of one worker for a sample: ``wait + load × crowding``. There ``load`` grows by ``pile`` with
+each doubling of the batch beyond 256: the objects of a large batch outgrow the caches. ``busy`` is the share of its
+time in which a worker that is never out of work makes samples; collating and sending take the rest. ``sync`` is what
+GradScaler's wait for the device costs a step: nothing is launched meanwhile. It holds for recipes in ``job.syncing``.
 
 ``crowding`` is what a worker's CPU time grows by while cores are shared: ``1 + crowd × (busy cores ÷ usable cores)²``.
 Busy cores follow from the throughput itself, so both are iterated. With 0 workers the training process loads: its own
@@ -78,6 +78,15 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.batch_size)
+
+    @staticmethod
+    def joined(*parts: "Points") -> "Points":
+        return Points(
+            np.concatenate([part.batch_size for part in parts]),
+            np.concatenate([part.num_workers for part in parts]),
+            np.concatenate([part.pinned for part in parts]),
+            np.concatenate([part.recipe for part in parts]),
+        )
 
 
 PRIORS: Mapping[str, Prior] = {

@@ -1,0 +1,72 @@
+"""Which setting is tried next, and when enough were tried. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.resources import Array, Points
+
+WORTH = 0.01
+"""Gain that counts."""
+
+CHANCE = 0.05
+"""A setting whose probability to gain that much is below this is not worth a trial."""
+
+HELD = 2
+"""Predictions in a row that must have held before the search ends."""
+
+AGAIN = 0.3
+"""Share of the expected improvement of a setting that was tried: only the noise of its segment is left to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The setting to try next, by its place among the candidates."""
+
+    index: int
+    log_rate: float
+    """Predicted, before it is tried."""
+    sd: float
+    """Of that, with the noise of one segment."""
+    chance: float
+    """The largest probability of any candidate to be better than the best by `WORTH`."""
+    best: int
+    """The tried setting with the highest predicted throughput."""
+
+    def held(self, rate: float) -> bool:
+        """Whether what was measured then, in samples/s, lies in the 95% interval of the prediction."""
+        return abs(float(np.log(rate)) - self.log_rate) <= 1.96 * self.sd
+
+
+def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) -> Proposal:
+    """By expected improvement over the best setting that was tried. ``tried``: places among the candidates, not empty.
+
+    Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
+    is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated.
+    """
+    found = model.predict(candidates)
+    best = max(tried, key=lambda index: float(found.mean[index]))
+    ahead = found.mean - found.mean[best]
+    variance = np.diag(found.covariance) + found.covariance[best, best] - 2 * found.covariance[:, best]
+    sd = np.sqrt(np.maximum(1e-9, variance))
+    improvement = sd * _improvement(ahead / sd)
+    improvement[list(tried)] *= AGAIN
+    improvement[best] = 0.0
+    chances = ndtr((ahead - np.log1p(WORTH)) / sd)
+    chances[best] = 0.0
+    index = int(improvement.argmax())
+    noise = float(np.hypot(found.sd[index], SEGMENT_SD))
+    return Proposal(index, float(found.mean[index]), noise, float(chances.max()), best)
+
+
+def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:
+    """Whether no setting is likely to be better, and the last predictions held."""
+    return proposal.chance < CHANCE and len(held) >= HELD and all(held[-HELD:])
+
+
+def _improvement(standardized: Array) -> Array:
+    density = np.exp(-0.5 * standardized**2) / np.sqrt(2 * np.pi)
+    return np.asarray(standardized * ndtr(standardized) + density)
