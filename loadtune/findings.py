@@ -120,7 +120,7 @@ class Findings:
                 stage=self.stage_name,
                 message=message,
                 warning=warning,
-                trial_number=sum(t.screened is None for t in self.trials) if self.trials else None,
+                trial_number=len(self.trials) or None,
                 num_trials=self.config.num_trials,
                 config=self.running,
                 current_samples_per_s=rate,

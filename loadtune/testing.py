@@ -332,7 +332,7 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
         input_dtype="float32",
         sample_bytes=3 * 224 * 224 * 4 + 8,
         sample_s=surface.sample_s,
-        least_sample_s=surface.sample_s,
+        sample_cpu_s=surface.sample_s,
         num_classes=1000,
         num_parameters=25_557_032,
         precisions=tuple(surface.compute_per_s),

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import math
 import multiprocessing
 import random
 import statistics
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Subset
 
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
@@ -40,8 +38,6 @@ _MAX_SAMPLES = 16  # kept, to make batches of
 # read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
 _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
-# What a sample takes at the least is not asked of slow ones, nor of few: their mean says nothing of others.
-_REREAD_S, _MAX_PASSES, _FEWEST_REREAD = 0.3, 5, 8
 
 
 class Samples:
@@ -50,7 +46,7 @@ class Samples:
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
         with _one_thread(), line.samples.reading() as note:
-            self.samples, indices, self.sample_s = _read_samples(workload, line, note)
+            self.samples, indices, self.sample_s, self.sample_cpu_s = _read_samples(workload, line, note)
         self.batch: Batch = collate_samples(self.samples, indices, any_target=workload.own_loss)
 
 
@@ -133,7 +129,7 @@ def describe(
         input_dtype=str(inputs.dtype).removeprefix("torch."),
         sample_bytes=(inputs.nbytes + targets.nbytes) // len(inputs),
         sample_s=samples.sample_s,
-        least_sample_s=least_sample_s(workload, samples, line),
+        sample_cpu_s=samples.sample_cpu_s,
         num_classes=trained[1],
         num_parameters=sum(parameter.numel() for parameter in parameters),
         precisions=_precisions(device),
@@ -172,30 +168,35 @@ def _drawn(workload: Workload) -> list[int]:
     return list(itertools.islice(itertools.cycle(drawn), count))
 
 
-def _read_samples(workload: Workload, line: Line, note: Callable[[int], None]) -> tuple[list[Any], list[int], float]:
-    """(Samples to make batches of, their indices, seconds of one). As many are timed as there is time for.
+def _read_samples(
+    workload: Workload, line: Line, note: Callable[[int], None]
+) -> tuple[list[Any], list[int], float, float]:
+    """(Samples to make batches of, their indices, seconds of one, CPU seconds of one).
 
-    ``note`` is told the index of each before.
+    As many are timed as there is time for. ``note`` is told the index of each before.
     """
     note(0)
     samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
+    used_s, num_read = time.process_time(), 0
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
-        group, mean_s = _read_group(workload, drawn[at : at + _GROUP], line, note)
+        group, mean_s, num = _read_group(workload, drawn[at : at + _GROUP], line, note)
         kept = group[: _MAX_SAMPLES - len(samples)]
         samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
         means.append(mean_s)
+        num_read += num
         if time.monotonic() - started > _ENOUGH_S:
             break
     counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
     sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
-    return samples, indices, sample_s
+    cpu_s = (time.process_time() - used_s) / num_read
+    return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
 
 
 def _read_group(
     workload: Workload, indices: list[int], line: Line, note: Callable[[int], None]
-) -> tuple[list[Any], float]:
-    """(Its first samples, mean seconds of one); fewer of them where they are slow."""
+) -> tuple[list[Any], float, int]:
+    """(Its first samples, mean seconds of one, how many were read); fewer of them where they are slow."""
     group: list[Any] = []
     num_read, started = 0, time.monotonic()
     for index in indices:
@@ -206,36 +207,7 @@ def _read_group(
         line.pulse()
         if time.monotonic() - started > _MAX_SAMPLING_S:
             break
-    return group, (time.monotonic() - started) / num_read
-
-
-def least_sample_s(workload: Workload, samples: Samples, line: Line) -> float | None:
-    """What no process makes a sample in less than: each sample's fastest reading, with one thread and with all."""
-    indices = sorted(set(_drawn(workload)[: len(samples.samples) - 1]))  # those that were read
-    slow = _FEWEST_REREAD * samples.sample_s > _REREAD_S
-    if slow or len(indices) < _FEWEST_REREAD or _reads_whole_batches(workload.dataset):
-        return None
-    fastest = [math.inf] * len(indices)
-    until = time.monotonic() + _REREAD_S
-    for number in range(_MAX_PASSES):
-        with _one_thread() if number % 2 == 0 else contextlib.nullcontext(), line.samples.reading() as note:
-            for at, index in enumerate(indices):
-                note(index)
-                started = time.monotonic()
-                fetch_samples(workload.dataset, [index])
-                fastest[at] = min(fastest[at], time.monotonic() - started)
-                line.pulse()
-        if number > 0 and time.monotonic() > until:
-            break
-    least = statistics.fmean(fastest) - 2 * statistics.stdev(fastest) / math.sqrt(len(fastest))
-    return least if least > 0 else None
-
-
-def _reads_whole_batches(dataset: Any) -> bool:
-    """What is read one by one says nothing of such batches. A `Subset` passes on what is asked of it."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return hasattr(dataset, "__getitems__")
+    return group, (time.monotonic() - started) / num_read, num_read
 
 
 def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:

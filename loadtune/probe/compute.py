@@ -1,7 +1,6 @@
 """The compute curve: samples/s with the batch already on the device, over batch size, per precision.
 
-In: a bench, recipes and their ceilings. Out: `ComputePoint`s up to saturation, and the bound they put on any
-configuration: no loader can train faster than this.
+In: a bench, recipes and their ceilings. Out: `ComputePoint`s up to saturation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +10,6 @@ from loadtune.seams import Bench, Clock
 
 SATURATED = 1.03
 """Doubling the batch gained under 3%: larger ones gain 2 to 8% more in all (H200, ResNet-50), at twice the memory."""
-
-MIN_ERROR = 0.05
-"""A curve's point is trusted to 5% at best: clocks and temperature move it between the curve and a trial."""
 
 
 def compute_curve(
@@ -62,29 +58,6 @@ def knee(points: Sequence[ComputePoint], recipe: Recipe, share: float = 1 / SATU
     own = [p for p in points if p.recipe == recipe]
     top = max(p.samples_per_s for p in own)
     return min((p for p in own if p.samples_per_s >= share * top), key=lambda p: p.batch_size)
-
-
-def compute_bound(points: Sequence[ComputePoint], recipe: Recipe, batch_size: int) -> float | None:
-    """Samples/s that training at this size cannot exceed, widened by the curve's own error.
-
-    Between two measured sizes the rate is at most that of the larger; beyond the largest, saturation says how much may
-    still come. None: nothing is known, because the recipe was not timed, or its rate still grew where the curve ended.
-    """
-    own = _curve(points, recipe)
-    if not own or (batch_size > own[-1].batch_size and not _saturated(own)):
-        return None
-    up_to = [p for p in own if p.batch_size >= batch_size]
-    reach = max(p.samples_per_s for p in own if p.batch_size <= up_to[0].batch_size) if up_to else None
-    rate = reach if reach is not None else max(p.samples_per_s for p in own) * SATURATED**2
-    error = max([MIN_ERROR, *(p.half_width_fraction or 0.0 for p in own)])
-    return rate * (1 + error)
-
-
-def as_fast(points: Sequence[ComputePoint], one: Recipe, other: Recipe) -> bool:
-    """Whether `other` computes as fast as `one`, to the curve's own error, at the largest batch both were timed at."""
-    first, second = ({p.batch_size: p.samples_per_s for p in _curve(points, recipe)} for recipe in (one, other))
-    common = max(first.keys() & second.keys(), default=None)
-    return common is not None and second[common] > (1 - MIN_ERROR) * first[common]
 
 
 def reaches(points: Sequence[ComputePoint], recipe: Recipe, largest: int) -> bool:

@@ -15,24 +15,35 @@ from loadtune.records.workload import TuneConfig, WorkloadFacts
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
-TrialOrigin = Literal["yours", "seed", "warm start", "search"]
+TrialOrigin = Literal["yours", "warm start", "search", "seed"]
+"""``seed`` is of older versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What the throughput model said of a trial before it was run, with its 95% interval."""
+
+    score: float
+    """samples/s, or samples per joule where those are looked for."""
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One configuration the study looked at. Exactly one of the three outcomes is set."""
+    """One configuration that was tried. Exactly one of measurement and failure is set."""
 
     number: int
     config: TrialConfig
     origin: TrialOrigin
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
-    screened: str | None = None
-    """Why it was not run: a bound says that it cannot win, or does not fit. None: it was run."""
+    predicted: Predicted | None = None
+    """None: it was no proposal of the model's."""
 
     @property
     def outcome(self) -> Measurement | TrialFailure | None:
-        """What came of running it. None: it was not."""
+        """What came of it. None: a result of an older version, in which it was not run."""
         return self.measurement or self.failure
 
 

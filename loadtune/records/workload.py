@@ -87,9 +87,8 @@ class WorkloadFacts:
     memory_budget_bytes: int
     """How much of it training may use now, including what the training process holds already."""
 
-    least_sample_s: float | None = None
-    """Lower bound of the seconds to load one sample: the lower end of the 95% interval of the mean over samples that
-    were loaded before and are cached. None: not measured, because the dataset is small, slow or reads whole batches."""
+    sample_cpu_s: float | None = None
+    """CPU seconds of that; the rest is waiting, for storage or a network. None: a result of an older version."""
     code: tuple[CodePart, ...] = ()
     """Empty in results of older versions."""
     torchvision: str | None = None

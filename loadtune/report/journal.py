@@ -150,7 +150,7 @@ class Kept:
     @property
     def num_run(self) -> int:
         """Trials that were run, what was timed ahead of the first one among them."""
-        return sum(trial.screened is None for trial in self.trials) or int(self.ahead is not None)
+        return len(self.trials) or int(self.ahead is not None)
 
     @property
     def head(self) -> Head:
@@ -194,7 +194,7 @@ def read_journal(folder: Path) -> Kept:
     heads = [line for line in lines if isinstance(line, Head)]
     if not heads:
         raise ResultError(f"{path} has no complete line, so there is nothing to resume. Run without --resume.")
-    run = (at for at, line in enumerate(lines) if isinstance(line, Tried) and line.trial.screened is None)
+    run = (at for at, line in enumerate(lines) if isinstance(line, Tried))
     since = max(run, default=0)
     return Kept(
         heads=tuple(heads),

@@ -204,9 +204,8 @@ def _took(result: TuningResult) -> tuple[str, ...]:
 
 def _trial_counts(trials: tuple[Trial, ...]) -> str:
     measured = sum(trial.measurement is not None for trial in trials)
-    screened = sum(trial.screened is not None for trial in trials)
     failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
-    return f"{counted(len(trials), 'trial')}: {measured} measured, {screened} pruned, {failed}"
+    return f"{counted(len(trials), 'trial')}: {measured} measured, {failed}"
 
 
 def _curve(result: TuningResult) -> CeilingView | None:

@@ -20,11 +20,11 @@ from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
+from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate
 from loadtune.study.confirm import finalists, needed, pick_finalists
 from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
-from loadtune.study.seeds import leaner
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import ROUGH, is_confirmed, not_told_apart, pick_winner, undecided
 from loadtune.units import counted, seconds_text
@@ -112,13 +112,15 @@ def _is_confirmed(run: Run, failed: Sequence[Failed]) -> bool:
 
 def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
     """The finalists, those first that the answer needs most."""
-    found, config = run.found, run.found.config
+    found, own_size = run.found, run.found.config.yours.batch_size
+    search = search_of(run, facts, searched)
+    ranked = [each.config for each in search.ranked()]
     return pick_finalists(
-        found.trials,
+        ranked,
         found.yours,
-        at_your_batch=config.yours.batch_size is not None,
-        leaner=lambda c, m: leaner(searched, c, m, facts.sample_s),
-        objective=config.objective,
+        found.trials,
+        at_your_batch=[] if own_size is None else [each.config for each in search.best_at(own_size)],
+        leaner=search.leaner(ranked[0]) if ranked else None,
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
@@ -146,7 +148,7 @@ def _known(run: Run) -> list[Outcome]:
 
     None where a trial was run since: the finalists may be others, and all are measured anew.
     """
-    if run.kept is None or any(trial.screened is None for trial in run.found.trials[len(run.kept.trials) :]):
+    if run.kept is None or len(run.found.trials) > len(run.kept.trials):
         return []
     lines = run.kept.confirmed
     return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]

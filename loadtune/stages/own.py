@@ -24,9 +24,12 @@ from loadtune.report.journal import Ahead
 from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
-from loadtune.study.loop import NEAR_CEILING, raise_for_the_user
+from loadtune.study.loop import raise_for_the_user
 from loadtune.study.yours import ASSUMED_BATCH, your_config
 from loadtune.units import percent_text
+
+NEAR_CEILING = 0.97
+"""Share of the compute-only rate from which on no loader setting can add more than 3%."""
 
 
 def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:

@@ -3,29 +3,22 @@
 from collections.abc import Iterator
 
 from loadtune.findings import Findings
-from loadtune.records import Dimension, TrialFailure, TuneConfig
+from loadtune.records import Dimension, TrialFailure
 from loadtune.study.loop import StudyLoop
 from loadtune.study.space import SearchSpace
 from loadtune.units import counted, seconds_text
 
 
-def end_notes(
-    loop: StudyLoop, found: Findings, searched: SearchSpace, *, whole: bool, predictions_left: bool
-) -> list[str]:
-    """What of the search's end a user should know, a line each. `whole`: every configuration was to be run."""
-    if loop.yours_suffices:
-        first = [f"The search ended early: {loop.ended}."]
-    elif loop.out_of_time and (hung := hung_trials(found)):
+def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[str]:
+    """What of the search's end a user should know, a line each."""
+    first = []
+    if loop.out_of_time and (hung := hung_trials(found)):
         first = [f"The search ended early because {counted(len(hung), 'trial')} hung: {hung[-1].message.rstrip('.')}."]
-    elif loop.out_of_time and whole:
-        first = _not_whole(found, searched)
-    elif loop.out_of_time and predictions_left:
+    elif loop.out_of_time:
         first = [
-            f"The time budget of {_budget(found.config)} ended the search before every predicted configuration was "
-            "tried. A larger --time-budget may find a faster one."
+            f"The time budget of {seconds_text(found.config.time_budget_s)} ended the search while another "
+            "configuration may have been faster. A larger --time-budget may find it."
         ]
-    else:
-        first = []
     return [*first, *(_tuned_note(loop, searched, name) for name in _void(found, searched))]
 
 
@@ -34,18 +27,9 @@ def hung_trials(found: Findings) -> list[TrialFailure]:
     return [t.failure for t in found.all_trials if t.failure is not None and t.failure.kind == "hang"]
 
 
-def _not_whole(found: Findings, searched: SearchSpace) -> list[str]:
-    num_run = sum(trial.screened is None for trial in found.trials)
-    num_configs = sum(1 for _ in searched.configs())
-    return [
-        f"The time budget of {_budget(found.config)} ended the search after {num_run} of the {num_configs} "
-        "configurations, the most promising first. A larger --time-budget tries more of them."
-    ]
-
-
 def _void(found: Findings, searched: SearchSpace) -> Iterator[Dimension]:
     """Dimensions given to --tune of which one value was run at most, or none."""
-    axes, run = searched.axes, [trial.config for trial in found.trials if trial.screened is None]
+    axes, run = searched.axes, [trial.config for trial in found.trials]
     for name in found.config.tune:
         mattered = [config for config in run if name == "memory_format" or config.loader.num_workers]
         if len(axes.get(name, ())) > 1 and len({searched.point(config)[name] for config in mattered}) < 2:
@@ -58,7 +42,3 @@ def _tuned_note(loop: StudyLoop, searched: SearchSpace, name: Dimension) -> str:
     if loop.out_of_time:
         return f"--tune {name}: only one value was tried, because the time ended. Raise --time-budget to try others."
     return f"--tune {name}: only one value was tried before the search ended ({loop.ended})."
-
-
-def _budget(config: TuneConfig) -> str:
-    return seconds_text(config.time_budget_s)

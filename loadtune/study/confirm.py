@@ -6,15 +6,11 @@ to be true (simulated: it overclaims by 6% at 5% noise).
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t, quantile_of_t
 from loadtune.study.alternation import ERROR, LOOKS, Outcome
-
-NUM_TOP = 2
-"""Best configurations of the study that are measured again: the leader's luck is what the second is there to show."""
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
@@ -23,70 +19,47 @@ median of four sets of runs on an H200, 2.0 on two cores, where little is compil
 MIN_RUNS = 2
 """Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
 
-CONTENDER = 0.9
-"""A configuration this close to the leader may really be as fast."""
-
-Ranked = Sequence[tuple[TrialConfig, Measurement]]
-
 
 def pick_finalists(
-    trials: Sequence[Trial],
+    ranked: Sequence[TrialConfig],
     yours: TrialConfig | None,
+    trials: Sequence[Trial],
     *,
-    at_your_batch: bool = False,
-    leaner: Callable[[TrialConfig, Measurement], TrialConfig | None] = lambda config, measured: None,
-    objective: Objective = "samples-per-s",
+    at_your_batch: Sequence[TrialConfig] = (),
+    leaner: TrialConfig | None = None,
     time_s: float = math.inf,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
-    In any case: the fastest of the search, the baseline, the fastest that is not the baseline and, with
-    ``at_your_batch``, the two fastest at the baseline's batch size. Where time allows: the second fastest; of those
-    within 10% of the fastest the one with the fewest workers; and the fastest with fewer workers, which ``leaner``
-    returns, unless the search measured one with nearly as few and it was slower. Those in ``kept`` were measured again
-    before an interruption and stay. With ``objective`` samples-per-joule, read "most efficient" for "fastest".
+    ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
+    baseline, and the two best ``at_your_batch`` size. Where time allows: the second best, and the ``leaner`` one. Those
+    in ``kept`` were measured again before an interruption and stay.
     """
-    timed = ((t.config, t.measurement) for t in trials if t.measurement)
-    ranked = sorted(timed, key=lambda t: -t[1].score(objective))
-    if not ranked:
-        return () if yours is None else (yours,)
-    near = CONTENDER * ranked[0][1].score(objective)
-    contenders = [config for config, measured in ranked if measured.score(objective) >= near]
-    rivals = [config for config, _ in ranked if config != yours]
-    needed = [contenders[0], *([] if yours is None else [yours]), *rivals[:1]]
-    if yours is not None and at_your_batch:
-        needed += [config for config in rivals if config.batch_size == yours.batch_size][:2]
-    slim = leaner(*ranked[0])
-    relatives = [slim] if slim is not None and _nearest_tried(slim, ranked) in contenders else []
-    spare = [*contenders[:NUM_TOP], min(contenders, key=size), *relatives]
+    rivals = [config for config in ranked if config != yours]
+    at_batch = [config for config in at_your_batch if config != yours]
+    needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
-    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, ranked) for config in fixed)
-    return (*fixed, *_repeatable([config for config in dict.fromkeys(spare) if config not in fixed], ranked, left_s))
+    spare = dict.fromkeys([*ranked[:2], *([] if leaner is None else [leaner])])
+    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials) for config in fixed)
+    return (*fixed, *_repeatable([config for config in spare if config not in fixed], trials, left_s))
 
 
-def _nearest_tried(slim: TrialConfig, ranked: Ranked) -> TrialConfig:
-    """Of those that differ from it in nothing but workers, of which they have as many or more, that with the fewest; of
-    a relative of the leader, the leader at the last."""
-    tried = [config for config, _ in ranked if config.loader.num_workers >= slim.loader.num_workers]
-    alike = (c for c in tried if replace(c, loader=replace(c.loader, num_workers=slim.loader.num_workers)) == slim)
-    return min(alike, key=size)
-
-
-def _repeatable(spare: Sequence[TrialConfig], ranked: Ranked, left_s: float) -> Iterator[TrialConfig]:
+def _repeatable(spare: Sequence[TrialConfig], trials: Sequence[Trial], left_s: float) -> Iterator[TrialConfig]:
     """Those that can be measured twice in the time that others leave; a short one may fit where a long one did not."""
     for config in spare:
-        took_s = MIN_RUNS * _lasts_s(config, ranked)
+        took_s = MIN_RUNS * _lasts_s(config, trials)
         if took_s <= left_s:
             left_s -= took_s
             yield config
 
 
-def _lasts_s(config: TrialConfig, ranked: Ranked) -> float:
-    """As long as its trial, or that of its loader and precision under another recipe, or else the leader's."""
-    own = [each for each in ranked if each[0] == config]
-    alike = [each for each in ranked if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
-    return _trial_s(*[*own, *alike, ranked[0]][0])
+def _lasts_s(config: TrialConfig, trials: Sequence[Trial]) -> float:
+    """As long as its trial, or that of its loader and precision under another recipe, or else as trials last."""
+    ran = [(trial.config, trial.measurement) for trial in trials if trial.measurement is not None]
+    alike = [each for each in ran if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
+    took = [_trial_s(*each) for each in ([each for each in ran if each[0] == config] or alike[:1] or ran)]
+    return statistics.fmean(took) if took else 0.0
 
 
 def _trial_s(config: TrialConfig, measured: Measurement) -> float:

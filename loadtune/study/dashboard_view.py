@@ -97,16 +97,10 @@ class ShownStudy(BaseStorage):
 
 
 def shown(trial: FrozenTrial) -> FrozenTrial:
-    """With its constraints where optuna-dashboard reads them; screened out: pruned, and without the bound as a value.
-
-    Why it was screened out stays in its user attribute ``screened``, the bound in ``at_most_per_s``.
-    """
+    """With its constraints where optuna-dashboard reads them."""
     trial = copy.copy(trial)
     if trial.constraints:
         trial.system_attrs = {**trial.system_attrs, LISTED_CONSTRAINTS: list(trial.constraints.values())}
-    if trial.state == TrialState.COMPLETE and trial.user_attrs.get("screened"):
-        trial.user_attrs = {**trial.user_attrs, "at_most_per_s": trial.value}
-        trial.state, trial.value = TrialState.PRUNED, None
     return trial
 
 

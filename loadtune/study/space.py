@@ -19,8 +19,8 @@ COARSE_STEP = 1.2
 PREFETCH_FACTORS = (1, 2, 4, 8)
 """PyTorch's default is 2; what 8 batches a worker do not hide, more do not either, at twice the memory."""
 
-_OFFSETS = (-2, 2, -1, 1)
-"""Two rungs are a doubling of the batch: a step that shows through the noise. Down first: smaller is leaner."""
+MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision")
+"""What the throughput model knows."""
 
 _LOADER_AXES: tuple[Dimension, ...] = (
     "batch_size",
@@ -92,37 +92,16 @@ class SearchSpace:
             return near
         return self.at(self.point(replace(near, loader=replace(near.loader, batch_size=self.ceilings[near.precision]))))
 
-    def in_precision(self, config: TrialConfig, precision: Precision) -> TrialConfig:
-        """The same in another precision, or what fits of it."""
-        return self.clip(replace(config, recipe=self.recipes[precision]))
-
-    def neighbours(self, config: TrialConfig) -> Iterator[TrialConfig]:
-        """Configurations that fit and differ in one axis: two rungs down or up first, then one; other values last."""
-        axes, point = self.axes, self.point(config)
-        ladders = {name: axis for name, axis in axes.items() if is_ordered(axis)}
-        steps = [
-            (name, axis[at])
-            for offset in _OFFSETS
-            for name, axis in ladders.items()
-            if 0 <= (at := axis.index(point[name]) + offset) < len(axis)
-        ]
-        steps += [(name, value) for name, axis in axes.items() if name not in ladders for value in axis]
-        near = (self.at({**point, name: value}) for name, value in steps)
-        return (other for other in dict.fromkeys(near) if other != config and self.excess(other) <= 0)
-
-    def num_steps(self, one: TrialConfig, other: TrialConfig) -> int:
-        """From one to the other: rungs of every ladder, and one for each other value that differs."""
-        here, there = self.point(one), self.point(other)
-        return sum(
-            abs(axis.index(here[name]) - axis.index(there[name])) if is_ordered(axis) else here[name] != there[name]
-            for name, axis in self.axes.items()
-        )
-
-    def configs(self) -> Iterator[TrialConfig]:
-        """Every configuration that fits, once."""
-        axes = self.axes
-        every = (self.at(dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
+    def modelled(self) -> Iterator[TrialConfig]:
+        """Every configuration that fits, once, with the defaults of what the throughput model does not know."""
+        axes = (self.batch_sizes, self.num_workers, self.pin_memory, self.precisions)
+        every = (self.config(*values) for values in product(*axes))
         return (config for config in dict.fromkeys(every) if self.excess(config) <= 0)
+
+    def as_modelled(self, config: TrialConfig) -> TrialConfig:
+        """The same with the defaults of what the throughput model does not know."""
+        loader = config.loader
+        return self.config(loader.batch_size, loader.num_workers, loader.pin_memory, config.precision)
 
     def excess(self, config: TrialConfig) -> int:
         """Samples by which a batch is above its precision's ceiling; 0 or less: it fits."""

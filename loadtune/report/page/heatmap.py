@@ -6,7 +6,7 @@ In: a `TuningResult`. Out: a `Figure`.
 from collections.abc import Sequence
 
 from loadtune.records import PRECISIONS, SCORE_UNITS, Precision, Trial, TuningResult
-from loadtune.report.page.figure import GREY, RED, SCALE, Figure, Panel, Trace, axis, points, text
+from loadtune.report.page.figure import RED, SCALE, Figure, Panel, Trace, axis, points, text
 from loadtune.report.page.measured import Timed, hover, timed_trials
 from loadtune.report.wording import short_score_text
 
@@ -88,10 +88,7 @@ def _cells(result: TuningResult, here: list[Timed], batches: list[int], workers:
 
 
 def _marks(others: list[Trial]) -> list[Trace]:
-    kinds = (
-        ("failed", "x", RED, [(t, t.failure.message) for t in others if t.failure is not None]),
-        ("not run", "diamond-open", GREY, [(t, t.screened) for t in others if t.screened is not None]),
-    )
+    kinds = (("failed", "x", RED, [(t, t.failure.message) for t in others if t.failure is not None]),)
     return [
         points(
             name,

@@ -93,11 +93,7 @@ def _marks(result: TuningResult, name: str, timed: list[Timed], colour: str, sym
 
 def _without_a_rate(trials: tuple[Trial, ...]) -> list[Trace]:
     failed = [(trial, trial.failure.message) for trial in trials if trial.failure is not None]
-    screened = [(trial, trial.screened) for trial in trials if trial.screened is not None]
-    return [
-        *([_at_zero("failed", failed, RED, "x")] if failed else []),
-        *([_at_zero("pruned", screened, GREY, "diamond-open")] if screened else []),
-    ]
+    return [_at_zero("failed", failed, RED, "x")] if failed else []
 
 
 def _at_zero(name: str, trials: list[tuple[Trial, str]], colour: str, symbol: str) -> Trace:

@@ -132,6 +132,4 @@ def _figures(found: Measurement | None, device_kind: str) -> tuple[Cell, ...]:
 def _words(trial: Trial) -> str:
     if trial.failure is not None:
         return f"{FAILURE_TEXT[trial.failure.kind]} ({trial.failure.phase}): {trial.failure.message}"
-    if trial.screened is not None:
-        return f"pruned: {trial.screened}"
     return "measured, noisy" if trial.measurement is not None and trial.measurement.noisy else "measured"

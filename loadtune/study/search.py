@@ -1,0 +1,207 @@
+"""Which configuration is tried next, and when enough were tried. Pure.
+
+The throughput model proposes by expected improvement (`model.proposals`). The user's settings come first, then another
+run's winner where one was given. What the model does not know, such as prefetch_factor, is tried at the end: the best
+configuration with one setting changed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.proposals import is_enough, propose
+from loadtune.model.resources import Job
+from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
+from loadtune.study.space import MODELLED, SearchSpace
+from loadtune.study.throughput import points_at, segments_of
+
+AS_FAST = 0.99
+"""Share of the best predicted rate from which on a configuration with fewer workers is worth a place in the
+confirmation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """A configuration to try."""
+
+    config: TrialConfig
+    origin: TrialOrigin
+    predicted: Predicted | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A configuration that was tried, or that the model predicts."""
+
+    config: TrialConfig
+    score: float
+    """Expected: samples/s while training goes on, or samples per joule."""
+
+
+@dataclass(slots=True)
+class Search:
+    """Call `next`, try what it returns, and tell the outcome to `saw`."""
+
+    job: Job
+    space: SearchSpace
+    first: Sequence[Next]
+    """Tried before the model is asked."""
+    feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs
+    """Those of them that can run, by all that is known now."""
+    objective: Objective = "samples-per-s"
+    _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
+    _failed: set[TrialConfig] = field(default_factory=set)
+    _held: list[bool] = field(default_factory=list)
+    _next: Next | None = None
+    ended: str = ""
+    """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
+
+    def saw(self, trial: Trial) -> None:
+        """An outcome, also one of before an interruption."""
+        self._next = None
+        measured = trial.measurement
+        if measured is None:
+            self._failed.add(trial.config)
+            return
+        self._tried.append((trial.config, measured))
+        if trial.predicted is not None and trial.origin == "search":
+            score = measured.score(self.objective)
+            self._held.append(trial.predicted.low <= score <= trial.predicted.high)
+
+    def next(self, room: int) -> Next | None:
+        """What to try next; the same until an outcome was told. None: nothing is left that is worth a trial.
+
+        ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
+        """
+        if self._next is None:
+            seen = {*self._failed, *(config for config, _ in self._tried)}
+            waiting = (each for each in self.first if each.config not in seen)
+            self._next = next(waiting, None) or self._proposed(room) or self._changed(seen)
+        return self._next
+
+    def upcoming(self) -> Next:
+        """What `next` returned. Raises ValueError where there is nothing to try."""
+        if self._next is None:
+            raise ValueError("the search proposes nothing")
+        return self._next
+
+    def _proposed(self, room: int) -> Next | None:
+        known = [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
+        configs = [config for config in self.feasible(self._candidates()) if config not in self._failed]
+        seen = {self.space.as_modelled(config) for config, _ in known}
+        places = [at for at, config in enumerate(configs) if config in seen]
+        if len(places) == len(configs):
+            self.ended = "every configuration that can run was tried"
+            return None
+        if not places:  # nothing ran yet, or what ran no longer fits
+            return self._guessed(configs)
+        found = propose(self._model(known), points_at(configs, self.job), places)
+        if is_enough(found, self._held):
+            self.ended = "no other configuration is likely to be faster"
+            return None
+        if room <= len(self._variants(configs[found.best])):
+            return None
+        unit = self._unit(known)
+        low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))
+        predicted = Predicted(score=math.exp(found.log_rate) / unit, low=low, high=high)
+        return Next(config=configs[found.index], origin="search", predicted=predicted)
+
+    def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
+        """Without any measurement to compare with: what the calibrations alone say is fastest."""
+        found = ThroughputModel(self.job).predict(points_at(configs, self.job))
+        at = int(found.mean.argmax())
+        sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
+        low, middle, high = (math.exp(float(found.mean[at]) + times * sd) for times in (-1.96, 0, 1.96))
+        known = self.objective == "samples-per-s"
+        predicted = Predicted(score=middle, low=low, high=high) if known else None
+        return Next(config=configs[at], origin="search", predicted=predicted)
+
+    def _changed(self, seen: set[TrialConfig]) -> Next | None:
+        """The best configuration with one setting that the model does not know at another value."""
+        best = next((each.config for each in self.ranked() if each.config == self.space.as_modelled(each.config)), None)
+        variants = [] if best is None else self._variants(best)
+        return next((Next(config=config, origin="search") for config in variants if config not in seen), None)
+
+    def _variants(self, config: TrialConfig) -> list[TrialConfig]:
+        axes, point = self.space.axes, self.space.point(config)
+        others = [(name, value) for name, axis in axes.items() if name not in MODELLED for value in axis]
+        changed = (self.space.at({**point, name: value}) for name, value in others)
+        variants = (
+            each for each in dict.fromkeys(changed) if each != config and self._place(each) == self._place(config)
+        )
+        return list(self.feasible(list(variants)))
+
+    def ranked(self) -> list[Ranked]:
+        """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
+
+        The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
+        """
+        known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self._is_modelled(c))
+        others = {c: m for c, m in self._tried if not self._is_modelled(c)}
+        found = [Ranked(config=c, score=m.score(self.objective)) for c, m in others.items()]
+        return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
+
+    def best_at(self, batch_size: int) -> list[Ranked]:
+        """What the model expects of the configurations with this batch size, best first, tried or not."""
+        configs = [c for c in self.feasible(self._candidates()) if c.batch_size == batch_size and c not in self._failed]
+        return self._by_expectation(configs)
+
+    def leaner(self, config: TrialConfig) -> TrialConfig | None:
+        """The same with the fewest workers that are expected to train as fast. None: all of them are needed."""
+        loader = config.loader
+        alike = [
+            c
+            for c in self.feasible(self._candidates())
+            if c.loader.num_workers <= loader.num_workers
+            and (c.batch_size, c.loader.pin_memory, c.recipe) == (loader.batch_size, loader.pin_memory, config.recipe)
+        ]
+        ranked = self._by_expectation(alike)
+        if not ranked:
+            return None
+        enough = [each.config for each in ranked if each.score >= AS_FAST * ranked[0].score]
+        fewest = min(enough, key=lambda c: c.loader.num_workers)
+        return fewest if fewest.loader.num_workers < loader.num_workers else None
+
+    def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
+        scores = self._expected(configs)
+        found = [Ranked(config=c, score=score) for c, score in zip(configs, scores, strict=True)]
+        return sorted(found, key=lambda each: -each.score)
+
+    def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
+        known = [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
+        if not configs or not known:
+            return [0.0 for _ in configs]
+        rates = np.exp(self._model(known).predict(points_at(configs, self.job)).mean) / self._unit(known)
+        return [float(rate) for rate in rates]
+
+    def _model(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> ThroughputModel:
+        unit = self._unit(known)
+        rates = [self._score(measured) * unit for _, measured in known]
+        return ThroughputModel(self.job, segments_of(known, rates, self.job))
+
+    def _score(self, measured: Measurement) -> float:
+        """In flight: what starting workers costs an epoch is added where configurations are ranked."""
+        return measured.samples_per_s if self.objective == "samples-per-s" else measured.score(self.objective)
+
+    def _unit(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> float:
+        """Samples/s of one unit of the score: the power in the median of the trials, in watts, or 1. By how much power
+        differs from setting to setting is left to the model's discrepancy."""
+        if self.objective == "samples-per-s":
+            return 1.0
+        return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in known]))
+
+    def _candidates(self) -> list[TrialConfig]:
+        return list(self.space.modelled())
+
+    def _is_modelled(self, config: TrialConfig) -> bool:
+        """Whether the model knows all that it differs in; how long workers live changes no rate."""
+        near = self.space.as_modelled(config)
+        kept = replace(config.loader, persistent_workers=near.loader.persistent_workers)
+        return replace(config, loader=kept) == near
+
+    def _place(self, config: TrialConfig) -> tuple[object, ...]:
+        loader = config.loader
+        return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision

@@ -1,0 +1,91 @@
+"""The throughput model of a run: what its probes found as a `Job`, its trials as segments. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from loadtune.model.fit import Segments, points_of
+from loadtune.model.resources import Job, Points
+from loadtune.records import (
+    ComputePoint,
+    Device,
+    HostFacts,
+    Measurement,
+    Precision,
+    Recipe,
+    TrialConfig,
+    WorkloadFacts,
+)
+
+
+def job_of(
+    facts: WorkloadFacts,
+    host: HostFacts,
+    device: Device,
+    recipes: Mapping[Precision, Recipe],
+    compute_points: Sequence[ComputePoint],
+) -> Job:
+    """What is known before the first trial. A precision that was not timed counts as the first one that was."""
+    curves = {precision: _curve(compute_points, recipe) for precision, recipe in recipes.items()}
+    known = next(curve for curve in curves.values() if curve)
+    return Job(
+        sample_s=facts.sample_s,
+        sample_cpu_s=facts.sample_s if facts.sample_cpu_s is None else facts.sample_cpu_s,
+        sample_bytes=float(facts.sample_bytes),
+        num_cores=float(host.num_usable_cores),
+        on_gpu=device.kind == "cuda",
+        compute={str(precision): curve or known for precision, curve in curves.items()},
+        syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),
+    )
+
+
+def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float, float], ...]:
+    """(Batch size, seconds a sample), smallest batch first; of several timings the fastest."""
+    rates: dict[int, float] = {}
+    for point in points:
+        if point.recipe == recipe:
+            rates[point.batch_size] = max(point.samples_per_s, rates.get(point.batch_size, 0.0))
+    return tuple((float(size), 1 / rate) for size, rate in sorted(rates.items()))
+
+
+def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
+    recipes = list(job.compute)
+    return points_of(
+        [
+            (
+                config.loader.batch_size,
+                config.loader.num_workers,
+                config.loader.pin_memory,
+                recipes.index(config.precision),
+            )
+            for config in configs
+        ]
+    )
+
+
+def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], rates: Sequence[float], job: Job) -> Segments:
+    """``rates``: what each trial is to be counted with, in samples/s."""
+    return Segments(
+        points=points_at([config for config, _ in trials], job),
+        rates=np.array(rates, float),
+        make_s=np.array([_make_s(config, measured) for config, measured in trials]),
+        device_s=np.array([_device_s(measured) for _, measured in trials]),
+        num=np.ones(len(trials)),
+    )
+
+
+def _make_s(config: TrialConfig, measured: Measurement) -> float:
+    """Wall seconds of a worker for a sample; NaN where no worker was seen to make a batch."""
+    num_made = sum(worker.num_made for worker in measured.workers)
+    if not num_made:
+        return float("nan")
+    return sum(worker.made_s for worker in measured.workers) / num_made / config.batch_size
+
+
+def _device_s(measured: Measurement) -> float:
+    """Seconds a sample in which the device copied and computed; NaN where that was not measured."""
+    windows = measured.windows
+    if any(window.copy_s is None or window.compute_s is None for window in windows):
+        return float("nan")
+    busy_s = sum((window.copy_s or 0.0) + (window.compute_s or 0.0) for window in windows)
+    return busy_s / sum(window.num_samples for window in windows)
