@@ -119,8 +119,8 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
         ranked,
         found.yours,
         found.trials,
-        at_your_batch=[] if own_size is None else [each.config for each in search.best_at(own_size)],
-        leaner=search.leaner(ranked[0]) if ranked else None,
+        at_your_batch=[] if own_size is None else search.best_at(own_size),
+        smallest=search.smallest() if ranked else None,
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )

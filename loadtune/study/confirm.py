@@ -26,21 +26,21 @@ def pick_finalists(
     trials: Sequence[Trial],
     *,
     at_your_batch: Sequence[TrialConfig] = (),
-    leaner: TrialConfig | None = None,
+    smallest: TrialConfig | None = None,
     time_s: float = math.inf,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, and the two best ``at_your_batch`` size. Where time allows: the second best, and the ``leaner`` one. Those
-    in ``kept`` were measured again before an interruption and stay.
+    baseline, and the two best ``at_your_batch`` size. Where time allows: the second best, and the ``smallest`` that is
+    expected to be as good. Those in ``kept`` were measured again before an interruption and stay.
     """
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
-    spare = dict.fromkeys([*ranked[:2], *([] if leaner is None else [leaner])])
+    spare = dict.fromkeys([*ranked[:2], *([] if smallest is None else [smallest])])
     left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials) for config in fixed)
     return (*fixed, *_repeatable([config for config in spare if config not in fixed], trials, left_s))
 

@@ -15,12 +15,12 @@ from loadtune.model.fit import SEGMENT_SD, ThroughputModel
 from loadtune.model.proposals import is_enough, propose
 from loadtune.model.resources import Job
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
+from loadtune.study.confirm import size
 from loadtune.study.space import MODELLED, SearchSpace
 from loadtune.study.throughput import points_at, segments_of
 
-AS_FAST = 0.99
-"""Share of the best predicted rate from which on a configuration with fewer workers is worth a place in the
-confirmation."""
+AS_GOOD = 0.99
+"""Share of the best expected score from which on a smaller configuration is worth a place in the confirmation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ class Search:
         """
         if self._next is None:
             seen = {*self._failed, *(config for config, _ in self._tried)}
-            waiting = (each for each in self.first if each.config not in seen)
-            self._next = next(waiting, None) or self._proposed(room) or self._changed(seen)
+            waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
+            self._next = next(iter(waiting), None) or self._proposed(room) or self._changed(seen)
         return self._next
 
     def upcoming(self) -> Next:
@@ -90,7 +90,7 @@ class Search:
 
     def _proposed(self, room: int) -> Next | None:
         known = [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
-        configs = [config for config in self.feasible(self._candidates()) if config not in self._failed]
+        configs = self._able()
         seen = {self.space.as_modelled(config) for config, _ in known}
         places = [at for at, config in enumerate(configs) if config in seen]
         if len(places) == len(configs):
@@ -144,26 +144,21 @@ class Search:
         found = [Ranked(config=c, score=m.score(self.objective)) for c, m in others.items()]
         return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
 
-    def best_at(self, batch_size: int) -> list[Ranked]:
-        """What the model expects of the configurations with this batch size, best first, tried or not."""
-        configs = [c for c in self.feasible(self._candidates()) if c.batch_size == batch_size and c not in self._failed]
-        return self._by_expectation(configs)
+    def best_at(self, batch_size: int) -> list[TrialConfig]:
+        """With this batch size, tried or not: the best that the model expects, and the smallest that is as good."""
+        ranked = self._by_expectation([c for c in self._able() if c.batch_size == batch_size])
+        return list(
+            dict.fromkeys(
+                [each.config for each in ranked[:1]] + _smallest(ranked) + [each.config for each in ranked[1:2]]
+            )
+        )
 
-    def leaner(self, config: TrialConfig) -> TrialConfig | None:
-        """The same with the fewest workers that are expected to train as fast. None: all of them are needed."""
-        loader = config.loader
-        alike = [
-            c
-            for c in self.feasible(self._candidates())
-            if c.loader.num_workers <= loader.num_workers
-            and (c.batch_size, c.loader.pin_memory, c.recipe) == (loader.batch_size, loader.pin_memory, config.recipe)
-        ]
-        ranked = self._by_expectation(alike)
-        if not ranked:
-            return None
-        enough = [each.config for each in ranked if each.score >= AS_FAST * ranked[0].score]
-        fewest = min(enough, key=lambda c: c.loader.num_workers)
-        return fewest if fewest.loader.num_workers < loader.num_workers else None
+    def smallest(self) -> TrialConfig | None:
+        """The smallest configuration that the model expects to be as good as any, tried or not."""
+        return next(iter(_smallest(self._by_expectation(self._able()))), None)
+
+    def _able(self) -> list[TrialConfig]:
+        return [config for config in self.feasible(self._candidates()) if config not in self._failed]
 
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
         scores = self._expected(configs)
@@ -205,3 +200,9 @@ class Search:
     def _place(self, config: TrialConfig) -> tuple[object, ...]:
         loader = config.loader
         return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision
+
+
+def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:
+    """Of those that are as good as the first, the one that costs a user least."""
+    near = [each.config for each in ranked if each.score >= AS_GOOD * ranked[0].score]
+    return sorted(near, key=size)[:1]

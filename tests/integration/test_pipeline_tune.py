@@ -27,7 +27,7 @@ WHOLE = TuneConfig(fix=NARROW, max_workers=16, num_trials=100)
 
 
 def configs(result: TuningResult) -> list[TrialConfig]:
-    return [trial.config for trial in result.trials if trial.screened is None]
+    return [trial.config for trial in result.trials]
 
 
 def notes(result: TuningResult, name: str) -> list[str]:

@@ -134,7 +134,7 @@ def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_p
 def test_a_loss_that_is_not_finite_in_fp32_leaves_no_answer_and_is_said_to_be_the_datas(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(finite=lambda config: False), tmp_path)
     assert any("the dataset, the model or the loss" in note for note in result.notes)
-    assert sum(trial.screened is None for trial in result.trials) <= 3
+    assert len(result.trials) <= 3
     nothing_is_handed_out(result, tmp_path)
 
 

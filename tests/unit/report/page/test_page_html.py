@@ -37,7 +37,7 @@ def page_of(result, folder):
 def nasty_result():
     result = named(NASTY, with_trials(30))
     broken = TrialFailure(kind="crash", phase=BREAKOUT, message=BREAKOUT)
-    first = replace(result.trials[0], measurement=None, screened=None, failure=broken)
+    first = replace(result.trials[0], measurement=None, failure=broken)
     host = replace(result.host, hostname=BREAKOUT)
     return replace(result, trials=(first, *result.trials[1:]), notes=(BREAKOUT,), host=host, cut_short=BREAKOUT)
 
