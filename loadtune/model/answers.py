@@ -73,7 +73,7 @@ def what_if(model: ThroughputModel, point: Points, to: Points | None = None, job
     What the form leaves out at a setting is kept, and is less certain where the job changes.
     """
     to, job = to or point, job or model.job
-    found = model.predict(Points.joined(point, to))
+    found = model.predict(Points.joined(point, to), (0, 1))
     chance = np.random.default_rng(1)
     before, after = chance.multivariate_normal(found.mean, found.covariance, size=NUM_DRAWS, method="svd").T
     if job is not model.job:

@@ -69,11 +69,13 @@ class Prediction:
     """Of the logarithm of throughput at some settings."""
 
     mean: Array
+    variance: Array
     covariance: Array
+    """With each of the anchors: one row a setting, one column an anchor."""
 
     @property
     def sd(self) -> Array:
-        return np.sqrt(np.maximum(1e-12, np.diag(self.covariance)))
+        return np.sqrt(np.maximum(1e-12, self.variance))
 
 
 class ThroughputModel:
@@ -109,7 +111,14 @@ class ThroughputModel:
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
             return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
 
-        solution = least_squares(residuals, start, max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
+        def slopes(theta: Array) -> Array:
+            found = demands(_around(theta), self.job, seen.points)
+            rate = solve_triangular(lower, _slope(np.log(found.seconds)), lower=True)
+            make = -_slope(np.log(found.make))[made] / PART_SD
+            device = -_slope(np.log(found.device))[computed] / PART_SD
+            return np.concatenate([rate, make, device, np.diag(1 / self._sd)])
+
+        solution = least_squares(residuals, start, slopes, max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
         covariance = np.linalg.inv(solution.jac.T @ solution.jac)
         evidence = -solution.cost - np.log(np.diag(lower)).sum() + np.linalg.slogdet(covariance)[1] / 2
         factor = cho_factor(total, lower=True)
@@ -118,14 +127,7 @@ class ThroughputModel:
         return _Fitted(scale, solution.x, covariance, float(evidence) + math.log(weight), solved, factor, slope)
 
     def _jacobian(self, theta: Array, points: Points) -> Array:
-        step = 1e-4
-        columns = []
-        for index in range(len(theta)):
-            up, down = theta.copy(), theta.copy()
-            up[index] += step
-            down[index] -= step
-            columns.append((self._model(up, points) - self._model(down, points)) / (2 * step))
-        return np.stack(columns, axis=1)
+        return _slope(self._model(_around(theta), points))
 
     def draws(self, num: int, seed: int = 0) -> Array:
         """Parameters from the posterior, as logarithms, one row each."""
@@ -140,25 +142,46 @@ class ThroughputModel:
         """Standard deviation of the logarithm of what the form leaves out, in the mean."""
         return float(sum(weight * fit.scale for weight, fit in zip(self.weights, self._fits, strict=True)))
 
-    def predict(self, points: Points) -> Prediction:
-        """Mean and covariance of the logarithm of throughput, ``g`` included; noise of a segment is not."""
-        means, covariances = zip(*(self._predict(fit, points) for fit in self._fits), strict=True)
-        mean = sum(weight * each for weight, each in zip(self.weights, means, strict=True))
-        covariance = sum(
-            weight * (each + np.outer(own - mean, own - mean))
-            for weight, each, own in zip(self.weights, covariances, means, strict=True)
-        )
-        return Prediction(np.asarray(mean), np.asarray(covariance))
+    def predict(self, points: Points, anchors: Sequence[int] = ()) -> Prediction:
+        """Mean and variance of the logarithm of throughput, ``g`` included; noise of a segment is not.
 
-    def _predict(self, fit: _Fitted, points: Points) -> tuple[Array, Array]:
-        mean, jacobian = self._model(fit.theta, points), self._jacobian(fit.theta, points)
-        own = fit.scale**2 * kernel(points, points)
-        if fit.factor is None or self.segments is None:
-            return mean, own + jacobian @ fit.covariance @ jacobian.T
-        cross = fit.scale**2 * kernel(points, self.segments.points)
-        gain = cho_solve(fit.factor, cross.T).T
-        left = jacobian - gain @ fit.jacobian
-        return mean + cross @ fit.solved, own - gain @ cross.T + left @ fit.covariance @ left.T
+        ``anchors``: places among the points with which the covariance of all others is wanted.
+        """
+        parts = [self._predict(fit, points, list(anchors)) for fit in self._fits]
+        mean = sum(weight * part.mean for weight, part in zip(self.weights, parts, strict=True))
+        variance, covariance = np.zeros(len(points)), np.zeros((len(points), len(anchors)))
+        for weight, part in zip(self.weights, parts, strict=True):
+            off = part.mean - mean
+            variance += weight * (part.variance + off**2)
+            covariance += weight * (part.covariance + np.outer(off, off[list(anchors)]))
+        return Prediction(np.asarray(mean), variance, covariance)
+
+    def _predict(self, fit: _Fitted, points: Points, anchors: list[int]) -> Prediction:
+        mean, left = self._model(fit.theta, points), self._jacobian(fit.theta, points)
+        variance, covariance = np.full(len(points), fit.scale**2), fit.scale**2 * kernel(points, points.at(anchors))
+        if fit.factor is not None and self.segments is not None:
+            cross = fit.scale**2 * kernel(points, self.segments.points)
+            gain = cho_solve(fit.factor, cross.T).T
+            mean, left = mean + cross @ fit.solved, left - gain @ fit.jacobian
+            variance, covariance = variance - (gain * cross).sum(axis=1), covariance - gain @ cross[anchors].T
+        unsure = left @ fit.covariance
+        return Prediction(mean, variance + (unsure * left).sum(axis=1), covariance + unsure @ left[anchors].T)
+
+
+STEP = 1e-4
+"""Of a parameter's logarithm, for slopes."""
+
+
+def _around(theta: Array) -> Array:
+    """Rows with one parameter a little higher each, then a little lower."""
+    steps = STEP * np.eye(len(theta))
+    return np.concatenate([theta + steps, theta - steps])
+
+
+def _slope(around: Array) -> Array:
+    """By parameter, of what was computed at `_around`: one row a setting."""
+    higher, lower = np.split(around, 2)
+    return np.asarray((higher - lower).T / (2 * STEP))
 
 
 def kernel(one: Points, other: Points) -> Array:

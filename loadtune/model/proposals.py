@@ -47,10 +47,11 @@ def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) ->
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
     is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated.
     """
-    found = model.predict(candidates)
-    best = max(tried, key=lambda index: float(found.mean[index]))
+    found = model.predict(candidates, tried)
+    column = int(found.mean[list(tried)].argmax())
+    best = tried[column]
     ahead = found.mean - found.mean[best]
-    variance = np.diag(found.covariance) + found.covariance[best, best] - 2 * found.covariance[:, best]
+    variance = found.variance + found.variance[best] - 2 * found.covariance[:, column]
     sd = np.sqrt(np.maximum(1e-9, variance))
     improvement = sd * _improvement(ahead / sd)
     improvement[list(tried)] *= AGAIN

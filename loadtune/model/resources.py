@@ -25,7 +25,7 @@ Busy cores follow from the throughput itself, so both are iterated. With 0 worke
 seconds take the place of workers and pinning; on a CPU they add to computing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,6 +79,10 @@ class Points:
     def __len__(self) -> int:
         return len(self.batch_size)
 
+    def at(self, places: Sequence[int]) -> "Points":
+        index = np.array(places, int)
+        return Points(self.batch_size[index], self.num_workers[index], self.pinned[index], self.recipe[index])
+
     @staticmethod
     def joined(*parts: "Points") -> "Points":
         return Points(
@@ -126,17 +130,17 @@ def prior_of(job: Job) -> tuple[Array, Array]:
     return np.log(medians), np.array([prior.sd for prior in priors])
 
 
-def compute_s(job: Job, points: Points, small: float) -> Array:
+def compute_s(job: Job, points: Points, small: Array) -> Array:
     """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
     growing by the power ``small`` of 1 ÷ batch size, above them as at the largest."""
-    found = np.empty(len(points))
+    alone, below = np.empty(len(points)), np.empty(len(points))
     for index, curve in enumerate(job.compute.values()):
         at = points.recipe == index
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
         wanted = np.log(points.batch_size[at])
-        below = np.maximum(0.0, sizes[0] - wanted)
-        found[at] = np.interp(wanted, sizes, seconds) + min(1.0, small) * below
-    return np.exp(found)
+        below[at] = np.maximum(0.0, sizes[0] - wanted)
+        alone[at] = np.interp(wanted, sizes, seconds)
+    return np.exp(alone + np.minimum(1.0, small) * below)
 
 
 class Demands(NamedTuple):
@@ -152,9 +156,10 @@ class Demands(NamedTuple):
 
 
 def demands(theta: Array, job: Job, points: Points) -> Demands:
-    """At these parameters, which are logarithms."""
-    value = dict(zip(PRIORS, np.exp(theta[: len(PRIORS)]), strict=True))
-    slower = np.exp(theta[len(PRIORS) :])[points.recipe]
+    """At these parameters, which are logarithms: of shape (P,), or (n, P) for n rows of demands at once."""
+    values = np.exp(theta)
+    value = {name: values[..., at, None] for at, name in enumerate(PRIORS)}
+    slower = values[..., len(PRIORS) :][..., points.recipe]
     b, w = points.batch_size, points.num_workers
     in_process = w == 0
     wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
@@ -178,7 +183,7 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         computing_s = 0.0 if job.on_gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         device_s = alone_s + copy_s + sync_s * crowding
         each = {
-            "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * min(1.0, value["busy"]))),
+            "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),
             "cores": np.where(in_process, 0.0, (loads_s + core_s + computing_s) / job.num_cores),
             "pinning": np.where(pins & ~in_process, pin_s, 0.0),
             "main": np.where(in_process, make + main_s + np.where(pins, pin_s, 0.0), main_s),

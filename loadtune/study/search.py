@@ -56,12 +56,13 @@ class Search:
     _failed: set[TrialConfig] = field(default_factory=set)
     _held: list[bool] = field(default_factory=list)
     _next: Next | None = None
+    _fitted: ThroughputModel | None = None
     ended: str = ""
     """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
 
     def saw(self, trial: Trial) -> None:
         """An outcome, also one of before an interruption."""
-        self._next = None
+        self._next = self._fitted = None
         measured = trial.measurement
         if measured is None:
             self._failed.add(trial.config)
@@ -173,9 +174,11 @@ class Search:
         return [float(rate) for rate in rates]
 
     def _model(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> ThroughputModel:
-        unit = self._unit(known)
-        rates = [self._score(measured) * unit for _, measured in known]
-        return ThroughputModel(self.job, segments_of(known, rates, self.job))
+        if self._fitted is None:
+            unit = self._unit(known)
+            rates = [self._score(measured) * unit for _, measured in known]
+            self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
+        return self._fitted
 
     def _score(self, measured: Measurement) -> float:
         """In flight: what starting workers costs an epoch is added where configurations are ranked."""
