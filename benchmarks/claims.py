@@ -29,8 +29,8 @@ from memory_grid import FAKE, SMOKE_FAKE
 from memory_pool import end_all
 from memory_probe import make_slots
 from peers_tools import Setup, answer_of, time_answer
-from regret_workloads import spec_of
 from segments import config_of
+from workloads import spec_of
 
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host

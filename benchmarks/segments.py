@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-from regret_workloads import spec_of
+from workloads import spec_of
 
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host

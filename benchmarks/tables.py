@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from regret_workloads import spec_of
+from workloads import spec_of
 
 from loadtune import stages
 from loadtune.bench import BenchClient

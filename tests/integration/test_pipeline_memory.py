@@ -63,6 +63,11 @@ def tune(
     return tune_fake(bench, folder, config, listen, device=GPU, host_now=host_now, **rig)
 
 
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
 def trained(result: TuningResult) -> set[int]:
     return {trial.config.batch_size for trial in result.trials}
 
@@ -340,4 +345,4 @@ def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
     told = "baseline has batch size"
     assert any(f"{told} {result.yours.batch_size} instead of 64" in note for note in result.notes)
     named = TuneConfig(time_budget_s=60.0, yours=YourSettings(batch_size=16))
-    assert not any(told in note for note in tune(bench_with(surface), tmp_path / "named", named).notes)
+    assert not any(told in note for note in tune(bench_with(surface), _folder(tmp_path / "named"), named).notes)

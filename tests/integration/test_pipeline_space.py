@@ -34,13 +34,14 @@ def values(result: TuningResult, name: str) -> set[object]:
     return {getattr(t.config.loader, name) for t in result.trials if t.config.loader.num_workers}
 
 
-def test_a_small_space_is_run_whole_and_what_is_fixed_stays(tmp_path: Path) -> None:
+def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path: Path) -> None:
     config = TuneConfig(fix=FIXED, max_workers=3, num_trials=20, yours=YourSettings(batch_size=64, num_workers=2))
     result = tune_fake(FakeBench(), tmp_path, config)
     run = [trial.config for trial in result.trials]
     assert {(c.batch_size, c.precision, c.recipe.memory_format) for c in run} == {(200, "bf16", "contiguous")}
-    assert {(c.loader.num_workers, c.loader.pin_memory) for c in run} == {(w, p) for w in range(4) for p in (0, 1)}
-    assert len(run) == 8
+    assert len({c.loader for c in run}) < 8, "nothing that cannot win is run for completeness"
+    assert result.best is not None
+    assert result.best.config.loader.num_workers == 3
     assert result.yours is not None
     assert (result.yours.batch_size, result.yours.precision) == (64, "fp32")
     assert any(finalist.config == result.yours for finalist in result.finalists)
@@ -136,7 +137,6 @@ def test_an_oom_in_a_trial_lowers_that_precisions_bound(tmp_path: Path) -> None:
     assert failed == sorted(failed, reverse=True)
     assert len(failed) == len(set(failed))
     assert result.best is not None
-    assert any("ran out of memory in a trial" in (trial.screened or "") for trial in result.trials)
 
 
 def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -> None:
@@ -153,39 +153,11 @@ def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -
     assert len(failed) == len(set(failed))
 
 
-def test_settings_that_leave_nothing_to_gain_end_the_search_within_a_minute(tmp_path: Path) -> None:
-    surface = Surface(compute_per_s={"fp32": 900.0}, channels_last_gain=1.0, fused_gain=1.0, half_batch=0.5)
-    bench = FakeBench(surface, between_runs=0.004)
-    yours = YourSettings(batch_size=64, num_workers=4, pin_memory=True)
-    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours))
-    assert [trial.origin for trial in result.trials] == ["yours"]
-    assert any("97% of the compute-only rate" in note for note in result.notes)
-    assert result.seconds < 60
-    assert result.best is not None
-    assert result.best.speedup == pytest.approx(1.0, abs=0.03)
-
-
-def test_what_a_loader_was_seen_to_deliver_screens_smaller_ones_and_misleads_nobody(tmp_path: Path) -> None:
-    """Without a limit by pinning, the most workers win; those far fewer are ruled out by what was measured."""
+def test_where_pinning_does_not_limit_the_most_workers_win(tmp_path: Path) -> None:
     surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
-    bench = FakeBench(surface, facts=replace(fake_facts(surface), least_sample_s=None))
-    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=30), host=fake_host(num_usable_cores=12))
-    ruled_out = [t.config for t in result.trials if "its loader delivered" in (t.screened or "")]
-    assert ruled_out
+    result = tune_fake(FakeBench(surface), tmp_path, host=fake_host(num_usable_cores=12))
     assert result.best is not None
-    reached = surface.training_rate(result.best.config)
-    assert all(surface.training_rate(config) < reached for config in ruled_out)
-    assert reached >= 0.97 * 12 / surface.sample_s
-
-
-def test_workers_that_could_not_make_enough_samples_are_not_run(tmp_path: Path) -> None:
-    surface = Surface()
-    result = tune_fake(FakeBench(surface), tmp_path, host=fake_host(num_usable_cores=16))
-    ruled_out = [t.config for t in result.trials if "a worker needs for a sample" in (t.screened or "")]
-    assert ruled_out
-    assert result.best is not None
-    reached = surface.training_rate(result.best.config)
-    assert all(surface.training_rate(config) < reached for config in ruled_out)
+    assert surface.training_rate(result.best.config) >= 0.97 * 12 / surface.sample_s
 
 
 @pytest.mark.parametrize(

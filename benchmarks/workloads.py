@@ -1,7 +1,7 @@
 """Four workloads that differ in what bounds them, at full size and small enough for a CPU of two cores.
 
 Resolved by the bench through their import path. How large they are comes by environment variables, since a factory
-takes no arguments: ``REGRET_SMALL`` and ``REGRET_JPEGS``, which `spec_of` sets.
+takes no arguments: ``WORKLOAD_SMALL`` and ``WORKLOAD_JPEGS``, which `spec_of` sets.
 """
 
 import os
@@ -14,28 +14,28 @@ from typing import Any
 from loadtune.host import read_host
 from loadtune.records import WorkloadSpec
 
-SMALL, JPEGS = "REGRET_SMALL", "REGRET_JPEGS"
+SMALL, JPEGS = "WORKLOAD_SMALL", "WORKLOAD_JPEGS"
 
 SPECS = {
     "fake-resnet50": (
         WorkloadSpec(dataset="FakeData", model="resnet50"),
-        WorkloadSpec(dataset="FakeData", model="regret_workloads:small_cnn", image_size=64, num_classes=10),
+        WorkloadSpec(dataset="FakeData", model="workloads:small_cnn", image_size=64, num_classes=10),
     ),
     "jpeg-vit": (
-        WorkloadSpec(dataset="regret_workloads:jpegs", model="vit_b_16", optimizer="adamw"),
-        WorkloadSpec(dataset="regret_workloads:jpegs", model="regret_workloads:small_cnn"),
+        WorkloadSpec(dataset="workloads:jpegs", model="vit_b_16", optimizer="adamw"),
+        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
     ),
     "jpeg-resnet50": (
-        WorkloadSpec(dataset="regret_workloads:jpegs", model="resnet50"),
-        WorkloadSpec(dataset="regret_workloads:jpegs", model="regret_workloads:small_cnn"),
+        WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
+        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
     ),
     "memory-mlp": (
-        WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
-        WorkloadSpec(dataset="regret_workloads:vectors", model="regret_workloads:mlp"),
+        WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
+        WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
     ),
     "compute": (
-        WorkloadSpec(dataset="regret_workloads:pixels", model="convnext_large", optimizer="adamw"),
-        WorkloadSpec(dataset="regret_workloads:pixels", model="resnet18", num_classes=10),
+        WorkloadSpec(dataset="workloads:pixels", model="convnext_large", optimizer="adamw"),
+        WorkloadSpec(dataset="workloads:pixels", model="resnet18", num_classes=10),
     ),
 }
 """By name: at full size, and small."""
@@ -47,7 +47,7 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
     os.environ[SMALL] = "1" if small else ""
     if name.startswith("jpeg-"):
-        os.environ[JPEGS] = str((folder or Path("/tmp/regret-jpegs")).absolute())
+        os.environ[JPEGS] = str((folder or Path("/tmp/loadtune-jpegs")).absolute())
         make_jpegs(Path(os.environ[JPEGS]), *((256, 160) if small else (20_000, 500)))
     return SPECS[name][small]
 

@@ -1,0 +1,238 @@
+"""How far from the best of a measured table a search ends, and after how many trials.
+
+    python benchmarks/replay.py [TABLE …] [--replays 100] [--ways loadtune TPE GP random "workers = cores"] [--most 12]
+
+A table is what `tables.py` measured. A trial draws one of the setting's segments. Every way begins with the baseline,
+the row nearest to PyTorch's defaults. It ends with the confirmation: its finalists, three more segments each, the best
+mean wins. *Regret* is how much slower that is than the best of the table. ``loadtune`` is the search of a run, which
+ends when it has seen enough; the others have as many trials as it took in the mean. "Every row once" measures the whole
+table and takes the fastest segment.
+
+Last, what the model says after six trials of the rows that it has not seen: by how much it misses in the median, and
+how many rates lie within the 95% interval.
+"""
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import optuna
+from tables import Table
+
+from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.records import Measurement, Trial, TrialConfig
+from loadtune.study.search import Next, Search
+from loadtune.study.space import SearchSpace
+from loadtune.study.throughput import job_of, points_at, segments_of
+
+TABLES = Path(__file__).parent / "measured"
+WAYS = ("loadtune", "TPE", "GP", "random", "workers = cores")
+CONFIRMED, FINALISTS = 3, 3
+UNSEEN_AFTER = 6
+
+
+@dataclass(slots=True)
+class Played:
+    """A table to play on."""
+
+    table: Table
+    rates: dict[TrialConfig, list[Measurement]]
+    baseline: TrialConfig
+
+    def true_rate(self, config: TrialConfig) -> float:
+        """Geometric mean of its segments."""
+        return statistics.geometric_mean(run.samples_per_s for run in self.rates[config])
+
+    @property
+    def best_rate(self) -> float:
+        return max(self.true_rate(config) for config in self.rates)
+
+    def regret(self, config: TrialConfig) -> float:
+        return 1 - self.true_rate(config) / self.best_rate
+
+
+def read(path: Path) -> Played:
+    table = msgspec.json.decode(path.read_bytes(), type=Table)
+    rates = {row.config: list(row.runs) for row in table.rows if row.runs}
+
+    def away(config: TrialConfig) -> tuple[object, ...]:
+        return (
+            config.loader.num_workers,
+            config.loader.pin_memory,
+            config.precision != "fp32",
+            abs(config.batch_size - 64),
+        )
+
+    return Played(table, rates, min(rates, key=away))
+
+
+def space_of(played: Played) -> SearchSpace:
+    """Every value that the table has."""
+    configs = list(played.rates)
+    recipes = {config.precision: config.recipe for config in configs}
+    sizes = tuple(sorted({config.batch_size for config in configs}))
+    return SearchSpace(
+        batch_sizes=sizes,
+        num_workers=tuple(sorted({config.loader.num_workers for config in configs})),
+        pin_memory=tuple(sorted({config.loader.pin_memory for config in configs})),
+        recipes=recipes,
+        ceilings=dict.fromkeys(recipes, max(sizes)),
+    )
+
+
+def search_on(played: Played) -> Search:
+    table, space = played.table, space_of(played)
+    return Search(
+        job=job_of(table.facts, table.host, table.device, space.recipes, table.compute),
+        space=space,
+        first=[Next(config=played.baseline, origin="yours")],
+        feasible=lambda configs: [config for config in configs if config in played.rates],
+    )
+
+
+def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
+    """(Trials, finalists) of one replay."""
+    search, number = search_on(played), 0
+    while number < most and (asked := search.next(most - number)) is not None:
+        drawn = chance.choice(played.rates[asked.config])
+        search.saw(
+            Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn, predicted=asked.predicted)
+        )
+        number += 1
+    ranked = [each.config for each in search.ranked()]
+    smallest = search.smallest()
+    return number, list(dict.fromkeys([*ranked[:2], *([] if smallest is None else [smallest])]))
+
+
+def by_sampler(
+    played: Played, most: int, chance: random.Random, make: Callable[[int], optuna.samplers.BaseSampler]
+) -> tuple[int, list[TrialConfig]]:
+    """Optuna's sampler over the same rows: what it asks for counts as the nearest row."""
+    space = space_of(played)
+    study = optuna.create_study(direction="maximize", sampler=make(chance.randrange(2**31)))
+    study.enqueue_trial({name: axis.index(space.point(played.baseline)[name]) for name, axis in space.axes.items()})
+    seen: dict[TrialConfig, list[float]] = {}
+    for _ in range(most):
+        trial = study.ask()
+        at = {name: trial.suggest_int(name, 0, len(axis) - 1) for name, axis in space.axes.items()}
+        config = min(played.rates, key=lambda row: _distance(space, row, at))
+        rate = chance.choice(played.rates[config]).samples_per_s
+        seen.setdefault(config, []).append(rate)
+        study.tell(trial, rate)
+    return most, sorted(seen, key=lambda config: -statistics.fmean(seen[config]))[:FINALISTS]
+
+
+def _distance(space: SearchSpace, row: TrialConfig, at: dict[str, int]) -> float:
+    point = space.point(row)
+    return sum(abs(axis.index(point[name]) - at[name]) / max(1, len(axis) - 1) for name, axis in space.axes.items())
+
+
+def by_cores(played: Played, most: int, chance: random.Random) -> tuple[int, list[TrialConfig]]:
+    """As many workers as cores, pinned, the first recipe, the row with the largest batch up to 256."""
+    cores, on_gpu = played.table.host.num_usable_cores, played.table.device.kind == "cuda"
+
+    def away(config: TrialConfig) -> tuple[object, ...]:
+        loader = config.loader
+        return abs(loader.num_workers - cores), loader.pin_memory != on_gpu, abs(loader.batch_size - 256)
+
+    return 1, [min(played.rates, key=away)]
+
+
+def replayed(played: Played, way: str, most: int, seed: int) -> tuple[int, float]:
+    """(Trials, regret)."""
+    chance = random.Random(seed)
+    if way == "loadtune":
+        number, picked = by_loadtune(played, most, chance)
+    elif way == "workers = cores":
+        number, picked = by_cores(played, most, chance)
+    else:
+        samplers = {
+            "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed, n_startup_trials=5),
+            "GP": lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=5),
+            "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
+        }
+        number, picked = by_sampler(played, most, chance, samplers[way])
+    confirmed = {
+        config: statistics.fmean(chance.choice(played.rates[config]).samples_per_s for _ in range(CONFIRMED))
+        for config in picked
+    }
+    return number, played.regret(max(confirmed, key=confirmed.__getitem__))
+
+
+def every_row_once(played: Played, replays: int) -> float:
+    """95th percentile of the regret."""
+    chance = random.Random(0)
+
+    def once() -> float:
+        drawn = {config: chance.choice(runs).samples_per_s for config, runs in played.rates.items()}
+        return played.regret(max(drawn, key=drawn.__getitem__))
+
+    return float(np.quantile([once() for _ in range(replays)], 0.95))
+
+
+def unseen(played: Played, replays: int) -> tuple[float, float]:
+    """(Median miss, share within the 95% interval) of rows that were not among the first six trials."""
+    misses, inside = list[float](), list[bool]()
+    for seed in range(replays):
+        search, chance, tried = search_on(played), random.Random(seed), list[tuple[TrialConfig, Measurement]]()
+        for number in range(UNSEEN_AFTER):
+            asked = search.next(100)
+            if asked is None:
+                break
+            drawn = chance.choice(played.rates[asked.config])
+            tried.append((asked.config, drawn))
+            search.saw(Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn))
+        left = [config for config in played.rates if config not in dict(tried)]
+        model = ThroughputModel(search.job, segments_of(tried, [m.samples_per_s for _, m in tried], search.job))
+        found, truth = model.predict(points_at(left, search.job)), np.log([played.true_rate(c) for c in left])
+        noise = SEGMENT_SD / np.sqrt([len(played.rates[c]) for c in left])
+        misses += list(np.abs(np.expm1(found.mean - truth)))
+        inside += list(np.abs(found.mean - truth) <= 1.96 * np.hypot(found.sd, noise))
+    return statistics.median(misses), statistics.fmean(inside)
+
+
+def rows_of(path: Path, given: argparse.Namespace) -> Iterator[str]:
+    played = read(path)
+    yield f"{path.stem}: {len(played.rates)} rows, the best {played.best_rate:,.0f} samples/s"
+    most = given.most
+    for way in given.ways:
+        replays = given.replays if way != "GP" else max(1, given.replays // 5)
+        found = [replayed(played, way, most, seed) for seed in range(replays)]
+        regrets = [regret for _, regret in found]
+        trials = statistics.fmean(number for number, _ in found)
+        most = round(trials) if way == "loadtune" else most
+        yield (
+            f"  {way:16s} {trials:4.1f} trials, regret {statistics.fmean(regrets):6.1%}, "
+            f"95th percentile {np.quantile(regrets, 0.95):6.1%}"
+        )
+    miss, share = unseen(played, max(1, given.replays // 5))
+    yield f"  every row once: 95th percentile {every_row_once(played, 200):.1%}"
+    yield f"  unseen rows after {UNSEEN_AFTER} trials: missed by {miss:.1%} in the median, {share:.0%} in the interval"
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=Path)
+    parser.add_argument("--replays", type=int, default=100)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--most", type=int, default=12, help="trials, as --trials of a run")
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    given = arguments()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    for path in given.tables or sorted(TABLES.glob("*.json")):
+        for line in rows_of(path, given):
+            print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
