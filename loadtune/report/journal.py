@@ -221,7 +221,9 @@ def newest_run(out: Path) -> Path:
         return journal.parent
     found = newest_with(out, JOURNAL_FILE)
     if found is None and not out.exists():
-        raise ResultError(f"{out} does not exist. Give the folder of a run, or run without --resume.")
+        raise ResultError(
+            f"{out} does not exist, so it holds no run to resume. Give the folder of a run, or run without --resume."
+        )
     if found is None:
         raise ResultError(
             f"{out} holds no run to resume: there is no {JOURNAL_FILE} in it or up to two folders below. Give the "

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from loadtune.findings import Findings
 from loadtune.records import Dimension, TrialFailure
-from loadtune.study.loop import StudyLoop
+from loadtune.study.loop import ENOUGH_TRIALS, StudyLoop
 from loadtune.study.space import SearchSpace
 from loadtune.units import counted, seconds_text
 
@@ -14,10 +14,10 @@ def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[s
     first = []
     if loop.out_of_time and (hung := hung_trials(found)):
         first = [f"The search ended early because {counted(len(hung), 'trial')} hung: {hung[-1].message.rstrip('.')}."]
-    elif loop.out_of_time:
+    elif loop.out_of_time and len(found.trials) < ENOUGH_TRIALS:
         first = [
-            f"The time budget of {seconds_text(found.config.time_budget_s)} ended the search while another "
-            "configuration may have been faster. A larger --time-budget may find it."
+            f"The time budget of {seconds_text(found.config.time_budget_s)} ended the search after "
+            f"{counted(len(found.trials), 'trial')}. A larger --time-budget may find a faster configuration."
         ]
     return [*first, *(_tuned_note(loop, searched, name) for name in _void(found, searched))]
 

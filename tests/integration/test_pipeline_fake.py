@@ -81,9 +81,8 @@ def test_the_wall_is_respected(tmp_path: Path) -> None:
         largest = surface.largest_batch(ceiling.precision)
         assert 0.95 * largest <= ceiling.batch_size <= largest
         assert any(p.batch_size == ceiling.batch_size and p.fits for p in ceiling.probes)
-    run = [t for t in result.trials]
-    assert run
-    assert all(t.config.batch_size <= surface.largest_batch(t.config.precision) for t in run)
+    assert result.trials
+    assert all(t.config.batch_size <= surface.largest_batch(t.config.precision) for t in result.trials)
     assert not any(t.failure for t in run)
 
 

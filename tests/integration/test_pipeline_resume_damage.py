@@ -26,7 +26,7 @@ def told(folder: Path) -> list[FrozenTrial]:
 
 def as_told(folder: Path) -> dict[int, tuple[object, ...]]:
     return {
-        trial.number: (trial.state, trial.value, trial.params, trial.constraints, trial.user_attrs["num_workers"])
+        trial.number: (trial.state, trial.value, trial.params, trial.constraints, trial.user_attrs["origin"])
         for trial in told(folder)
     }
 
