@@ -44,7 +44,7 @@ def measured(number: int, rate: float, settings: TrialConfig) -> Trial:
 
 
 def with_trials(count: int, seed: int = 0) -> TuningResult:
-    """The golden result with other trials: a tenth failed, as many screened; speed comes from the workers alone."""
+    """The golden result with other trials: a tenth failed; speed comes from the workers alone."""
     chance = random.Random(seed)
     trials = []
     for number in range(count):
@@ -58,8 +58,6 @@ def with_trials(count: int, seed: int = 0) -> TuningResult:
             case 0:
                 oom = TrialFailure(kind="oom", phase="training", message=f"out of memory {NASTY}")
                 trials.append(Trial(number=number, config=settings, origin="search", failure=oom))
-            case 1:
-                trials.append(Trial(number=number, config=settings, origin="search", screened="above the ceiling"))
             case _:
                 rate = 100.0 * (1 + settings.loader.num_workers) * chance.uniform(0.98, 1.02)
                 trials.append(measured(number, rate, settings))

@@ -18,10 +18,6 @@ CHANCE = 0.05
 HELD = 2
 """Predictions in a row that must have held before the search ends."""
 
-AGAIN = 0.3
-"""Share of the expected improvement of a setting that was tried: only the noise of its segment is left to learn."""
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """The setting to try next, by its place among the candidates."""
@@ -32,7 +28,7 @@ class Proposal:
     sd: float
     """Of that, with the noise of one segment."""
     chance: float
-    """The largest probability of any candidate to be better than the best by `WORTH`."""
+    """The largest probability of any untried candidate to be better than the best by `WORTH`."""
     best: int
     """The tried setting with the highest predicted throughput."""
 
@@ -45,7 +41,8 @@ def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) ->
     """By expected improvement over the best setting that was tried. ``tried``: places among the candidates, not empty.
 
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
-    is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated.
+    is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated. What
+    was tried is not tried again: which of several that are close is the best is for the confirmation to tell.
     """
     found = model.predict(candidates, tried)
     column = int(found.mean[list(tried)].argmax())
@@ -54,10 +51,9 @@ def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) ->
     variance = found.variance + found.variance[best] - 2 * found.covariance[:, column]
     sd = np.sqrt(np.maximum(1e-9, variance))
     improvement = sd * _improvement(ahead / sd)
-    improvement[list(tried)] *= AGAIN
-    improvement[best] = 0.0
     chances = ndtr((ahead - np.log1p(WORTH)) / sd)
-    chances[best] = 0.0
+    improvement[list(tried)] = -1.0
+    chances[list(tried)] = 0.0
     index = int(improvement.argmax())
     noise = float(np.hypot(found.sd[index], SEGMENT_SD))
     return Proposal(index, float(found.mean[index]), noise, float(chances.max()), best)

@@ -127,13 +127,14 @@ class Search:
         return next((Next(config=config, origin="search") for config in variants if config not in seen), None)
 
     def _variants(self, config: TrialConfig) -> list[TrialConfig]:
-        axes, point = self.space.axes, self.space.point(config)
-        others = [(name, value) for name, axis in axes.items() if name not in MODELLED for value in axis]
-        changed = (self.space.at({**point, name: value}) for name, value in others)
-        variants = (
-            each for each in dict.fromkeys(changed) if each != config and self._place(each) == self._place(config)
-        )
-        return list(self.feasible(list(variants)))
+        """With one setting changed that the model does not know: one value of each setting first, then the others."""
+        point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
+        for name, axis in self.space.axes.items():
+            at = axis.index(point[name])
+            others = () if name in MODELLED else (*axis[at + 1 :], *axis[:at])
+            turns += [(turn, self.space.at({**point, name: value})) for turn, value in enumerate(others)]
+        variants = [each for _, each in sorted(turns, key=lambda each: each[0]) if each != config]
+        return list(self.feasible([each for each in variants if self._place(each) == self._place(config)]))
 
     def ranked(self) -> list[Ranked]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.

@@ -27,6 +27,7 @@ from loadtune.records import (
     LoaderPoint,
     Measurement,
     MemoryCeiling,
+    Predicted,
     Recipe,
     RecipeChoice,
     SavingCost,
@@ -242,9 +243,14 @@ def fixed_result() -> TuningResult:
         batch_sizes=(64, 128, 256, 512),
         trials=(
             Trial(number=0, config=YOURS, origin="yours", measurement=measurement(1610, 0.15)),
-            Trial(number=1, config=BEST, origin="seed", measurement=measurement(4210, 0.04)),
+            Trial(
+                number=1,
+                config=BEST,
+                origin="search",
+                predicted=Predicted(score=3800.0, low=2900.0, high=5000.0),
+                measurement=measurement(4210, 0.04),
+            ),
             Trial(number=2, config=OUT_OF_MEMORY, origin="search", failure=oom),
-            Trial(number=3, config=AT_YOURS, origin="search", screened="its compute-only rate is below the best"),
         ),
         finalists=(
             Finalist(config=BEST, runs=(measurement(4000, 0.04), measurement(4100, 0.06)), half_width_fraction=0.04),

@@ -83,7 +83,7 @@ def test_the_wall_is_respected(tmp_path: Path) -> None:
         assert any(p.batch_size == ceiling.batch_size and p.fits for p in ceiling.probes)
     assert result.trials
     assert all(t.config.batch_size <= surface.largest_batch(t.config.precision) for t in result.trials)
-    assert not any(t.failure for t in run)
+    assert not any(t.failure for t in result.trials)
 
 
 @pytest.mark.parametrize("kind", ["crash", "hang", "oom", "host_oom", "shm"])

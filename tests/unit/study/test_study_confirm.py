@@ -28,46 +28,25 @@ def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
     return Trial(number=number, config=what, origin="search", measurement=measurement, failure=failure)
 
 
-def test_the_top_two_the_smallest_contender_and_yours() -> None:
-    rates = {(64, 16): 100.0, (128, 16): 99.0, (256, 12): 96.0, (32, 2): 94.0, (32, 1): 50.0}
-    trials = [trial(i, rate, config(*what)) for i, (what, rate) in enumerate(rates.items())]
-    yours = config(64, 0)
-    picked = pick_finalists(trials, yours)
-    assert picked == (config(64, 16), yours, config(128, 16), config(32, 2))
+LEADER, YOURS, AT_YOURS, SECOND, SMALL = (config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12)))
 
 
-def test_the_best_at_your_batch_is_a_finalist_where_it_was_given() -> None:
-    trials = [trial(0, 100.0, config(256, 16)), trial(1, 40.0, config(64, 3)), trial(2, 30.0, config(64, 2))]
-    assert config(64, 3) in pick_finalists(trials, config(64, 0), at_your_batch=True)
-    assert config(64, 3) not in pick_finalists(trials, config(64, 0))
+def lasting(seconds: float, what: TrialConfig) -> Trial:
+    return Trial(number=0, config=what, origin="search", measurement=replace(measured(1.0), seconds=seconds))
 
 
-LEADER, YOURS, AT_YOURS, SECOND, SMALL, LEAN = (
-    config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12), (512, 7))
-)
-RANKED = {LEADER: 100.0, SECOND: 99.0, SMALL: 95.0, AT_YOURS: 60.0}
-
-
-def picked_in(time_s: float, at_your_batch: bool = False) -> tuple[TrialConfig, ...]:
-    """Trials took 10 s. Yours and the leaner one had none."""
-    window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=1)
-    runs = {
-        what: replace(measured(1.0), windows=(replace(window, num_samples=round(rate)),), seconds=10.0)
-        for what, rate in RANKED.items()
-    }
-    trials = [
-        Trial(number=number, config=what, origin="search", measurement=run)
-        for number, (what, run) in enumerate(runs.items())
-    ]
-    return pick_finalists(trials, YOURS, at_your_batch=at_your_batch, leaner=lambda *_: LEAN, time_s=time_s)
+def picked_in(time_s: float, **more: object) -> tuple[TrialConfig, ...]:
+    """Trials took 10 s. Yours and the small one had none."""
+    trials = [lasting(10.0, what) for what in (LEADER, SECOND, AT_YOURS)]
+    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, trials, smallest=SMALL, time_s=time_s, **more)
 
 
 @pytest.mark.parametrize(
     ("time_s", "finalists"),
     [
-        (100.0, (LEADER, YOURS, SECOND, SMALL, LEAN)),
-        (99.0, (LEADER, YOURS, SECOND, SMALL)),
-        (75.0, (LEADER, YOURS, SECOND)),
+        (80.0, (LEADER, YOURS, SECOND, SMALL)),
+        (79.0, (LEADER, YOURS, SECOND)),
+        (59.0, (LEADER, YOURS)),
         (0.0, (LEADER, YOURS)),
     ],
 )
@@ -75,66 +54,32 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
     assert picked_in(time_s) == finalists
 
 
-def in_another_precision(what: TrialConfig) -> TrialConfig:
-    return replace(what, recipe=replace(what.recipe, precision="bf16"))
-
-
-def pinned(what: TrialConfig) -> TrialConfig:
-    return replace(what, loader=replace(what.loader, pin_memory=True))
-
-
-@pytest.mark.parametrize(
-    ("others", "is_tried"),
-    [
-        ({config(512, 12): 60.0}, False),
-        ({config(512, 7): 60.0}, False),
-        ({config(512, 12): 90.0}, True),
-        ({config(512, 4): 60.0}, True),  # fewer workers than the relative say nothing of it
-        ({config(512, 20): 60.0}, True),  # more than the leader crowd each other
-        ({config(512, 14): 60.0, config(512, 8): 95.0}, True),  # the nearest says most
-        ({config(512, 14): 95.0, config(512, 8): 60.0}, False),
-        ({config(256, 12): 60.0}, True),
-        ({in_another_precision(config(512, 12)): 60.0}, True),
-        ({pinned(config(512, 12)): 60.0}, True),
-    ],
-)
-def test_a_leaner_relative_is_measured_unless_it_or_one_nearly_as_lean_fell_short(
-    others: dict[TrialConfig, float], is_tried: bool
-) -> None:
-    trials = [trial(number, rate, what) for number, (what, rate) in enumerate({LEADER: 100.0, **others}.items())]
-    assert (LEAN in pick_finalists(trials, YOURS, leaner=lambda *_: LEAN)) == is_tried
-
-
 def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
-    trials = [lasting(10.0, 100.0, LEADER), lasting(10.0, 99.0, SECOND), lasting(4.0, 95.0, SMALL)]
-    assert pick_finalists(trials, None, time_s=39.0) == (LEADER, SMALL)
+    trials = [lasting(10.0, LEADER), lasting(10.0, SECOND), lasting(4.0, SMALL)]
+    assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, time_s=39.0) == (LEADER, SMALL)
 
 
 def test_yours_is_foretold_by_the_trial_of_its_loader_under_another_recipe() -> None:
     tried = replace(YOURS, recipe=Recipe(memory_format="channels_last"))
-    trials = [lasting(10.0, 100.0, LEADER), lasting(3.0, 20.0, tried), lasting(10.0, 99.0, SECOND)]
-    assert pick_finalists(trials, YOURS, time_s=46.0) == (LEADER, YOURS, SECOND)
-    assert pick_finalists(trials, YOURS, time_s=45.0) == (LEADER, YOURS)
+    trials = [lasting(10.0, LEADER), lasting(3.0, tried), lasting(10.0, SECOND)]
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=46.0) == (LEADER, YOURS, SECOND)
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=45.0) == (LEADER, YOURS)
 
 
-def lasting(seconds: float, rate: float, what: TrialConfig) -> Trial:
-    return Trial(number=0, config=what, origin="search", measurement=replace(measured(rate), seconds=seconds))
-
-
-def test_the_best_at_your_batch_stays_a_finalist_however_little_time_there_is() -> None:
-    assert picked_in(0.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS)
-    assert picked_in(92.0, at_your_batch=True) == (LEADER, YOURS, AT_YOURS, SECOND)
+def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_not() -> None:
+    at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
+    assert picked_in(0.0, at_your_batch=at_batch) == (LEADER, YOURS, AT_YOURS, config(64, 3))
 
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
-    trials = [trial(0, 100.0, YOURS), trial(1, 60.0, AT_YOURS), trial(2, 70.0, SECOND)]
-    assert pick_finalists(trials, YOURS, time_s=0.0) == (YOURS, SECOND)
-    assert pick_finalists(trials, YOURS, time_s=0.0, at_your_batch=True) == (YOURS, SECOND, AT_YOURS)
+    trials = [lasting(10.0, what) for what in (YOURS, SECOND)]
+    assert pick_finalists([YOURS, SECOND], YOURS, trials, time_s=0.0) == (YOURS, SECOND)
 
 
 def test_what_was_measured_again_before_an_interruption_stays_a_finalist() -> None:
-    trials = [trial(0, 100.0, LEADER), trial(1, 60.0, SMALL), trial(2, 50.0, YOURS)]
-    assert pick_finalists(trials, YOURS, time_s=0.0, kept=[YOURS, SMALL]) == (LEADER, YOURS, SMALL)
+    trials = [lasting(10.0, what) for what in (LEADER, SMALL, YOURS)]
+    picked = pick_finalists([LEADER, SMALL, YOURS], YOURS, trials, time_s=0.0, kept=[YOURS, SMALL])
+    assert picked == (LEADER, YOURS, SMALL)
 
 
 def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
@@ -142,8 +87,8 @@ def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
     window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=300)
     run = replace(measured(1.0), windows=(window,), first_batch_s=1.0, seconds=50.0)
     trials = [Trial(number=n, config=what, origin="search", measurement=run) for n, what in enumerate(compiled)]
-    assert len(pick_finalists(trials, None, time_s=24.0)) == 2  # 6 s a run, twice
-    assert len(pick_finalists(trials, None, time_s=23.0)) == 1
+    assert len(pick_finalists(compiled, None, trials, time_s=24.0)) == 2  # 6 s a run, twice
+    assert len(pick_finalists(compiled, None, trials, time_s=23.0)) == 1
 
 
 def test_nothing_is_sure_where_nothing_ran_twice() -> None:
@@ -151,8 +96,9 @@ def test_nothing_is_sure_where_nothing_ran_twice() -> None:
     assert set(undecided(once, None)) == {LEADER, SECOND}
 
 
-def test_failed_trials_are_no_finalists() -> None:
-    assert pick_finalists([trial(0, None, config())], None) == ()
+def test_where_nothing_ran_there_are_no_finalists() -> None:
+    assert pick_finalists([], None, [trial(0, None, config())]) == ()
+    assert pick_finalists([], YOURS, []) == (YOURS,)
 
 
 def test_a_winner_never_failed_also_where_all_did() -> None:

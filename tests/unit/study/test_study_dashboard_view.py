@@ -6,7 +6,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from study_rig import BOUND_PER_S, MEASURED_PER_S, begun_study
+from study_rig import MEASURED_PER_S, begun_study
 
 from loadtune.errors import ResultError
 from loadtune.study.dashboard_view import LISTED_CONSTRAINTS, METRIC_NAMES, open_study
@@ -14,14 +14,11 @@ from loadtune.study.dashboard_view import LISTED_CONSTRAINTS, METRIC_NAMES, open
 
 def test_every_kind_of_trial_is_shown_as_what_it_was(tmp_path: Path) -> None:
     begun_study(tmp_path)
-    measured, screened, infeasible, running = open_study(tmp_path / "study.db").get_all_trials(1)
+    measured, infeasible, running = open_study(tmp_path / "study.db").get_all_trials(1)
     assert (measured.state, measured.value) == (TrialState.COMPLETE, MEASURED_PER_S)
     assert measured.system_attrs[LISTED_CONSTRAINTS] == [0.0]
-    assert (screened.state, screened.value) == (TrialState.PRUNED, None)
-    assert screened.user_attrs["screened"] == "the loader makes 700/s at most"
-    assert screened.user_attrs["at_most_per_s"] == BOUND_PER_S
     assert infeasible.state == TrialState.COMPLETE
-    assert infeasible.system_attrs[LISTED_CONSTRAINTS] == [0.5]
+    assert infeasible.system_attrs[LISTED_CONSTRAINTS] == [1.0]
     assert running.state == TrialState.RUNNING
     assert LISTED_CONSTRAINTS not in running.system_attrs
 
@@ -31,7 +28,6 @@ def test_optunas_own_views_see_the_same(tmp_path: Path) -> None:
     shown = open_study(tmp_path / "study.db")
     study = optuna.load_study(study_name="loadtune", storage=shown)
     assert study.best_trial.number == 0
-    assert [trial.number for trial in study.get_trials(states=(TrialState.PRUNED,))] == [1]
     assert shown.get_trial(study.trials[1]._trial_id) == study.trials[1]
 
 
@@ -49,14 +45,14 @@ def test_a_study_that_kept_no_objective_has_no_unit(tmp_path: Path) -> None:
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
     study.tell_measured(asked, 100.0)
-    study.tell_infeasible(study.ask(), 1.0, "too large")  # told with the worst value, which is the one above
+    study.tell_infeasible(study.ask(), "too large")  # told with the worst value, which is the one above
     assert open_study(tmp_path / "study.db").get_best_trial(1).number == 0
 
 
 def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
     shown, before = open_study(tmp_path / "study.db"), (tmp_path / "study.db").read_bytes()
-    assert len(shown.get_all_trials(1)) == 4
+    assert len(shown.get_all_trials(1)) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
     assert (tmp_path / "study.db").read_bytes() == before
     study.tell_measured(asked, 1000.0)
@@ -77,7 +73,7 @@ def test_a_path_with_marks_of_urls_is_a_path(tmp_path: Path) -> None:
     folder.mkdir()
     begun_study(folder)
     assert [path.name for path in folder.iterdir()] == ["study.db"]
-    assert len(open_study(folder / "study.db").get_all_trials(1)) == 4
+    assert len(open_study(folder / "study.db").get_all_trials(1)) == 3
 
 
 @pytest.mark.parametrize(
