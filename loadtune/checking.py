@@ -24,6 +24,7 @@ from loadtune.records import (
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
+from loadtune.study.ratio import repeated_runs
 from loadtune.study.regression import Baseline, baseline_of, conclude
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
@@ -147,7 +148,7 @@ def _measure(
             return "The winner was chosen by samples per joule, but the GPU's energy counter could not be read here."
         took = max(took, clock.now() - begun)
         runs.append(found)
-        share = found.score(baseline.objective) / baseline.runs.mean
+        share = repeated_runs([found], baseline.objective).mean / baseline.runs.mean
         tell(f"run {len(runs)}: {percent_text(share)} of the baseline's {SCORE_UNITS[baseline.objective]}")
         if baseline.outcome(runs) != "unclear":
             break

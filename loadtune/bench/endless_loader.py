@@ -96,17 +96,17 @@ class EndlessLoader:
     def start(self) -> SwitchingIterator:
         """Start the workers, where they are not running."""
         if self._iterator is None:
-            begun = time.monotonic()
+            self._begun_s = time.monotonic()
             self._iterator = iter(self._loader)
-            self._start_s = time.monotonic() - begun
         return self._iterator
 
-    def switch(self, config: LoaderConfig, each: Callable[[Batch], None]) -> Batch:
-        """Go over to this configuration; its first batch. `each` gets those that come before.
+    def switch(self, config: LoaderConfig, meanwhile: Callable[[], None]) -> Batch:
+        """Go over to this configuration; its first batch. ``meanwhile`` is called often until its workers are ready and
+        those before them are gone, which take cores until they have finished the batch that they are making.
 
         Whether workers persist cannot change, and means nothing in an epoch without an end.
         """
-        iterator = self.start()
+        iterator, begun_s = self.start(), time.monotonic()
         switch = self._loader.switch(
             restart=True,  # also for equal settings: workers differ from pool to pool, which runs have to show
             num_workers=config.num_workers,
@@ -115,23 +115,22 @@ class EndlessLoader:
             in_order=config.in_order,
             batch_size=config.batch_size,
         )
-        while True:
-            batch = self._next(iterator)
-            assert batch is not None, "an epoch without an end has ended"
-            if switch is None or switch.delivers_s is not None:
-                break
-            each(batch)
-        iterator.wait_until_ended(_ENDED_S)  # they finish the batch that they are making, which takes cores
+        if switch is not None:
+            iterator.take_over(meanwhile, _ENDED_S)
         self._takes_over(config)
+        self._begun_s = begun_s
+        batch = self._next(iterator)
+        assert batch is not None, "an epoch without an end has ended"
         self._position = 1
-        self._start_s = (switch.start_s or 0.0) if switch is not None else 0.0
         return batch
 
     def first_batch_s(self) -> float:
         """Seconds from the start of a loader of this configuration to its first batch, as far as they were seen: until
         all workers were ready, and until the first had made one. Later batches were begun meanwhile."""
-        made_s = [times.first_s for times in self.start().workers() if times.first_s]
-        return self._start_s + min(made_s, default=0.0)
+        workers = self.start().workers()
+        ready_s = max((times.ready_s - self._begun_s for times in workers if times.ready_s), default=0.0)
+        made_s = [times.first_s for times in workers if times.first_s]
+        return ready_s + min(made_s, default=0.0)
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers."""

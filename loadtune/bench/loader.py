@@ -82,7 +82,7 @@ class TrainingLoop:
             self._loader = self._make_loader(config.loader)
             return self._loader.next_batch()
         # Batches of the configuration before are dropped: their size fits in the memory of its own recipe alone.
-        return self._loader.switch(config.loader, lambda batch: line.pulse())
+        return self._loader.switch(config.loader, line.pulse)
 
 
 def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:

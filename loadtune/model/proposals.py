@@ -18,6 +18,7 @@ CHANCE = 0.05
 HELD = 2
 """Predictions in a row that must have held before the search ends."""
 
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """The setting to try next, by its place among the candidates."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records.configs import Precision, Recipe
-from loadtune.records.score import Objective
+from loadtune.records.score import Objective, Score
 from loadtune.records.telemetry import Telemetry
 from loadtune.records.window import Window, delivered_samples, half_width_fraction, samples_per_s
 from loadtune.units import counted
@@ -99,7 +99,7 @@ class Measurement:
     workers: tuple[WorkerShare, ...] = ()
     """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
     repeated: bool = False
-    """Whether it is the quieter of two, because other processes disturbed the first."""
+    """Whether it was run again, because other processes disturbed it; this is the quieter of the two."""
     epoch_samples: int | None = None
     """Samples of one epoch. None: not known."""
     restart_s: float = 0.0
@@ -139,6 +139,13 @@ class Measurement:
         if score is None:
             raise ValueError("no energy was read: this measurement has no samples per joule")
         return score
+
+    def scored(self, objective: Objective) -> Score:
+        """Throughput, or samples per joule where that is the objective. Energy is read over a whole run, so nothing of
+        one run gives it an interval."""
+        if objective == "samples-per-s":
+            return Score(objective=objective, value=self.samples_per_s, half_width_fraction=self.half_width_fraction)
+        return Score(objective=objective, value=self.score(objective), half_width_fraction=None)
 
     @property
     def wait_fraction(self) -> float:

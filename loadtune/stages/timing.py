@@ -32,6 +32,8 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
         return outcome
     found.tell(f"Other processes used {_taken_text(before)} during this measurement. It is repeated.")
     again = _timed_once(run, config, share, best)
+    if isinstance(again, TrialFailure) and again.phase != "energy":
+        return again
     after = disturbance(again, found.host.num_usable_cores)
     is_known = isinstance(again, Measurement) and again.telemetry is not None
     found.disturbed_repeats = 0 if is_known and not after.matters else found.disturbed_repeats + 1

@@ -298,15 +298,26 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     def kill(self) -> None:
         """End workers that may hang, and the pool with them."""
-        if self._worker_pids_set:  # torch would raise their death in the loop
-            private.remove_worker_pids(id(self))
-            self._worker_pids_set = False
+        self._unregister()
         if self._starter is not None:
             self._starter.abandon()
         for worker in self._workers:
             worker.kill()
         self._workers_done_event = threading.Event()  # nobody reads the shared one, whose lock the killed may hold
         self.close()
+
+    def _unregister(self) -> None:
+        """Torch would raise their death in the loop."""
+        if self._worker_pids_set:
+            private.remove_worker_pids(id(self))
+            self._worker_pids_set = False
+
+    def end_at_once(self) -> None:
+        """End workers that another thread waits for in `close`, whatever they are making."""
+        self._unregister()
+        for worker in self._workers:
+            worker.kill()
+        remove_segments([worker.pid for worker in self._workers if not worker.is_alive()])
 
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
@@ -400,6 +411,8 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         self.issued.clear()
 
     def kill(self) -> None: ...
+
+    def end_at_once(self) -> None: ...
 
     def close(self, patience_s: float | None = None) -> None: ...
 

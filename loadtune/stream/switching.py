@@ -62,6 +62,8 @@ HANG_S = 60.0
 """A pool on trial that gives no batch for so long is withdrawn."""
 _CLOSE_S = 10.0
 
+_POLL_S = 0.005
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Withdrawn:
@@ -194,7 +196,7 @@ class SwitchingIterator:
         self._lane: deque[Pool | InProcess] = deque()
         self._coming: deque[tuple[Switch, Pool | InProcess | None]] = deque()
         self._taking_over: dict[int, Switch] = {}
-        self._closing: list[threading.Thread] = []
+        self._closing: list[tuple[threading.Thread, Pool | InProcess]] = []
         self._plain: Any = None
         self._has_ended = False
         self._batch_size = owner.settings.batch_size
@@ -285,11 +287,25 @@ class SwitchingIterator:
         """Batches of the pool that delivers."""
         return self._lane[0].num_delivered if self._lane else 0
 
-    def wait_until_ended(self, limit_s: float) -> None:
-        """Until the workers that were replaced are gone, or for so long."""
+    def take_over(self, each: Callable[[], None], limit_s: float) -> None:
+        """Go over to the settings asked for last, without the batches of those before.
+
+        Waits until their workers are ready and those before them gone. What is not gone after ``limit_s`` is killed: in
+        the middle of a batch that nobody wants, it would take cores. ``each`` is called meanwhile, often.
+        """
+        while self._coming and (before := self._coming[0]):
+            self._advance()
+            if self._coming and self._coming[0] is before and before[1] is None:
+                return  # it waits for the next epoch
+            each()
+            time.sleep(_POLL_S if self._coming else 0.0)
         deadline = time.monotonic() + limit_s
-        for thread in self._closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        while any(thread.is_alive() for thread, _ in self._closing):
+            each()
+            if time.monotonic() > deadline:
+                for _, pool in self._closing:
+                    pool.end_at_once()
+            time.sleep(_POLL_S)
 
     # Switching
 
@@ -451,16 +467,16 @@ class SwitchingIterator:
     def _retire(self, source: Pool | InProcess) -> None:
         """It has delivered all that it was given, or nobody wants the rest."""
         self._taking_over.pop(id(source), None)
-        self._in_background(source.close)
+        self._in_background(source, source.close)
 
     def _kill(self, source: Pool | InProcess) -> None:
-        self._in_background(source.kill)
+        self._in_background(source, source.kill)
 
-    def _in_background(self, close: Any) -> None:
-        self._closing = [thread for thread in self._closing if thread.is_alive()]
+    def _in_background(self, source: Pool | InProcess, close: Callable[[], None]) -> None:
+        self._closing = [each for each in self._closing if each[0].is_alive()]
         thread = threading.Thread(target=close, name="loadtune-end-workers", daemon=True)
         thread.start()
-        self._closing.append(thread)
+        self._closing.append((thread, source))
 
     def _end_epoch(self) -> None:
         """As torch: without persistent workers nothing outlives the epoch."""
@@ -504,7 +520,9 @@ class SwitchingIterator:
             source.kill()
         while self._lane:
             self._lane.popleft().close(patience_s)
-        self.wait_until_ended(_CLOSE_S)
+        deadline = time.monotonic() + _CLOSE_S
+        for thread, _ in self._closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._closing.clear()
 
     def _is_mine(self) -> bool:

@@ -22,6 +22,7 @@ from loadtune.stream.sample_table import (
     NUM_ENDED,
     NUM_SAMPLES,
     NUM_TIMED,
+    READY_S,
     Row,
     SampleTable,
     begin_batch,
@@ -47,6 +48,7 @@ class RowWriter:
             fetcher.fetch = _watched(fetcher.fetch, row, self.sample_error)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
+        row[READY_S] = time.monotonic()
 
 
 def watch_fetcher(fetcher: Any, table: SampleTable, sample_error: SampleError | None = None) -> Any:
@@ -120,6 +122,8 @@ class WorkerTimes(NamedTuple):
     max_made_s: float
     cpu_s: float
     """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
+    ready_s: float
+    """When it was ready for its first batch, on the clock that all processes share. 0: not yet, or no worker."""
 
 
 def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
@@ -138,6 +142,7 @@ def _times(row: Sequence[float]) -> WorkerTimes:
         made_s=row[MADE_S],
         max_made_s=row[MAX_MADE_S],
         cpu_s=row[CPU_S],
+        ready_s=row[READY_S],
     )
 
 

@@ -117,7 +117,8 @@ class StudyLoop:
         else:
             started = self.clock.now()
             outcome = self.run(config, self.best)
-            self._seconds.append(self.clock.now() - started)
+            took_s = self.clock.now() - started
+            self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else took_s)
         raise_for_the_user(outcome)
         return outcome
 

@@ -114,14 +114,15 @@ def undecided(
 ) -> tuple[TrialConfig, ...]:
     """Who has to be run again: the winner, and all whose ratio to it may be 1.
 
-    Nobody, if the winner's rate is known to within `PRECISE`, and it is known whether the winner differs from the
-    baseline: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner, its
-    best rival takes the baseline's place. A baseline that failed is not waited for.
+    Nobody, if the winner's throughput or samples per joule is known to within `PRECISE`, and whether it differs from
+    the baseline's: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner,
+    its best rival takes the baseline's place. A baseline that failed is not waited for.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
     if best is None:  # more runs may narrow what is too uncertain now
-        return tuple(f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval")
+        wide = [f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
+        return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
     able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
     rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
     own = next((f for f in finalists if f.config == yours and not f.failures), None)
@@ -129,7 +130,8 @@ def undecided(
     ratios = {f.config: difference(best, f, finalists, len(rivals), objective)[1:] for f in others}
     against = own if best.config != yours else next(iter(rivals), None)
     is_told = against is None or _differ(ratios[against.config]) or _are_equal(ratios[against.config])
-    if is_told and best.half_width_fraction is not None and best.half_width_fraction <= PRECISE:
+    half = best.scored(objective).half_width_fraction
+    if is_told and half is not None and half <= PRECISE:
         return ()
     return (best.config, *(config for config, interval in ratios.items() if not _differ(interval)))
 

@@ -61,10 +61,8 @@ def _files(spec: WorkloadSpec) -> dict[str, bytes]:
     libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
     found: dict[str, bytes] = {}
     for name, module in list(sys.modules.items()):
-        path = (
-            None if name.startswith("torch.") else _source(module)
-        )  # torch.compile writes its own outside the library
-        if path is not None and (name in named or _is_users(path, libraries)):
+        path = _source(module)
+        if path is not None and (name in named or _is_users(name, path, libraries)):
             inside = "/__init__" if path.stem == "__init__" else ""
             try:
                 found[f"{name.replace('.', '/')}{inside}.py"] = path.read_bytes()
@@ -80,9 +78,12 @@ def _source(module: ModuleType | None) -> Path | None:
     return path if path is not None and path.is_absolute() and path.suffix == ".py" else None
 
 
-def _is_users(path: Path, libraries: Sequence[Path]) -> bool:
-    """An installed file may be a link to where it is kept, and a folder of the user's a link to another."""
-    return all(
+def _is_users(name: str, path: Path, libraries: Sequence[Path]) -> bool:
+    """An installed file may be a link to where it is kept, and a folder of the user's a link to another.
+
+    What torch.compile writes is a module of torch's that lies in a temporary folder.
+    """
+    return not name.startswith("torch.") and all(
         _INSTALLED.isdisjoint(where.parts) and not any(where.is_relative_to(library) for library in libraries)
         for where in (path, path.resolve())
     )

@@ -187,16 +187,20 @@ def test_a_restart_drops_what_the_old_workers_had_not_delivered(num_workers):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_after_a_restart_the_old_workers_can_be_waited_for(num_workers):
+@pytest.mark.parametrize("limit_s", [10.0, 0.1])
+def test_taking_over_waits_for_the_old_workers_and_kills_those_that_take_too_long(num_workers, limit_s):
+    """A batch of theirs takes a second."""
     before = {worker.pid for worker in multiprocessing.active_children()}
-    loader = SwitchingLoader(DataLoader(Slow(), batch_size=50, num_workers=2), on_trial=False)
+    loader = SwitchingLoader(DataLoader(Slow(), batch_size=500, num_workers=2), on_trial=False)
     batches = iter(loader)
     next(batches)
     old = {worker.pid for worker in multiprocessing.active_children()} - before
-    switch = loader.switch(num_workers=num_workers, restart=True)
-    while switch.delivers_s is None:
-        next(batches)
-    batches.wait_until_ended(10.0)
+    loader.switch(num_workers=num_workers, batch_size=1, restart=True)
+    calls, begun = [], time.monotonic()
+    batches.take_over(lambda: calls.append(None), limit_s)
+    assert (time.monotonic() - begun > 0.5) == (limit_s > 1.0)
+    assert len(calls) > 2
     assert len(old) == 2
+    assert len(next(batches)) == 1
     assert old.isdisjoint(worker.pid for worker in multiprocessing.active_children())
     loader.close()

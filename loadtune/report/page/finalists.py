@@ -59,5 +59,5 @@ def _runs(result: TuningResult, known: list[Finalist], names: list[str], colours
     words = [hover(result, finalist.config, run) for _, _, run, finalist in every]
     marker = {"color": [colour for _, colour, _, _ in every], "size": 9, "line": {"width": 1, "color": GREY}}
     where = [name for name, _, _, _ in every]
-    values = [run.score(result.config.objective) for _, _, run, _ in every]
+    values = [run.scored(result.config.objective).value for _, _, run, _ in every]
     return points("run", values, where, words, marker=marker)

@@ -28,10 +28,8 @@ class Timed:
 
     @property
     def score(self) -> Score:
-        """What it was judged by. Energy is read over a whole run, so nothing of one run gives it an interval."""
-        half = self.measurement.half_width_fraction if self.objective == "samples-per-s" else None
-        value = self.measurement.score(self.objective)
-        return Score(objective=self.objective, value=value, half_width_fraction=half)
+        """Throughput, or samples per joule where that is the objective."""
+        return self.measurement.scored(self.objective)
 
 
 SETTINGS: tuple[tuple[str, Callable[[TrialConfig], int | str]], ...] = (

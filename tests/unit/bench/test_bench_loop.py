@@ -1,6 +1,7 @@
 """The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
 
 import itertools
+import multiprocessing
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -102,6 +103,24 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert sum(parts.values()) == pytest.approx(window.seconds, rel=0.02)
     assert (window.wait_s > window.seconds / 2) == (slow == "idle_s")
     assert window.ready is None
+
+
+def test_after_a_switch_the_old_workers_are_gone_and_starting_is_timed_by_the_new_ones_alone() -> None:
+    """The old worker makes batches of 0.4 s; the new ones make their first in 20 ms."""
+    before = {worker.pid for worker in multiprocessing.active_children()}
+    workload: Any = workload_of(Sleeping(SLOW_S))
+    loader = EndlessLoader(workload, LoaderConfig(batch_size=round(0.4 / SLOW_S), num_workers=1))
+    try:
+        loader.next_batch()
+        first_s = loader.first_batch_s()
+        (old,) = {worker.pid for worker in multiprocessing.active_children()} - before
+        calls = list[None]()
+        loader.switch(LoaderConfig(batch_size=1, num_workers=2), lambda: calls.append(None))
+        assert old not in {worker.pid for worker in multiprocessing.active_children()}
+        assert calls
+        assert SLOW_S <= loader.first_batch_s() < 0.5 * first_s
+    finally:
+        loader.close()
 
 
 def test_a_queue_that_was_full_at_the_start_is_no_throughput() -> None:

@@ -23,6 +23,7 @@ def times(num_begun: int, num_ended: int, *, began_s: float = 0.0, num_timed: in
         made_s=made_s,
         max_made_s=made_s,
         cpu_s=0.0,
+        ready_s=0.0,
     )
 
 

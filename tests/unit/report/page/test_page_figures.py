@@ -205,9 +205,9 @@ def test_the_table_sorts_by_figures_and_leaves_out_what_is_missing() -> None:
     table = trial_table(golden())
     rate = table.columns.index("samples/s")
     assert [row.outcome for row in table.rows] == ["measured", "measured", "failed"]
-    assert [row.cells[rate].order for row in table.rows] == [1610, 4210, None, None]
+    assert [row.cells[rate].order for row in table.rows] == [1610, 4210, None]
     assert {len(row.cells) for row in table.rows} == {len(table.columns)}
-    assert [row.is_best for row in table.rows] == [False, True, False, False]
+    assert [row.is_best for row in table.rows] == [False, True, False]
 
 
 @pytest.mark.parametrize(
