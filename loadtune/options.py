@@ -42,7 +42,9 @@ MaxGpuMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all that is free]"),
 ]
-MaxWorkers = Annotated[int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores]")]
+MaxWorkers = Annotated[
+    int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores; more where workers wait]")
+]
 Tune = Annotated[
     list[str] | None,
     typer.Option(
@@ -72,7 +74,7 @@ Objective = Annotated[
 Trials = Annotated[int, typer.Option(help="Largest number of trials that are measured.")]
 TimeBudget = Annotated[float, typer.Option(help="Time limit of the whole run, in seconds.")]
 Out = Annotated[str, typer.Option(help="Folder in which the run makes its own folder.")]
-Seed = Annotated[int, typer.Option(help="Seed of the search and of the data order.")]
+Seed = Annotated[int, typer.Option(help="Seed of the data order and of the order of measurements.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout, everything else to stderr.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Print every figure that was measured, not only the answer.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress; warnings stay.")]

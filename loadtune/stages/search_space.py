@@ -25,6 +25,12 @@ from loadtune.units import seconds_text
 LADDER_SPAN = 16
 """The ladder begins this far below the smallest saturating batch: smaller ones train at a fraction of the rate."""
 
+WAITS = 1.5
+"""Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
+
+MOST_WAITING = 256
+"""Workers at the most. RAM and /dev/shm may allow fewer."""
+
 _TUNED: Mapping[Dimension, tuple[Any, ...]] = {
     "prefetch_factor": PREFETCH_FACTORS,
     "memory_format": MEMORY_FORMATS,
@@ -50,7 +56,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
         run.keep_probes()
     return SearchSpace(
         batch_sizes=found.batch_sizes,
-        num_workers=_num_workers(found, found.yours),
+        num_workers=_num_workers(found, facts, found.yours),
         pin_memory=_axis(found, "pin_memory", (False, True) if found.device.kind == "cuda" else (False,)),
         recipes=chosen,
         ceilings=ceilings,
@@ -87,10 +93,13 @@ def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precis
     return batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
 
 
-def _num_workers(found: Findings, yours: TrialConfig) -> tuple[int, ...]:
+def _num_workers(found: Findings, facts: WorkloadFacts, yours: TrialConfig) -> tuple[int, ...]:
+    """Up to the usable cores; where workers wait rather than compute, up to what keeps the cores busy."""
     most = found.config.max_workers
     if most is None:
-        ladder = worker_ladder(found.host.num_usable_cores, (yours.loader.num_workers,))
+        cores, waits = found.host.num_usable_cores, facts.sample_s / (facts.sample_cpu_s or facts.sample_s)
+        busy = cores if waits < WAITS else max(cores, min(MOST_WAITING, round(cores * waits)))
+        ladder = worker_ladder(busy, (cores, yours.loader.num_workers))
     else:
         ladder = worker_ladder(most)
     return _axis(found, "num_workers", ladder)

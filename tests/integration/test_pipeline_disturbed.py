@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline_rig import ALL_TRIALS, tune_fake
 
-from loadtune.records import Measurement, Telemetry, TuningResult
+from loadtune.records import Measurement, Telemetry, TrialConfig, TrialFailure, TuningResult
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 
 NUM_CORES = fake_host().num_usable_cores
@@ -62,6 +62,20 @@ def test_a_disturbed_segment_is_run_again_and_the_quiet_one_counts(tmp_path: Pat
         "2 measurements were repeated, because other processes used 10% or more of the CPU cores or of the GPU "
         "meanwhile."
     )
+
+
+def test_a_repeat_that_fails_is_a_failure(tmp_path: Path) -> None:
+    num_trained = 0
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        nonlocal num_trained
+        num_trained += 1
+        return TrialFailure(kind="crash", phase="training", message="planted") if num_trained == 3 else None
+
+    bench = FakeBench(fail=fail)
+    sensor = BusySensor(bench.clock, others=lambda number: {"others_cpu_cores": NUM_CORES / 2 if number == 2 else 0.0})
+    result = tune_fake(bench, tmp_path, ALL_TRIALS, sensor=sensor)
+    assert [trial.failure is not None for trial in result.trials[:3]] == [False, True, False]
 
 
 def test_a_machine_that_is_never_quiet_is_not_waited_for(tmp_path: Path) -> None:

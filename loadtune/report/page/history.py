@@ -24,9 +24,9 @@ from loadtune.report.wording import settings_text
 
 _ORIGINS: tuple[tuple[TrialOrigin, str, str, str], ...] = (
     ("yours", "baseline's loader settings", ORANGE, "diamond"),
-    ("seed", "predicted", GREEN, "square"),
     ("warm start", "best of another run", PINK, "triangle-up"),
-    ("search", "searched", BLUE, "circle"),
+    ("search", "proposed by the throughput model", BLUE, "circle"),
+    ("seed", "predicted by an older version", GREEN, "square"),
 )
 
 
@@ -41,7 +41,7 @@ def history(result: TuningResult) -> Figure:
         key="trials",
         title="Every trial, in order",
         reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
-        "Crosses failed; open diamonds were pruned: they cannot be faster, or do not fit.",
+        "Crosses failed.",
         source="Each trial: real training steps, samples ÷ wall time over whole windows after the "
         "warm-up" + _interval_words(result),
         panels=(Panel(data=tuple(traces), layout=_layout(result)),) if result.trials else (),

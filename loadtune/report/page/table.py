@@ -8,7 +8,7 @@ from loadtune.report.page.measured import peak_bytes
 from loadtune.report.wording import FAILURE_TEXT, recipe_text
 from loadtune.units import MISSING, bytes_text, efficiency_text, number_text, percent_text, seconds_text, watts_text
 
-Outcome = Literal["measured", "failed", "pruned"]
+Outcome = Literal["measured", "failed", "not run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def trial_table(result: TuningResult) -> TrialTable:
 def outcome_of(trial: Trial) -> Outcome:
     if trial.measurement is not None:
         return "measured"
-    return "failed" if trial.failure is not None else "pruned"
+    return "failed" if trial.failure is not None else "not run"
 
 
 def _settings(trial: Trial) -> tuple[Cell, ...]:

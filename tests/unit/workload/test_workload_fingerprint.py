@@ -3,6 +3,7 @@
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from torch.utils.data import Subset
@@ -90,6 +91,17 @@ def test_what_changed_is_told(folder: Path) -> None:
 def test_a_named_module_counts_wherever_it_is_installed(folder: Path) -> None:
     assert "torchvision/models/__init__.py" in code(dataset="FakeData", model="torchvision.models:resnet18")
     assert not any("torchvision" in name for name in code(dataset="FakeData", model="resnet18"))
+
+
+def test_what_torch_compile_writes_is_no_code_of_the_users(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code()
+    written = folder / "kernel.py"
+    written.write_text("x = 1\n")
+    for name in ("torch._inductor.runtime.compile_tasks.abc", "kernel"):
+        module = ModuleType(name)
+        module.__file__ = str(written)
+        monkeypatch.setitem(sys.modules, name, module)
+    assert set(code()) - set(before) == {"kernel.py"}
 
 
 def test_torchvisions_models_differ_in_their_layers_alone() -> None:
