@@ -88,6 +88,7 @@ class EndlessLoader:
         self.config = config
         self._waits = [_Waited() for _ in range(config.num_workers)]
         self._position = 0
+        self._first_s: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -119,14 +120,13 @@ class EndlessLoader:
             iterator.take_over(meanwhile, _ENDED_S)
         self._takes_over(config)
         self._begun_s = begun_s
-        batch = self._next(iterator)
-        assert batch is not None, "an epoch without an end has ended"
-        self._position = 1
-        return batch
+        return self.next_batch()
 
     def first_batch_s(self) -> float:
         """Seconds from the start of a loader of this configuration to its first batch, as far as they were seen: until
         all workers were ready, and until the first had made one. Later batches were begun meanwhile."""
+        if not self._waits:
+            return self._first_s or 0.0
         workers = self.start().workers()
         ready_s = max((times.ready_s - self._begun_s for times in workers if times.ready_s), default=0.0)
         made_s = [times.first_s for times in workers if times.first_s]
@@ -140,6 +140,8 @@ class EndlessLoader:
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)
             assert batch is not None, "an epoch has no batch"
+        if self._first_s is None:
+            self._first_s = time.monotonic() - self._begun_s
         self._position += 1
         return batch
 

@@ -88,7 +88,8 @@ class WorkloadFacts:
     """How much of it training may use now, including what the training process holds already."""
 
     sample_cpu_s: float | None = None
-    """CPU seconds of that; the rest is waiting, for storage or a network. None: a result of an older version."""
+    """CPU seconds of that, and seconds of waiting for a core; the rest is waiting for storage, a network or a timer.
+    None: a result of an older version."""
     code: tuple[CodePart, ...] = ()
     """Empty in results of older versions."""
     torchvision: str | None = None

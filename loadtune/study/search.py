@@ -69,8 +69,7 @@ class Search:
             return
         self._tried.append((trial.config, measured))
         if trial.predicted is not None and trial.origin == "search":
-            score = measured.score(self.objective)
-            self._held.append(trial.predicted.low <= score <= trial.predicted.high)
+            self._held.append(trial.predicted.low <= self._score(measured) <= trial.predicted.high)
 
     def next(self, room: int) -> Next | None:
         """What to try next; the same until an outcome was told. None: nothing is left that is worth a trial.
@@ -147,13 +146,11 @@ class Search:
         return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
 
     def best_at(self, batch_size: int) -> list[TrialConfig]:
-        """With this batch size, tried or not: the best that the model expects, and the smallest that is as good."""
+        """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
+        the others, best first."""
         ranked = self._by_expectation([c for c in self._able() if c.batch_size == batch_size])
-        return list(
-            dict.fromkeys(
-                [each.config for each in ranked[:1]] + _smallest(ranked) + [each.config for each in ranked[1:2]]
-            )
-        )
+        by_score = [each.config for each in ranked]
+        return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
 
     def smallest(self) -> TrialConfig | None:
         """The smallest configuration that the model expects to be as good as any, tried or not."""
@@ -207,6 +204,6 @@ class Search:
 
 
 def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:
-    """Of those that are as good as the first, the one that costs a user least."""
+    """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
     near = [each.config for each in ranked if each.score >= AS_GOOD * ranked[0].score]
     return sorted(near, key=size)[:1]

@@ -61,7 +61,6 @@ def test_it_shows_a_running_study_as_it_is_and_changes_nothing(study, served):
     detail = asked(f"{url}/1")
     assert kinds(detail) == [
         ("Complete", True, True),
-        ("Pruned", True, False),
         ("Complete", False, True),
         ("Running", True, False),
     ]
