@@ -43,7 +43,7 @@ from loadtune.study.trial import run_trial
 SEGMENT_S = 4.8
 """A segment's most in a run of 10 minutes, the default."""
 
-QUICK = {"settings": ["fp32:64:1", "fp32:64:2"], "rounds": 2, "timed_s": 2.0}
+QUICK = {"settings": ["fp32:64:1"], "rounds": 1, "timed_s": 2.0}
 """Defaults of a rehearsal."""
 
 

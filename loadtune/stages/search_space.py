@@ -29,8 +29,8 @@ WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
 
 START_SHARE, START_S = 0.01, 0.025
-"""Of the time budget, for starting the workers of a trial, and seconds that one takes: 120 workers by default. 148 of them
-took 3.4 s on two CPU cores."""
+"""Of the time budget, for starting the workers of a trial, and seconds that one takes: 120 workers by default. On two
+CPU cores 148 of them took 3.4 s."""
 
 MOST_WAITING = 256
 """Workers at the most. RAM and /dev/shm may allow fewer."""
