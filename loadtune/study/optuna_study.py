@@ -79,10 +79,13 @@ class OptunaStudy:
         self._study.sampler = SearchSampler(space, lambda: self._next.config)
         self._study.set_user_attr(OBJECTIVE, objective)  # for whoever looks at it: the values have no unit
         trials = self._study.get_trials(deepcopy=False)
-        for stale in (trial for trial in trials if trial.state == TrialState.RUNNING):
-            self._study.tell(stale.number, state=TrialState.FAIL)
+        stale = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
+        for number in stale:
+            self._study.tell(number, state=TrialState.FAIL)
         if not trials:
-            self._replay(known, objective)
+            self._replay(in_order(known), objective)
+        else:  # measured, and the run was killed before the study heard of it
+            self._replay([trial for trial in known if trial.number in stale], objective)
 
     @property
     def _next(self) -> Next:
@@ -97,9 +100,9 @@ class OptunaStudy:
         # The baseline may end its workers with each epoch where the space has only loaders that keep them.
         return Asked(number=trial.number, config=asked.config, origin=asked.origin, predicted=asked.predicted)
 
-    def _replay(self, known: Sequence[Trial], objective: Objective) -> None:
-        """Ask and tell a new study what was run, under its old numbers."""
-        for trial in in_order(known):
+    def _replay(self, known: Sequence[Trial | None], objective: Objective) -> None:
+        """Ask and tell what was run before; None takes a number."""
+        for trial in known:
             if trial is None or trial.outcome is None or not self._has(trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue

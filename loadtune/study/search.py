@@ -77,6 +77,7 @@ class Search:
         ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
         """
         if self._next is None:
+            self.ended = ""
             seen = {*self._failed, *(config for config, _ in self._tried)}
             waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
             self._next = next(iter(waiting), None) or self._proposed(room) or self._changed(seen)
@@ -102,7 +103,8 @@ class Search:
         if is_enough(found, self._held):
             self.ended = "no other configuration is likely to be faster"
             return None
-        if room <= len(self._variants(configs[found.best])):
+        tried = {config for config, _ in self._tried} | self._failed
+        if room <= sum(each not in tried for each in self._variants(configs[found.best])):
             return None
         unit = self._unit(known)
         low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))

@@ -32,7 +32,7 @@ def job_of(
         sample_s=facts.sample_s,
         sample_cpu_s=facts.sample_s if facts.sample_cpu_s is None else facts.sample_cpu_s,
         sample_bytes=float(facts.sample_bytes),
-        num_cores=float(host.num_usable_cores),
+        num_cores=float(max(1, host.num_usable_cores)),
         on_gpu=device.kind == "cuda",
         compute={str(precision): curve or known for precision, curve in curves.items()},
         syncing=frozenset(str(precision) for precision, recipe in recipes.items() if recipe.waits_each_step),

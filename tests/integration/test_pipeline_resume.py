@@ -38,8 +38,8 @@ def kill_at(stage: str, trial_number: int = 0):
     return listen
 
 
-PATIENT = TuneConfig(num_trials=30)
-"""More trials than the search takes until it ends by itself."""
+PATIENT = TuneConfig(num_trials=14)
+"""More trials than there is time for: the search runs 11 of them."""
 
 
 def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
@@ -58,6 +58,11 @@ def states(folder: Path) -> list[str]:
     return [trial.state.name for trial in study.trials]
 
 
+def told_values(folder: Path) -> list[float | None]:
+    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{folder / 'study.db'}")
+    return [trial.value for trial in study.trials]
+
+
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
     killed(tmp_path, "study", 4)
     assert "RUNNING" in states(tmp_path)
@@ -74,6 +79,24 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert result.best is not None
     assert any("was resumed, with 4 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
+
+
+def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) -> None:
+    """Without noise: it learns from what was measured, and from nothing else."""
+
+    def quiet() -> FakeBench:
+        return FakeBench(noise=0.0, between_runs=0.0)
+
+    config = TuneConfig(num_trials=7)
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    whole = tune_fake(quiet(), tmp_path / "whole", config)
+    with pytest.raises(Killed):
+        tune_fake(quiet(), tmp_path / "cut", config, kill_at("study", 4))
+    result = resumed(tmp_path / "cut", config, quiet())
+    assert [(each.config, each.predicted) for each in result.trials] == [
+        (each.config, each.predicted) for each in whole.trials
+    ]
 
 
 def test_a_journal_cut_off_within_a_line_is_read_up_to_there_and_gone_on_with(tmp_path: Path) -> None:
@@ -102,7 +125,9 @@ def test_what_was_measured_and_not_told_is_told_later(tmp_path: Path) -> None:
     last = read_journal(tmp_path).trials[-1]
     assert states(tmp_path)[last.number] == "RUNNING"
     result = resumed(tmp_path)
-    assert states(tmp_path)[last.number : last.number + 2] == ["FAIL", "COMPLETE"]  # with what was measured
+    assert last.measurement is not None
+    assert states(tmp_path)[last.number] == "FAIL"
+    assert told_values(tmp_path).count(last.measurement.score("samples-per-s")) == 1
     assert [trial.config for trial in result.trials].count(last.config) == 1
 
 
@@ -172,8 +197,19 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     assert not any(run in newer for run in runs)
 
 
+def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tmp_path: Path) -> None:
+    values = {"batch_size": 256, "precision": "fp16", "num_workers": 8}
+    config = TuneConfig(fix=tuple(Fixed(name=name, value=value) for name, value in values.items()))
+    finished = tune_fake(FakeBench(), tmp_path, config)
+    assert {trial.config.loader.pin_memory for trial in finished.trials} == {False, True}
+    bench = FakeBench(seed=1)
+    again = resumed(tmp_path, replace(config, num_trials=30), bench)
+    assert bench.requests == []
+    assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
+
+
 def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Its patience ended it before its trials did; a run that was killed in the confirmation goes on there."""
+    """Time ended it before its trials did; a run that was killed in the confirmation goes on there."""
     killed(tmp_path, "confirm", config=PATIENT)
     before = read_journal(tmp_path)
     assert len(before.trials) < PATIENT.num_trials
@@ -200,7 +236,7 @@ def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, 
 
 
 def test_as_many_trials_as_were_left_are_more_where_they_are_asked_for(tmp_path: Path) -> None:
-    """`--resume --trials 5` after 7 of 12 asks for 12 again."""
+    """`--resume --trials 3` after 11 of 14 asks for 14 again."""
     finished = tune_fake(FakeBench(), tmp_path, PATIENT)
     again = resumed(tmp_path, PATIENT, reopen=True)
     assert num_run(again) > num_run(finished)

@@ -1,6 +1,6 @@
-"""What was asked for is tried: dimensions given to --tune, spaces within the trials asked for; over a fake bench."""
+"""Dimensions given to --tune are tried, or it is said that they were not; over a fake bench."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipeline_rig import tune_fake
@@ -67,6 +67,24 @@ def test_a_resumed_run_says_what_was_not_tried_as_the_first_did(tmp_path: Path) 
     assert [note for note in again.notes if note in told] == told
 
 
+def test_once_every_tuned_value_was_tried_more_trials_go_to_other_configurations(tmp_path: Path) -> None:
+    config = TuneConfig(tune=("prefetch_factor",), num_trials=6)
+    first = tune_fake(FakeBench(), tmp_path, config)
+    assert {config.loader.prefetch_factor for config in configs(first)} == {1, 2, 4, 8}
+    again = tune_fake(FakeBench(seed=1), tmp_path, replace(config, num_trials=8), resume=True)
+    assert len(again.trials) == 8
+
+
+def test_what_cannot_reach_the_best_any_more_is_ended_early(tmp_path: Path) -> None:
+    """In the other memory format it trains at two thirds of the best rate."""
+    config = TuneConfig(tune=("memory_format",), fix=(Fixed(name="precision", value="bf16"),), num_trials=5)
+    measured = [trial.measurement for trial in tune_fake(FakeBench(), tmp_path, config).trials if trial.measurement]
+    *others, hopeless = measured
+    best = max(others, key=lambda each: each.samples_per_s)
+    assert hopeless.samples_per_s < 0.7 * best.samples_per_s
+    assert len(hopeless.windows) == 3 < len(best.windows)
+
+
 def test_without_a_second_trial_no_larger_time_budget_is_advised(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(tune=("in_order",), num_trials=1))
     assert notes(result, "in_order") == [
@@ -90,6 +108,7 @@ def test_a_precision_that_ran_out_of_memory_in_one_format_does_so_in_the_other(t
     config = TuneConfig(tune=("memory_format",), precisions=("fp16",), num_trials=20)
     result = tune_fake(FakeBench(fail=fail), tmp_path, config)
     failed = [trial.config.batch_size for trial in result.trials if trial.failure]
+    assert failed
     assert failed == sorted(set(failed), reverse=True)
     assert {trial.config.recipe.memory_format for trial in result.trials} == {"contiguous", "channels_last"}
     assert result.best is not None
