@@ -174,7 +174,7 @@ def _read_samples(
 ) -> tuple[list[Any], list[int], float, float]:
     """(Samples to make batches of, their indices, seconds of one, CPU seconds of one).
 
-    As many are timed as there is time for. ``note`` is told the index of each before.
+    As many are timed as there is time for. ``note`` is called with the index of a sample before the sample is loaded.
     """
     note(0)
     samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first

@@ -2,7 +2,7 @@
 
 Operational analysis (Denning and Buzen, ACM Computing Surveys 10, 1978): a resource that is busy `d` seconds for each
 sample allows 1/d samples/s. The slowest one bounds throughput. Near a tie several of them slow each other down, which a
-soft maximum describes: ``seconds = (sum of d^n)^(1/n)``.
+soft maximum describes: ``seconds = (sum of d^n)^(1/n)``. The demands `d`:
 
 ======================  ======================================================================  ==============
 resource                seconds a sample                                                        used where

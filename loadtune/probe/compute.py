@@ -53,11 +53,11 @@ def _climb(
     return found
 
 
-def knee(points: Sequence[ComputePoint], recipe: Recipe, share: float = 1 / SATURATED) -> ComputePoint:
-    """The smallest batch that reaches this share of the recipe's fastest rate: larger ones mostly cost memory."""
+def knee(points: Sequence[ComputePoint], recipe: Recipe) -> ComputePoint:
+    """The smallest batch that nearly reaches the recipe's fastest rate: larger ones mostly cost memory."""
     own = [p for p in points if p.recipe == recipe]
     top = max(p.samples_per_s for p in own)
-    return min((p for p in own if p.samples_per_s >= share * top), key=lambda p: p.batch_size)
+    return min((p for p in own if p.samples_per_s >= top / SATURATED), key=lambda p: p.batch_size)
 
 
 def reaches(points: Sequence[ComputePoint], recipe: Recipe, largest: int) -> bool:

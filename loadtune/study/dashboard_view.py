@@ -1,8 +1,7 @@
 """A kept study as others may look at it: nothing is written, and every trial says what it really was.
 
-In: a run's ``study.db``, also while the run writes it. Out: a storage as Optuna's tools take one. A module of its own
-because what is right to search by is not what is right to look at: the sampler is told a bound in place of a rate that
-was never measured, and optuna-dashboard (0.21) looks for feasibility where Optuna before 5 kept it.
+In: a run's ``study.db``, also while the run writes it. Out: a storage as Optuna's tools take one. optuna-dashboard
+(0.21) looks for feasibility where Optuna before 5 kept it, so it is put there as well.
 """
 
 import copy

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadtune.records import Measurement, WorkerShare
-from loadtune.study.walls import STANDING
+from loadtune.records import WorkerShare
 
 MIN_BATCHES = 4
 """Batches each worker should have made before they are compared: one of them is left out, and two say little."""
@@ -66,11 +65,3 @@ def usually_held_back(runs: Sequence[Sequence[WorkerShare]]) -> HeldBack | None:
     seen = [found for workers in runs if (found := held_back(workers)) is not None]
     alike = max((([f for f in seen if f.by == by]) for by in ("worker", "samples")), key=len)
     return max(alike, key=lambda found: found.wait_share) if 2 * len(alike) > len(runs) else None
-
-
-def batches_stand_unpinned(measurement: Measurement) -> bool:
-    """Whether made batches stood before the pinning thread: then it, and no worker, is what training waits for."""
-    steps = sum(window.num_steps for window in measurement.windows)
-    if any(window.unpinned is None for window in measurement.windows) or not steps:
-        return False
-    return sum((window.unpinned or 0.0) * window.num_steps for window in measurement.windows) / steps >= STANDING

@@ -90,8 +90,7 @@ class Search:
         return self._next
 
     def _proposed(self, room: int) -> Next | None:
-        known = [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
-        configs = self._able()
+        known, configs = self._known(), self._able()
         seen = {self.space.as_modelled(config) for config, _ in known}
         places = [at for at, config in enumerate(configs) if config in seen]
         if len(places) == len(configs):
@@ -158,6 +157,10 @@ class Search:
         """The smallest configuration that the model expects to be as good as any, tried or not."""
         return next(iter(_smallest(self._by_expectation(self._able()))), None)
 
+    def _known(self) -> list[tuple[TrialConfig, Measurement]]:
+        """The trials that the model can be fitted to."""
+        return [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
+
     def _able(self) -> list[TrialConfig]:
         return [config for config in self.feasible(self._candidates()) if config not in self._failed]
 
@@ -167,7 +170,7 @@ class Search:
         return sorted(found, key=lambda each: -each.score)
 
     def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
-        known = [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
+        known = self._known()
         if not configs or not known:
             return [0.0 for _ in configs]
         rates = np.exp(self._model(known).predict(points_at(configs, self.job)).mean) / self._unit(known)

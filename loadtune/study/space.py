@@ -109,7 +109,7 @@ class SearchSpace:
 
 
 def nearest_rung(ladder: Sequence[int], value: int) -> int:
-    """The largest rung not above `value`, or the lowest."""
+    """The largest value of the ladder that is not above `value`; where all are above it, the smallest."""
     return max((rung for rung in ladder if rung <= value), default=ladder[0])
 
 
@@ -124,7 +124,7 @@ def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tu
 
 
 def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """0 to 8 each, then steps of a fifth up to `most`, which is always a rung, and `extra` counts."""
+    """0 to 8 one by one, then in steps of a fifth up to `most`. `most` itself and `extra` are among them."""
     rungs = set(range(min(FINE_WORKERS, most) + 1)) | {most, *extra}
     rung = float(FINE_WORKERS)
     while (rung := rung * COARSE_STEP) < most:

@@ -10,7 +10,7 @@ from loadtune.checking import check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records import Check, Device, Fixed, TrialFailure, TuneConfig, TuningResult
 from loadtune.study.regression import baseline_of
-from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
+from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,20 @@ def test_an_unchanged_machine_holds(stored: TuningResult) -> None:
     assert len(check.runs) >= 3
     assert check.seconds < 60.0
     assert check.changes == ()
+
+
+def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path: Path) -> None:
+    """Workers that start in each epoch make an epoch of few samples far slower than training is meanwhile."""
+    facts = dataclasses.replace(fake_facts(Surface()), dataset_length=3000)
+    fix = (Fixed(name="persistent_workers", value=False), Fixed(name="num_workers", value=8))
+    stored, told = tune_fake(FakeBench(facts=facts), tmp_path, TuneConfig(fix=fix)), list[str]()
+    bench = FakeBench(facts=facts, seed=7)
+    baseline = baseline_of(stored, 0.1)
+    assert not baseline.config.loader.persistent_workers
+    check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0, told.append)
+    shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
+    assert shares
+    assert all(85 < share < 115 for share in shares)
 
 
 def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResult) -> None:
