@@ -3,6 +3,16 @@
 Units are suffixes: ``_s`` seconds, ``_bytes``, ``_per_s``, ``_w`` watts, ``_fraction`` 0 to 1.
 """
 
+from loadtune.records.bottleneck import (
+    Bottleneck,
+    ChangeKind,
+    Estimate,
+    Part,
+    PredictedChange,
+    Resource,
+    ResourceLimit,
+    RooflinePoint,
+)
 from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.comparison import (
     Change,
@@ -96,12 +106,20 @@ from loadtune.records.workload import (
 )
 
 __all__ = [
+    "Bottleneck",
+    "ChangeKind",
     "DIMENSIONS",
+    "Estimate",
     "MEMORY_FORMATS",
     "MEMORY_KINDS",
     "OBJECTIVES",
     "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
+    "Part",
+    "PredictedChange",
+    "Resource",
+    "ResourceLimit",
+    "RooflinePoint",
     "SCHEMA_VERSION",
     "SCORE_UNITS",
     "AllocationTrace",

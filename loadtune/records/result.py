@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtune.records.bottleneck import Bottleneck
 from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.configs import Precision, TrialConfig
 from loadtune.records.costs import EpochCost, SavingCost
@@ -251,6 +252,8 @@ class TuningResult:
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     """Set where the user gave a batch size."""
+    bottleneck: Bottleneck | None = None
+    """Of ``best``. None: nothing was confirmed, or fewer than two trials were measured."""
     verdict: Verdict | None = None
     epoch_cost: EpochCost | None = None
     """Of the best loader. None: it has no workers, or there was no time."""
