@@ -1,11 +1,16 @@
-"""What a fitted model says of one setting: which resource limits it, and what a change would bring. Pure."""
+"""What a fitted model says of one setting: which resource limits it, and what a change would bring. Pure.
 
-from dataclasses import dataclass
+What the resources leave out at the setting (``g`` of `model.fit`) is taken to slow all of them alike. So no resource
+is said to allow less than what the model predicts, and a change keeps what was left out.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from loadtune.model.fit import ThroughputModel
-from loadtune.model.resources import RESOURCES, Array, Job, Points, demands
+from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
+from loadtune.records import Estimate, Resource, ResourceLimit
 
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""
@@ -16,78 +21,89 @@ CHANGED = 0.5
 """Share of the scale of what the form leaves out that a change of the job adds: it may change with the job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """Median of the posterior with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """What one resource allows."""
-
-    resource: str
-    samples_per_s: Estimate
-    probability: float
-    """That it is the one that limits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What a change is predicted to bring."""
-
-    samples_per_s: Estimate
-    gain: Estimate
-    """Throughput after the change ÷ before it."""
-
-
-def limits(model: ThroughputModel, point: Points) -> tuple[Limit, ...]:
+def limits(model: ThroughputModel, point: Points) -> tuple[ResourceLimit, ...]:
     """What each resource allows at one setting, the one that most probably limits first."""
-    each = [demands(theta, model.job, point).by_resource for theta in model.draws(NUM_DRAWS)]
-    needed = np.array([[float(by_resource[name][0]) for name in RESOURCES] for by_resource in each])
-    slowest = needed.argmax(axis=1)
-    found = [
-        Limit(
+    found = _drawn(model, point)
+    needed = np.stack([_row(found.by_resource[name]) for name in RESOURCES])
+    slowest = needed.argmax(axis=0)
+    factor = _factor(model, point, found)
+    each = [
+        ResourceLimit(
             resource=name,
-            samples_per_s=_estimate(1 / np.maximum(needed[:, index], 1e-12)),
+            samples_per_s=_estimate(factor / np.maximum(needed[index], 1e-12)),
             probability=float(np.mean(slowest == index)),
+            shares=_shares(found, name),
         )
         for index, name in enumerate(RESOURCES)
-        if needed[:, index].any()
+        if needed[index].any()
     ]
-    return tuple(sorted(found, key=lambda limit: (-limit.probability, limit.samples_per_s.value)))
+    return tuple(sorted(each, key=lambda limit: (-limit.probability, limit.samples_per_s.value)))
 
 
-def left_out(model: ThroughputModel, point: Points) -> float:
-    """Predicted throughput at one setting ÷ what the resources alone would give, minus 1."""
-    formed = np.median([_log_rate(theta, model.job, point) for theta in model.draws(NUM_DRAWS)])
-    return float(np.expm1(model.predict(point).mean[0] - formed))
+def formed(model: ThroughputModel, point: Points) -> float:
+    """Samples/s at one setting by the resources alone, in the median."""
+    return float(np.median(1 / _row(_drawn(model, point).seconds)))
 
 
-def what_if(model: ThroughputModel, point: Points, to: Points | None = None, job: Job | None = None) -> Change:
-    """Throughput at another setting (``to``), of another job (``job``: other samples, cores or computing), or both.
-
-    What the form leaves out at a setting is kept, and is less certain where the job changes.
+def change(
+    model: ThroughputModel, point: Points, to: Points | None = None, job: Job | None = None
+) -> tuple[Estimate, Estimate]:
+    """(samples/s, gain) at another setting (``to``), of another job (``job``: other samples, cores or computing), or of
+    both. What the form leaves out at a setting is kept, and is less certain where the job changes.
     """
     to, job = to or point, job or model.job
     found = model.predict(Points.joined(point, to), (0, 1))
     chance = np.random.default_rng(1)
     before, after = chance.multivariate_normal(found.mean, found.covariance, size=NUM_DRAWS, method="svd").T
     if job is not model.job:
-        after = after + [
-            _log_rate(theta, job, to) - _log_rate(theta, model.job, to) for theta in model.draws(NUM_DRAWS)
-        ]
+        theta = model.draws(NUM_DRAWS)
+        after = after - np.log(_row(demands(theta, job, to).seconds) / _row(demands(theta, model.job, to).seconds))
         after = after + CHANGED * model.scale * chance.standard_normal(NUM_DRAWS)
-    return Change(samples_per_s=_estimate(np.exp(after)), gain=_estimate(np.exp(after - before)))
+    return _estimate(np.exp(after)), _estimate(np.exp(after - before))
 
 
-def _estimate(draws: Array) -> Estimate:
+def predicted(model: ThroughputModel, points: Points) -> list[Estimate]:
+    """Samples/s at each of some settings."""
+    found = model.predict(points)
+    spans = [np.exp(mean + np.array([-1.96, 0.0, 1.96]) * sd) for mean, sd in zip(found.mean, found.sd, strict=True)]
+    return [Estimate(value=float(middle), low=float(low), high=float(high)) for low, middle, high in spans]
+
+
+def allowed(model: ThroughputModel, points: Points, at: Points) -> list[dict[Resource, float]]:
+    """Samples/s that each resource allows at each of some settings, in the median, without those that are not used.
+
+    What is left out is that of one setting, ``at``, for all of them.
+    """
+    factor = _factor(model, at, _drawn(model, at))
+    found = _drawn(model, points).by_resource
+    shape = (NUM_DRAWS, len(points))
+    needed = {name: np.median(np.broadcast_to(found[name], shape), axis=0) for name in RESOURCES}
+    return [
+        {name: factor / float(needed[name][place]) for name in RESOURCES if needed[name][place] > 0}
+        for place in range(len(points))
+    ]
+
+
+def _drawn(model: ThroughputModel, points: Points) -> Demands:
+    return demands(model.draws(NUM_DRAWS), model.job, points)
+
+
+def _factor(model: ThroughputModel, point: Points, found: Demands) -> float:
+    """Predicted throughput ÷ what the resources alone would give."""
+    return float(np.exp(model.predict(point).mean[0] + np.median(np.log(_row(found.seconds)))))
+
+
+def _shares(found: Demands, resource: Resource) -> dict[str, float]:
+    medians = {part: float(np.median(_row(seconds))) for part, seconds in found.parts[resource].items()}
+    total = sum(medians.values())
+    return {part: seconds / total for part, seconds in medians.items() if seconds > 0}
+
+
+def _row(values: Array) -> Array:
+    """Of a single setting: one value a draw."""
+    return np.broadcast_to(values, (NUM_DRAWS, 1))[:, 0]
+
+
+def _estimate(draws: Sequence[float] | Array) -> Estimate:
     low, middle, high = np.quantile(draws, QUANTILES)
     return Estimate(value=float(middle), low=float(low), high=float(high))
-
-
-def _log_rate(theta: Array, job: Job, point: Points) -> float:
-    return -float(np.log(demands(theta, job, point).seconds[0]))

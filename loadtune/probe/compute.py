@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from loadtune.records import ComputePoint, Precision, Recipe
 from loadtune.seams import Bench, Clock
 
+SMALL = 16
+"""How many times smaller than the first batch one more is: there a step takes as long as it takes to launch it, which
+no larger batch shows."""
+
 SATURATED = 1.03
 """Doubling the batch gained under 3%: larger ones gain 2 to 8% more in all (H200, ResNet-50), at twice the memory."""
 
@@ -17,11 +21,13 @@ def compute_curve(
     known: Sequence[ComputePoint],
     largest: Mapping[Precision, int],
     *,
+    smallest: int,
     clock: Clock,
     until_s: float,
     point_s: float,
 ) -> tuple[ComputePoint, ...]:
     """Double the batch from each known point until the rate no longer grows, the ceiling is reached or time is up.
+    Then one small batch each.
 
     `known` holds one point per precision, under its chosen recipe. The fastest precision goes first, so that it is
     complete when time is short.
@@ -30,6 +36,11 @@ def compute_curve(
     for start in sorted(known, key=lambda p: -p.samples_per_s):
         points.append(start)
         points += _climb(bench, start, largest[start.recipe.precision], clock, until_s, point_s)
+    for start in known:
+        size = max(smallest, start.batch_size // SMALL)
+        if size < start.batch_size and start.compile_s is None and clock.now() < until_s:
+            point = bench.time_compute(start.recipe, size, point_s / 2)
+            points += [point] if isinstance(point, ComputePoint) else []
     return tuple(points)
 
 

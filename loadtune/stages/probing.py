@@ -105,6 +105,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
             run.bench,
             known,
             run_to,
+            smallest=facts.min_batch_size,
             clock=run.clock,
             until_s=run.until(COMPUTE_SHARE),
             point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),

@@ -143,6 +143,7 @@ def test_the_curve_counts_what_a_new_size_takes_to_compile() -> None:
             bench,
             [replace(start, compile_s=compile_s)],
             {"bf16": 1024},
+            smallest=2,
             clock=bench.clock,
             until_s=bench.clock.now() + 30.0,
             point_s=1.0,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtune.model.answers import limits, what_if
+from loadtune.model.answers import change, limits
 from loadtune.model.fit import Segments, ThroughputModel, points_of
 from loadtune.model.proposals import is_enough, propose
 from loadtune.model.resources import PRIORS, Job, demands, names_of, prior_of
@@ -86,21 +86,24 @@ def test_the_search_ends_near_the_best_after_a_few_trials(planted, seed):
 
 
 @pytest.mark.parametrize(
-    ("planted", "setting", "resource"),
+    ("planted", "setting", "resource", "part"),
     [
-        ({"pin_rate": 1e9}, (256, 16, True, 1), "pinning"),
-        ({"unpinned_rate": 5e8}, (256, 16, False, 1), "main"),
-        ({"load": 4.0}, (256, 8, True, 1), "workers"),
-        ({"pin_rate": 2e10, "load": 0.3, "compute bf16": 1.5}, (256, 16, True, 1), "device"),
-        ({"launch": 0.03}, (16, 16, True, 1), "main"),
+        ({"pin_rate": 1e9}, (256, 16, True, 1), "pinning", "copying"),
+        ({"unpinned_rate": 5e8}, (256, 16, False, 1), "device", "copying"),
+        ({"load": 4.0}, (256, 8, True, 1), "workers", "loading"),
+        ({"load": 4.0}, (256, 0, True, 1), "main", "loading"),
+        ({"pin_rate": 2e10, "load": 0.3, "compute bf16": 1.5}, (256, 16, True, 1), "device", "computing"),
+        ({"launch": 0.03}, (16, 16, True, 1), "main", "launching"),
     ],
 )
-def test_a_planted_limit_is_named(planted, setting, resource):
+def test_a_planted_limit_is_named(planted, setting, resource, part):
     machine = Machine(JOB, **planted)
     seen = [BASELINE, SPACE.index(setting), *(SPACE.index((64, workers, setting[2], 1)) for workers in (4, 16))]
     model = fitted(JOB, [(index, machine.measure(index)) for index in seen])
     first, *others = limits(model, points_of([setting]))
     assert first.resource == resource
+    assert max(first.shares, key=first.shares.__getitem__) == part
+    assert sum(first.shares.values()) == pytest.approx(1.0)
     assert first.probability > 0.5
     truth = 1 / machine.found.by_resource[resource][SPACE.index(setting)]
     assert first.samples_per_s.low / 1.05 < truth < first.samples_per_s.high * 1.05
@@ -135,15 +138,15 @@ def test_a_smaller_sample_lifts_a_limit_of_bytes():
     best = (256, 16, True, 1)
     model = fitted(JOB, [(SPACE.index(each), machine.measure(SPACE.index(each))) for each in [best, (256, 8, True, 1)]])
     smaller = replace(JOB, sample_bytes=JOB.sample_bytes / 4)
-    change = what_if(model, points_of([best]), job=smaller)
+    _, gain = change(model, points_of([best]), job=smaller)
     truth = (
         demands(machine.theta, JOB, points_of([best])).seconds
         / demands(machine.theta, smaller, points_of([best])).seconds
     )
-    assert change.gain.low < truth[0] < change.gain.high
-    assert change.gain.value == pytest.approx(truth[0], rel=0.25)
-    fewer = what_if(model, points_of([best]), to=points_of([(256, 2, True, 1)]))
-    assert fewer.gain.high < 1.0
+    assert gain.low < truth[0] < gain.high
+    assert gain.value == pytest.approx(truth[0], rel=0.25)
+    _, fewer = change(model, points_of([best]), to=points_of([(256, 2, True, 1)]))
+    assert fewer.high < 1.0
 
 
 def test_without_segments_the_priors_speak_and_with_them_less_is_unknown():

@@ -10,21 +10,22 @@ FP32, BF16 = Recipe(precision="fp32"), Recipe(precision="bf16")
 def curve(bench: FakeBench, until_s: float = 1e9, largest: int = 4096) -> tuple[ComputePoint, ...]:
     known = [bench.time_compute(recipe, 64, 1.0) for recipe in (FP32, BF16)]
     return compute_curve(
-        bench, known, {"fp32": largest, "bf16": largest}, clock=bench.clock, until_s=until_s, point_s=1.0
+        bench, known, {"fp32": largest, "bf16": largest}, smallest=2, clock=bench.clock, until_s=until_s, point_s=1.0
     )
 
 
 def test_it_doubles_until_saturation_the_fastest_precision_first() -> None:
     points = curve(FakeBench(noise=0.0))
-    sizes = [p.batch_size for p in points if p.recipe == BF16]
+    *sizes, last = [p.batch_size for p in points if p.recipe == BF16]
     assert sizes == [64 * 2**i for i in range(len(sizes))]
     assert 3 <= len(sizes) <= 6
+    assert last == 4  # a small one, where launching the step limits
     assert points[0].recipe == BF16
 
 
 def test_it_ends_at_the_ceiling() -> None:
     points = curve(FakeBench(noise=0.0), largest=100)
-    assert {p.batch_size for p in points} == {64, 100}
+    assert {p.batch_size for p in points} == {4, 64, 100}
 
 
 def test_it_ends_when_the_time_is_up() -> None:
