@@ -9,24 +9,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from loadtune.records import (
+    Bottleneck,
     ComputePoint,
     Device,
     EpochCost,
     Finalist,
     HostFacts,
-    LoaderPoint,
     MemoryCeiling,
     Progress,
     Reading,
     Recipe,
     RecipeChoice,
     SavingCost,
-    TransferPoint,
     Trial,
     TrialConfig,
     TuneConfig,
     TuningResult,
-    Verdict,
     Window,
     Winner,
     WorkloadFacts,
@@ -68,9 +66,7 @@ class Findings:
     finalists: tuple[Finalist, ...] = ()
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
-    loader_points: tuple[LoaderPoint, ...] = ()
-    transfer_points: tuple[TransferPoint, ...] = ()
-    verdict: Verdict | None = None
+    bottleneck: Bottleneck | None = None
     epoch_cost: EpochCost | None = None
     saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
@@ -163,12 +159,10 @@ class Findings:
             finalists=self.finalists,
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,
-            verdict=self.verdict,
+            bottleneck=self.bottleneck,
             epoch_cost=self.epoch_cost,
             saving_cost=self.saving_cost,
             notes=tuple(self.notes),
-            loader_points=self.loader_points,
-            transfer_points=self.transfer_points,
         )
 
     def _leader(self) -> Trial | None:

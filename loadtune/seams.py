@@ -9,14 +9,12 @@ from loadtune.records import (
     EpochCost,
     FitReport,
     LoaderConfig,
-    LoaderPoint,
     Progress,
     Reading,
     Recipe,
     SavingCost,
     Telemetry,
     TrainingRun,
-    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -77,14 +75,6 @@ class Bench(Protocol):
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
         """
-        ...
-
-    def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
-        """Time a fresh loader whose batches are dropped, for about ``seconds`` after the workers' first round."""
-        ...
-
-    def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
-        """Copy one batch, pinned or pageable, to the device for about ``seconds``. On a CPU the point has no rate."""
         ...
 
     def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:

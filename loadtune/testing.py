@@ -18,14 +18,12 @@ from loadtune.records import (
     GpuFacts,
     HostFacts,
     LoaderConfig,
-    LoaderPoint,
     Precision,
     Reading,
     Recipe,
     SavingCost,
     Telemetry,
     TrainingRun,
-    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -264,27 +262,6 @@ class FakeBench:
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
-
-    def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
-        self._begin("loader", config.batch_size)
-        self._spend(1.0, "loader")
-        step_s = config.batch_size / self.surface.loader_rate(config)
-        num_steps = max(1, round(seconds / 4 / step_s))
-        windows = [self._window(step_s, num_steps, config.batch_size) for _ in range(4)]
-        return LoaderPoint(config=config, windows=tuple(windows), first_batch_s=1.0)
-
-    def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
-        self._begin("transfer", batch_size)
-        self._spend(seconds, "transfer")
-        rate = self.surface.copy_per_s if pin else self.surface.pageable_per_s
-        num_copies = max(1, round(seconds * rate / batch_size))
-        return TransferPoint(
-            batch_size=batch_size,
-            batch_bytes=batch_size * self.describe().sample_bytes,
-            pinned=pin,
-            num_copies=num_copies,
-            seconds=num_copies * batch_size / rate,
-        )
 
     def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
         self._begin("epochs", loader.batch_size)

@@ -138,8 +138,6 @@ def _tell(run: Run) -> None:
         if run.is_as_it_was or not any(trial.measurement for trial in found.all_trials):
             message = f"{found.cut_short[0].upper()}{found.cut_short[1:]}."
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
-        if found.facts is not None:
-            stages.verdict(run, found.facts)
 
 
 def _keep(run: Run) -> TuningResult:
@@ -178,7 +176,5 @@ def story(run: Run) -> None:
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
     stages.confirmation(run, facts, space)
-    stages.verdict(run, facts)
-    stages.bounds(run, facts)
+    stages.name_bottleneck(run, facts, space)
     stages.costs(run)
-    stages.verdict(run, facts)  # again: what starting anew costs may be what holds it back

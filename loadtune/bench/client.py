@@ -26,10 +26,8 @@ from loadtune.bench.protocol import (
     Streamed,
     TimeCompute,
     TimeEpochs,
-    TimeLoader,
     TimeSaving,
     TimeTraining,
-    TimeTransfer,
     Value,
     failed_value,
 )
@@ -46,13 +44,11 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     LoaderConfig,
-    LoaderPoint,
     Recipe,
     SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
-    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -178,18 +174,6 @@ class BenchClient:
         assert isinstance(value, (TrainingRun, TrialFailure))
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
-        return value
-
-    def time_loader(self, config: LoaderConfig, seconds: float) -> LoaderPoint | TrialFailure:
-        """Time the loader by itself; its batches are dropped."""
-        value = self._ask(TimeLoader(config=config, seconds=seconds))
-        assert isinstance(value, (LoaderPoint, TrialFailure))
-        return value
-
-    def time_transfer(self, batch_size: int, seconds: float, pin: bool) -> TransferPoint | TrialFailure:
-        """Time copies of one batch to the device."""
-        value = self._ask(TimeTransfer(batch_size=batch_size, seconds=seconds, pin=pin))
-        assert isinstance(value, (TransferPoint, TrialFailure))
         return value
 
     def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:

@@ -16,13 +16,11 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     LoaderConfig,
-    LoaderPoint,
     Recipe,
     SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
-    TransferPoint,
     TrialConfig,
     TrialFailure,
     Window,
@@ -69,23 +67,6 @@ class TimeTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeLoader:
-    """Answered by a LoaderPoint."""
-
-    config: LoaderConfig
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTransfer:
-    """Answered by a TransferPoint."""
-
-    batch_size: int
-    seconds: float
-    pin: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeEpochs:
     """Answered by an EpochCost."""
 
@@ -112,22 +93,9 @@ class Exit:
     """No more requests: go."""
 
 
-Request = (
-    Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeLoader | TimeTransfer | TimeEpochs | TimeSaving
-)
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeEpochs | TimeSaving
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
-Value = (
-    WorkloadFacts
-    | ComputePoint
-    | FitReport
-    | StepAccount
-    | TrainingRun
-    | LoaderPoint
-    | TransferPoint
-    | EpochCost
-    | SavingCost
-    | TrialFailure
-)
+Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | EpochCost | SavingCost | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)

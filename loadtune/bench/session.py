@@ -18,7 +18,6 @@ from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import TrainingLoop
-from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.memory import memory_of
 from loadtune.bench.pinned import PinnedBlocks
@@ -28,16 +27,13 @@ from loadtune.bench.protocol import (
     Request,
     TimeCompute,
     TimeEpochs,
-    TimeLoader,
     TimeSaving,
     TimeTraining,
-    TimeTransfer,
     Value,
 )
 from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.saving import time_saving
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
-from loadtune.bench.transfer import time_transfer
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
@@ -46,7 +42,6 @@ from loadtune.records import (
     ComputePoint,
     FitReport,
     LoaderConfig,
-    LoaderPoint,
     Recipe,
     SavingCost,
     StepAccount,
@@ -94,12 +89,6 @@ class Session:
             return self._try_batch(request)
         if isinstance(request, StepVariant):
             return self._account(request)
-        if isinstance(request, TimeLoader):
-            return self._time_loader(request)
-        if isinstance(request, TimeTransfer):
-            return time_transfer(
-                self._samples.batch, request.batch_size, self._device, request.seconds, request.pin, self._line
-            )
         if isinstance(request, TimeEpochs):
             self._keep_pinned_for(request.loader)
             return time_epochs(self._workload, request.loader, request.seconds, self._line)
@@ -203,13 +192,6 @@ class Session:
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
-
-    def _time_loader(self, request: TimeLoader) -> LoaderPoint | TrialFailure:
-        refused = self._no_full_batch(request.config)
-        if refused is not None:
-            return refused
-        self._keep_pinned_for(request.config)
-        return time_loader_alone(self._loader(request.config), request.seconds, self._line)
 
     def _loader(self, config: LoaderConfig) -> EndlessLoader:
         """A fresh one, in an order of its own."""

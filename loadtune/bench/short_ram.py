@@ -1,6 +1,6 @@
 """A request that took nearly all of the machine's RAM, as a failure. The controller's side, so it needs no torch."""
 
-from loadtune.bench.protocol import Request, TimeEpochs, TimeLoader, TimeSaving, TimeTraining
+from loadtune.bench.protocol import Request, TimeEpochs, TimeSaving, TimeTraining
 from loadtune.host.ram_guard import RamShort
 from loadtune.records import LoaderConfig, TrialFailure
 from loadtune.units import bytes_text
@@ -19,8 +19,6 @@ def loader_of(request: Request) -> LoaderConfig | None:
     """The loader that this request runs. None: it runs none, and keeps to a limit of its own."""
     if isinstance(request, TimeTraining | TimeSaving):
         return request.config.loader
-    if isinstance(request, TimeLoader):
-        return request.config
     return request.loader if isinstance(request, TimeEpochs) else None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
-from loadtune.records import Estimate, Resource, ResourceLimit
+from loadtune.records import Estimate, Part, Resource, ResourceLimit
 
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""
@@ -93,7 +93,7 @@ def _factor(model: ThroughputModel, point: Points, found: Demands) -> float:
     return float(np.exp(model.predict(point).mean[0] + np.median(np.log(_row(found.seconds)))))
 
 
-def _shares(found: Demands, resource: Resource) -> dict[str, float]:
+def _shares(found: Demands, resource: Resource) -> dict[Part, float]:
     medians = {part: float(np.median(_row(seconds))) for part, seconds in found.parts[resource].items()}
     total = sum(medians.values())
     return {part: seconds / total for part, seconds in medians.items() if seconds > 0}

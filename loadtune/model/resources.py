@@ -206,7 +206,11 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         crowding = 1 + value["crowd"] * np.where(in_process, 0.0, np.minimum(1.5, busy / job.num_cores) ** 2)
     here = in_process.astype(float)
     parts: dict[Resource, Mapping[Part, Array]] = {
-        "workers": {"waiting": wait_s + 0 * loads_s, "loading": loads_s, "collating": (make + send_s) / np.minimum(1.0, value["busy"]) - make},
+        "workers": {
+            "waiting": wait_s + 0 * loads_s,
+            "loading": loads_s,
+            "collating": (make + send_s) / np.minimum(1.0, value["busy"]) - make,
+        },
         "cores": {
             "loading": loads_s,
             "collating": send_s + hand_s,

@@ -61,6 +61,18 @@ class RooflinePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateBatches:
+    """Batches that came late, and held up others that were ready, because batches are delivered in order."""
+
+    by: Literal["worker", "samples"]
+    """``worker``: one worker process is slow in all it makes; ``samples``: single batches are, whoever makes them."""
+    ratio: float
+    """Seconds a batch of that worker, or of the longest batch, ÷ the usual ones."""
+    wait_fraction: float
+    """Of all time blocked in ``next(loader)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bottleneck:
     """Of the winner."""
 
@@ -74,6 +86,8 @@ class Bottleneck:
     holds: bool
     """Whether the model describes this job. False: its predictions missed too often, or its resources give another
     throughput than was measured; then no resource is named."""
+    late: LateBatches | None
+    """None: no worker and no batch stood out in most of its runs."""
     limits: tuple[ResourceLimit, ...]
     """The one that limits most probably comes first."""
     changes: tuple[PredictedChange, ...]

@@ -6,8 +6,8 @@ Before and after are in the order in which they were named; neither has to be th
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtune.records.bottleneck import Resource
 from loadtune.records.configs import Precision, TrialConfig
-from loadtune.records.result import Bound
 from loadtune.records.score import Objective
 from loadtune.records.timing import Measurement
 
@@ -57,7 +57,8 @@ class Side:
     half_width_fraction: float | None = None
     compute_fraction: float | None = None
     wait_fraction: float | None = None
-    bound_by: Bound | None = None
+    bottleneck: Resource | None = None
+    """None also where the model named none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

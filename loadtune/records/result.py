@@ -1,10 +1,9 @@
-"""What a run found: trials, finalists, the verdict, and the whole record that is written to ``result.json``."""
+"""What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from loadtune.records.bottleneck import Bottleneck
-from loadtune.records.bounds import LoaderPoint, TransferPoint
 from loadtune.records.configs import Precision, TrialConfig
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.host import Device, HostFacts
@@ -171,56 +170,6 @@ class Winner:
         return not self.speedup_low <= 1.0 <= self.speedup_high
 
 
-Bound = Literal[
-    "compute",
-    "workers",
-    "slow_worker",
-    "slow_samples",
-    "storage",
-    "host_memory",
-    "cores",
-    "pinning",
-    "transfer",
-    "startup",
-    "loader",
-    "unclear",
-]
-"""``compute`` the device is as busy as training can make it; ``workers`` making samples; ``slow_worker`` one of them,
-which the others wait for; ``slow_samples`` a few that take far longer; ``storage`` reading them; ``host_memory`` no
-room for more workers; ``cores`` the CPU's cores or the limit on them; ``pinning`` the one thread that pins;
-``transfer`` the copies to the device; ``startup`` the beginning of each epoch; ``loader`` something of it that the
-figures do not tell apart; ``unclear`` they do not say."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hindrance:
-    """Something that holds a job back, and what its removal would be worth."""
-
-    bound_by: Bound
-    evidence: str
-    """One sentence of figures with their units."""
-    gain_at_most: float | None = None
-    """Ratio of samples/s if this alone were removed: until the next wall that was timed, or all of the time it takes.
-    1.0: nothing; None: nothing was timed that would tell."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What holds the winner back, and what a user can do about it."""
-
-    bound_by: Bound
-    evidence: str
-    advice: str
-    """What to change, and whether more workers can help."""
-    gain_at_most: float | None = None
-    """As in `Hindrance`."""
-    accelerator_utilization: float | None = None
-    """MLPerf Storage's AU as a fraction: compute time ÷ running time of the steps, the first batch left out. Ours is
-    the confirmed rate ÷ the compute-only one, so noise can put it a little above 1. None: compute was not timed."""
-    also: tuple[Hindrance, ...] = ()
-    """What else holds it back, worth 5% or more each, most first."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningResult:
     """Everything one run measured and concluded. Written as JSON, read back equal."""
@@ -254,18 +203,12 @@ class TuningResult:
     """Set where the user gave a batch size."""
     bottleneck: Bottleneck | None = None
     """Of ``best``. None: nothing was confirmed, or fewer than two trials were measured."""
-    verdict: Verdict | None = None
     epoch_cost: EpochCost | None = None
     """Of the best loader. None: it has no workers, or there was no time."""
     saving_cost: SavingCost | None = None
     """Likewise."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
-    loader_points: tuple[LoaderPoint, ...] = ()
-    """The winner's loader by itself: as it is, and without pinning where it pins; where a round of its workers is long,
-    with a smaller batch. Empty: it failed, or no time was left."""
-    transfer_points: tuple[TransferPoint, ...] = ()
-    """Copies of the winner's batch to a GPU, from the memory that it trains from."""
 
     def compute_only(self, precision: Precision) -> ComputePoint | None:
         """The fastest, at any batch size, under the recipe that this precision is trained with.

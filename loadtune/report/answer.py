@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtune.records import TuningResult
+from loadtune.report.bottleneck import short_lines
 from loadtune.report.figures import Table, answer_table
 from loadtune.report.view import batch_caution, seen_once, warning
-from loadtune.report.wording import BOUND_TEXT, TRY_TEXT
-from loadtune.units import counted, percent_text
+from loadtune.units import counted
 
 _WIDTH = 78
 
@@ -40,18 +40,10 @@ def answer(result: TuningResult, folder: Path, *, has_page: bool, resume_command
         title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
         warning=warning(result),
         table=answer_table(result),
-        lines=(*seen_once(result), *_bottleneck(result), *batch_caution(result), *_reasons(result)),
+        lines=(*seen_once(result), *short_lines(result), *batch_caution(result), *_reasons(result)),
         code=_code(result),
         files=_files(result, folder, has_page=has_page, resume_command=resume_command),
     )
-
-
-def _bottleneck(result: TuningResult) -> tuple[str, ...]:
-    if result.verdict is None or result.best is None:
-        return ()
-    bound, share = result.verdict.bound_by, result.best.compute_fraction
-    reached = "" if share is None else f" Training reaches {percent_text(share)} of the compute-only rate."
-    return (f"Bottleneck: {BOUND_TEXT[bound]}.{reached}", TRY_TEXT[bound])
 
 
 def _reasons(result: TuningResult) -> tuple[str, ...]:

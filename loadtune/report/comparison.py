@@ -6,10 +6,11 @@ In: a `Comparison` or a `Check`. Out: a `HandoverView` of tables and sections, w
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from loadtune.records import Bound, Change, Check, CheckOutcome, Comparison, PrecisionChange, Ratio, Side, Value
+from loadtune.records import Change, Check, CheckOutcome, Comparison, PrecisionChange, Ratio, Resource, Side, Value
+from loadtune.report.bottleneck import RESOURCE_TEXT
 from loadtune.report.figures import Table
 from loadtune.report.view import Section
-from loadtune.report.wording import BOUND_TEXT, settings_text
+from loadtune.report.wording import settings_text
 from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
 _LABELS: Mapping[str, str] = {
@@ -136,7 +137,7 @@ def _sides(comparison: Comparison) -> Table:
         ("runs", *(MISSING if side.num_runs is None else str(side.num_runs) for side in sides)),
         ("of compute-only rate", *(percent_text(side.compute_fraction) for side in sides)),
         ("blocked in next(loader)", *(percent_text(side.wait_fraction) for side in sides)),
-        ("bound by", *(_bound(side.bound_by) for side in sides)),
+        ("limited by", *(_bound(side.bottleneck) for side in sides)),
     ]
     return Table(title="Winners", columns=("", *(_heading(side) for side in sides)), rows=tuple(rows))
 
@@ -145,8 +146,8 @@ def _heading(side: Side) -> str:
     return f"{side.hostname}\n{side.created}"
 
 
-def _bound(bound: Bound | None) -> str:
-    return MISSING if bound is None else BOUND_TEXT[bound]
+def _bound(resource: Resource | None) -> str:
+    return MISSING if resource is None else RESOURCE_TEXT[resource]
 
 
 def _rate(samples_per_s: float | None, half_width_fraction: float | None) -> str:

@@ -19,12 +19,10 @@ from loadtune.records import (
     Device,
     EpochCost,
     HostFacts,
-    LoaderPoint,
     Measurement,
     MemoryCeiling,
     RecipeChoice,
     SavingCost,
-    TransferPoint,
     Trial,
     TrialConfig,
     TrialFailure,
@@ -119,8 +117,6 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     config: TrialConfig
     epoch_cost: EpochCost | None = None
     saving_cost: SavingCost | None = None
-    loader_point: LoaderPoint | None = None
-    transfer_point: TransferPoint | None = None
 
 
 Line = Timed | Head | Probed | Ahead | Tried | Searched | Reopened | Confirmed | Concluded | Winners

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
 from loadtune.records.chosen import was_confirmed_whole
+from loadtune.report.bottleneck import lines as bottleneck_lines
 from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text, verdict_lines
+from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text
 from loadtune.units import (
     MISSING,
     bytes_text,
@@ -129,7 +130,7 @@ def summary(result: TuningResult) -> Summary:
     sections = (
         Section(title="Measured once, not confirmed", lines=seen_once(result)),
         Section(title="Batch size", lines=batch_caution(result)),
-        Section(title="Bottleneck", lines=_verdict(result)),
+        Section(title="Bottleneck", lines=bottleneck_lines(result)),
         Section(title="Epochs and checkpoints", lines=cost_lines(result)),
         Section(title="Memory format and optimizer, compute only", lines=_recipes(result)),
         Section(title="Time taken", lines=_took(result)),
@@ -186,10 +187,6 @@ def batch_caution(result: TuningResult) -> tuple[str, ...]:
         f"Batch size {result.best.config.batch_size} instead of {result.yours.batch_size}: tune the learning rate "
         "again, check accuracy.",
     )
-
-
-def _verdict(result: TuningResult) -> tuple[str, ...]:
-    return () if result.verdict is None else verdict_lines(result.verdict)
 
 
 def _recipes(result: TuningResult) -> tuple[str, ...]:

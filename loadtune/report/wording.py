@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from loadtune.records import (
-    Bound,
     CeilingLimit,
     FailureKind,
     GpuFacts,
@@ -16,7 +15,6 @@ from loadtune.records import (
     Score,
     TrialConfig,
     TrialFailure,
-    Verdict,
 )
 from loadtune.units import bytes_text, counted, efficiency_text, rate_text, ratio_text
 
@@ -38,7 +36,6 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 STAGE_TEXT: Mapping[str, str] = {
     "yours": "your loader settings",
     "study": "search",
-    "bounds": "bottleneck",
     "costs": "start-up cost",
 }
 """Stages whose name in the result is not what a user reads."""
@@ -55,37 +52,6 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 }
 """Of a table's width: 13 characters at most."""
 
-BOUND_TEXT: Mapping[Bound, str] = {
-    "compute": "compute on the device",
-    "workers": "the worker processes that load samples",
-    "slow_worker": "one slow worker process",
-    "slow_samples": "a few slow samples",
-    "storage": "reading from storage",
-    "host_memory": "RAM or /dev/shm, which leave no room for more workers",
-    "cores": "the CPU cores",
-    "pinning": "the pinning thread",
-    "transfer": "host-to-device copies",
-    "startup": "the start of the workers at each epoch",
-    "loader": "the data loader",
-    "unclear": "not clear from what was measured",
-}
-
-TRY_TEXT: Mapping[Bound, str] = {
-    "compute": "More workers will not help. Try --tune compile, a smaller model or image.",
-    "workers": "Try cheaper samples: decode at a smaller size, cache, fewer transforms on the CPU.",
-    "slow_worker": "Try in_order=False or a larger prefetch_factor.",
-    "slow_samples": "Try in_order=False or a larger prefetch_factor.",
-    "storage": "Try a local SSD, data in RAM, or fewer and larger files.",
-    "host_memory": "Try smaller samples (uint8), prefetch_factor=1, or a larger /dev/shm.",
-    "cores": "Try cheaper samples, or a machine with more cores.",
-    "pinning": "Try fewer bytes a sample: send uint8 and scale on the GPU.",
-    "transfer": "Try fewer bytes a sample: send uint8 and scale on the GPU.",
-    "startup": "Try persistent_workers=True, or fewer workers.",
-    "loader": "Try fewer and larger tensors in a batch, or prefetch_factor=4.",
-    "unclear": "Look at a few steps with torch.profiler.",
-}
-"""What is most worth trying. Whether it gains anything was not measured."""
-
 
 def score_text(value: float | None, objective: Objective) -> str:
     """What a configuration is judged by: ``4,050/s``, ``7.40 samples/J``."""
@@ -101,13 +67,6 @@ def interval_text(score: Score) -> str:
     """``4,050/s ± 162/s``; the value alone where too few runs were made for an interval."""
     value = score_text(score.value, score.objective)
     return value if score.half_width is None else f"{value} ± {score_text(score.half_width, score.objective)}"
-
-
-def verdict_lines(verdict: Verdict) -> tuple[str, ...]:
-    """The bottleneck, the figures behind it, what to do."""
-    headline = f"{BOUND_TEXT[verdict.bound_by][:1].upper()}{BOUND_TEXT[verdict.bound_by][1:]}."
-    also = [f"Also: {BOUND_TEXT[other.bound_by]}." for other in verdict.also[:1]]
-    return tuple(line for line in (headline, verdict.evidence, *also, verdict.advice) if line)
 
 
 def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:

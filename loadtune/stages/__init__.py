@@ -1,6 +1,6 @@
 """The stages of a run. They connect, the folders they call decide; each leaves what it found in `Findings`."""
 
-from loadtune.stages.bounds import bounds, verdict
+from loadtune.stages.bottleneck import name_bottleneck
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
@@ -14,18 +14,17 @@ from loadtune.stages.time_budget import ended_text, overrun
 
 __all__ = [
     "Run",
-    "bounds",
     "check_energy",
     "compute",
     "confirmation",
     "costs",
     "ended_text",
     "memory",
+    "name_bottleneck",
     "overrun",
     "own",
     "recipes",
     "space",
     "start",
     "study",
-    "verdict",
 ]

@@ -15,12 +15,14 @@ from loadtune.records import (
     ChangeKind,
     Finalist,
     Measurement,
+    Objective,
     PredictedChange,
     RooflinePoint,
     Trial,
     TrialConfig,
     WorkloadFacts,
 )
+from loadtune.study.late_batches import usually_late
 from loadtune.study.throughput import points_at, segments_of
 
 MISSED = 0.05
@@ -50,7 +52,8 @@ class Known:
     """Trials, and runs of the confirmation. The winner is among them."""
     trials: Sequence[Trial]
     num_workers: Sequence[int]
-    """That can run with the winner's batch, and some more."""
+    """Of the roofline, fewest first; the winner's own is among them."""
+    objective: Objective = "samples-per-s"
 
 
 def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
@@ -59,7 +62,7 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
     model = ThroughputModel(known.job, segments_of(known.measured, rates, known.job))
     here = points_at([winner.config], known.job)
     tested = [trial for trial in known.trials if trial.predicted is not None and trial.measurement is not None]
-    num_missed = sum(not _held(trial) for trial in tested)
+    num_missed = sum(not _held(trial, known.objective) for trial in tested)
     explained = formed(model, here) / winner.samples_per_s
     others = [_with_workers(winner.config, number) for number in known.num_workers]
     points = points_at(others, known.job)
@@ -69,6 +72,7 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
         num_missed=num_missed,
         explained=explained,
         holds=not _misses(num_missed, len(tested)) and abs(math.log(explained)) < math.log(UNEXPLAINED),
+        late=usually_late([run.workers for run in winner.runs]),
         limits=limits(model, here),
         changes=_changes(known, model, winner.config),
         roofline=tuple(
@@ -78,11 +82,11 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
     )
 
 
-def _held(trial: Trial) -> bool:
+def _held(trial: Trial, objective: Objective) -> bool:
     found, measured = trial.predicted, trial.measurement
-    assert found is not None and measured is not None
-    unit = measured.score(found.objective)
-    return found.low <= unit <= found.high
+    assert found is not None
+    assert measured is not None
+    return found.low <= measured.score(objective) <= found.high
 
 
 def _misses(num_missed: int, num_predicted: int) -> bool:

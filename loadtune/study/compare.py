@@ -60,6 +60,7 @@ def _winner(result: TuningResult, keep_batch_size: bool) -> Winner | None:
 
 def _side(result: TuningResult, winner: Winner | None) -> Side:
     finalist = None if winner is None else finalist_of(result, winner.config)
+    found = result.bottleneck
     return Side(
         created=result.created,
         loadtune_version=result.loadtune_version,
@@ -72,7 +73,7 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
         half_width_fraction=None if winner is None else winner.half_width_fraction,
         compute_fraction=None if winner is None else winner.compute_fraction,
         wait_fraction=None if finalist is None else finalist.wait_fraction,
-        bound_by=result.verdict.bound_by if winner and winner == result.best and result.verdict else None,
+        bottleneck=found.limits[0].resource if found and found.holds and winner == result.best else None,
     )
 
 

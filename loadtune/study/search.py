@@ -141,8 +141,8 @@ class Search:
 
         The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
         """
-        known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self._is_modelled(c))
-        others = {c: m for c, m in self._tried if not self._is_modelled(c)}
+        known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self.is_modelled(c))
+        others = {c: m for c, m in self._tried if not self.is_modelled(c)}
         found = [Ranked(config=c, score=m.score(self.objective)) for c, m in others.items()]
         return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
 
@@ -159,7 +159,7 @@ class Search:
 
     def _known(self) -> list[tuple[TrialConfig, Measurement]]:
         """The trials that the model can be fitted to."""
-        return [(config, measured) for config, measured in self._tried if self._is_modelled(config)]
+        return [(config, measured) for config, measured in self._tried if self.is_modelled(config)]
 
     def _able(self) -> list[TrialConfig]:
         return [config for config in self.feasible(self._candidates()) if config not in self._failed]
@@ -197,7 +197,7 @@ class Search:
     def _candidates(self) -> list[TrialConfig]:
         return list(self.space.modelled())
 
-    def _is_modelled(self, config: TrialConfig) -> bool:
+    def is_modelled(self, config: TrialConfig) -> bool:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""
         near = self.space.as_modelled(config)
         kept = replace(config.loader, persistent_workers=near.loader.persistent_workers)

@@ -1,9 +1,10 @@
 """Forms for any program: JSON, environment variables, Markdown."""
 
+from loadtune.report.bottleneck import bottleneck_text
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
-from loadtune.report.wording import BOUND_TEXT, PRECISION_TEXT
+from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, percent_text, ratio_text
 
 _PREFIX = "LOADTUNE_"
@@ -77,11 +78,9 @@ def _speedup(context: ExportContext) -> str:
 
 
 def _bound(context: ExportContext) -> str:
-    """The verdict is about the best at any batch size only."""
+    """It is of the best at any batch size only."""
     result = context.result
-    if result.verdict is None or context.winner != result.best:
-        return MISSING
-    return BOUND_TEXT[result.verdict.bound_by]
+    return bottleneck_text(result.bottleneck) if context.winner == result.best else MISSING
 
 
 def _escaped(text: str) -> str:

@@ -7,7 +7,7 @@ missing.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Measurement, Telemetry, Verdict, Window
+from loadtune.records import Measurement, Telemetry, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,3 @@ def why_missing(telemetry: Telemetry | None, figure: str) -> str | None:
     """As the sensor said it. None: nothing is known to be missing."""
     reasons: dict[str, str] = getattr(telemetry, "missing", {})
     return reasons.get(figure)
-
-
-def accelerator_utilization(verdict: Verdict | None) -> float | None:
-    return getattr(verdict, "accelerator_utilization", None)

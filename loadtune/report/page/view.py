@@ -13,7 +13,6 @@ from loadtune.report.page.heatmap import heatmap
 from loadtune.report.page.history import history
 from loadtune.report.page.importance import importance
 from loadtune.report.page.memory import frontier, memory_lines, memory_words
-from loadtune.report.page.optional import accelerator_utilization
 from loadtune.report.page.parallel import parallel
 from loadtune.report.page.step_time import step_time
 from loadtune.report.page.table import TrialTable, trial_table
@@ -90,7 +89,6 @@ def _tiles(result: TuningResult) -> tuple[Tile, ...]:
     best = result.best
     if best is None:
         return ()
-    utilization = accelerator_utilization(result.verdict)
     tiles = [
         Tile(name="throughput", value=rate_text(best.samples_per_s), detail=_interval(best)),
         Tile(name="speed-up over the baseline", value=_speedup(best), detail=_speedup_detail(result, best)),
@@ -102,10 +100,6 @@ def _tiles(result: TuningResult) -> tuple[Tile, ...]:
     ]
     if best.efficiency is not None:
         tiles.insert(0, _efficiency_tile(best.efficiency))
-    if utilization is not None:
-        tiles.append(
-            Tile(name="accelerator utilization", value=percent_text(utilization), detail="compute ÷ step time")
-        )
     return tuple(tiles)
 
 

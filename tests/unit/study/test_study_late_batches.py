@@ -3,7 +3,7 @@
 import pytest
 
 from loadtune.records import WorkerShare
-from loadtune.study.evidence import held_back, usually_held_back
+from loadtune.study.late_batches import late_batches, usually_late
 
 
 def share(
@@ -22,41 +22,41 @@ def share(
 
 
 def test_a_slow_worker_that_the_loop_waits_for_is_named() -> None:
-    found = held_back([share(), share(wait=20.0, made=3.0), share(), share()])
+    found = late_batches([share(), share(wait=20.0, made=3.0), share(), share()])
     assert found is not None
     assert (found.by, found.worker) == ("worker", 1)
     assert found.ratio == pytest.approx(3.0)
-    assert found.wait_share > 0.9
+    assert found.wait_fraction > 0.9
 
 
 def test_equal_workers_in_step_are_not_blamed_for_the_burst() -> None:
     """The loop waits for the same worker in every round, because all of them finish together."""
-    assert held_back([share(wait=20.0), share(wait=0.0), share(wait=0.0), share(wait=0.0)]) is None
+    assert late_batches([share(wait=20.0), share(wait=0.0), share(wait=0.0), share(wait=0.0)]) is None
 
 
 def test_a_slow_worker_that_costs_nothing_is_not_worth_a_word() -> None:
-    assert held_back([share(wait=0.0, made=3.0), share(wait=0.5), share(wait=0.5)]) is None
-    assert held_back([share(wait=0.0, made=3.0), share(wait=0.0), share(wait=0.0)]) is None
+    assert late_batches([share(wait=0.0, made=3.0), share(wait=0.5), share(wait=0.5)]) is None
+    assert late_batches([share(wait=0.0, made=3.0), share(wait=0.0), share(wait=0.0)]) is None
 
 
 def test_single_slow_samples_are_told_from_a_slow_worker() -> None:
     late = share(wait=9.5, longest=10.0, max_wait=9.0)
-    found = held_back([late, share(), share(), share()])
+    found = late_batches([late, share(), share(), share()])
     assert found is not None
     assert (found.by, found.worker) == ("samples", None)
     assert found.ratio == pytest.approx(10.0)
 
 
 def test_one_long_batch_among_many_waits_is_not_the_cause() -> None:
-    assert held_back([share(wait=9.5, longest=10.0, max_wait=0.5), share(wait=9.5), share(wait=9.5)]) is None
+    assert late_batches([share(wait=9.5, longest=10.0, max_wait=0.5), share(wait=9.5), share(wait=9.5)]) is None
 
 
 @pytest.mark.parametrize("workers", [[], [share(wait=9.0)], [share(num_made=2, made=3.0, wait=9.0), share(num_made=2)]])
 def test_too_little_says_nothing(workers: list[WorkerShare]) -> None:
-    assert held_back(workers) is None
+    assert late_batches(workers) is None
 
 
 def test_one_run_of_three_is_bad_luck_and_two_are_a_finding() -> None:
     slow, even = [share(wait=20.0, made=3.0), share(), share()], [share(), share(), share()]
-    assert usually_held_back([slow, even, even]) is None
-    assert usually_held_back([slow, even, slow]) == held_back(slow)
+    assert usually_late([slow, even, even]) is None
+    assert usually_late([slow, even, slow]) == late_batches(slow)
