@@ -175,6 +175,8 @@ def story(run: Run) -> None:
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
-    stages.confirmation(run, facts, space)
-    stages.name_bottleneck(run, facts, space)
+    try:
+        stages.confirmation(run, facts, space)
+    finally:  # also of an answer that was there when the time budget ended
+        stages.name_bottleneck(run, facts, space)
     stages.costs(run)

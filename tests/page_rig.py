@@ -74,5 +74,5 @@ def cut_short() -> TuningResult:
     """Interrupted before anything was measured."""
     return replace(
         golden(), cut_short="interrupted by Ctrl-C", trials=(), finalists=(), ceilings=(), compute_points=(),
-        best=None, best_at_your_batch=None, verdict=None, facts=None, yours=None,
+        best=None, best_at_your_batch=None, bottleneck=None, facts=None, yours=None,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""One trial of a planted workload by the real bench, timed and judged as the stages do it."""
+"""Two trials of a planted workload by the real training process, and what the throughput model says of the first."""
 
 import os
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from loadtune.bench import BenchClient
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.records import (
+    Bottleneck,
     ComputePoint,
     Device,
     Finalist,
@@ -19,13 +20,12 @@ from loadtune.records import (
     Recipe,
     TrialConfig,
     TuneConfig,
-    Verdict,
-    Winner,
     WorkloadSpec,
 )
-from loadtune.stages.bounds import bounds
 from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.timing import timed
+from loadtune.study.bottleneck import Known, bottleneck
+from loadtune.study.throughput import job_of
 
 TESTS = Path(__file__).resolve().parent
 
@@ -44,13 +44,14 @@ class Judged:
     """The trial, and what was made of it."""
 
     run: Measurement
-    verdict: Verdict
+    bottleneck: Bottleneck
 
 
 def judged(plant: Plant, device: Device, folder: Path) -> Judged:
-    """Time it and the bounds beside it, and judge."""
+    """Time the planted configuration, one with half of its workers, and the step without a loader."""
     spec = WorkloadSpec(dataset=f"planted_workloads:{plant.dataset}", model=f"planted_workloads:{plant.model}")
     config = TrialConfig(loader=plant.loader, recipe=Recipe())
+    half = replace(config, loader=replace(plant.loader, num_workers=plant.loader.num_workers // 2))
     host, clock = read_host(), MonotonicClock()
     with ExitStack() as open_:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
@@ -60,18 +61,17 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
         run = Run(bench, sensor, clock, found, folder, read_host)
         facts = bench.describe()
         point = bench.time_compute(config.recipe, config.batch_size, 1.0)
-        measured = timed(run, config, TRIAL_SHARE, None)
         assert isinstance(point, ComputePoint), point
-        assert isinstance(measured, Measurement), measured
-        rate = measured.samples_per_s
-        found.finalists = (Finalist(config=config, runs=(measured,)),)
-        found.best = Winner(
-            config=config,
-            samples_per_s=rate,
-            half_width_fraction=None,
-            speedup=None,
-            compute_fraction=rate / point.samples_per_s,
+        measured = list[tuple[TrialConfig, Measurement]]()
+        for each in (half, config):
+            outcome = timed(run, each, TRIAL_SHARE, None)
+            assert isinstance(outcome, Measurement), outcome
+            measured.append((each, outcome))
+        known = Known(
+            job=job_of(facts, host, device, {"fp32": config.recipe}, [point]),
+            facts=facts,
+            measured=measured,
+            trials=(),
+            num_workers=(0, half.loader.num_workers, config.loader.num_workers),
         )
-        bounds(run, facts)
-        assert found.verdict is not None
-        return Judged(measured, found.verdict)
+        return Judged(outcome, bottleneck(known, Finalist(config=config, runs=(outcome,))))

@@ -13,33 +13,34 @@ import pytest
 from rich.console import Console, RenderableType
 
 from loadtune.records import (
+    Bottleneck,
     ComputePoint,
     Device,
     Efficiency,
     EpochCost,
+    Estimate,
     Finalist,
     FitReport,
     GpuFacts,
     GpuProcess,
-    Hindrance,
     HostFacts,
     LoaderConfig,
-    LoaderPoint,
     Measurement,
     MemoryCeiling,
     Predicted,
+    PredictedChange,
     Recipe,
     RecipeChoice,
+    ResourceLimit,
+    RooflinePoint,
     SavingCost,
     Telemetry,
     Timeline,
-    TransferPoint,
     Trial,
     TrialConfig,
     TrialFailure,
     TuneConfig,
     TuningResult,
-    Verdict,
     Window,
     Winner,
     WorkerUse,
@@ -267,25 +268,59 @@ def fixed_result() -> TuningResult:
             compute_fraction=0.66,
         ),
         best_at_your_batch=Winner(config=AT_YOURS, samples_per_s=2800.0, half_width_fraction=None, speedup=1.73),
-        verdict=Verdict(
-            bound_by="pinning",
-            evidence="The loader alone hands on 3,800/s (2.13 GiB/s) pinned, 4,763/s unpinned, the device takes "
-            "6,121/s.",
-            advice="More workers cannot fix it: pinning is one thread's work. Send fewer bytes: 588 KiB a sample now, "
-            "147 KiB as uint8, scaled on the GPU.",
-            gain_at_most=1.18,
-            accelerator_utilization=0.66,
-            also=(Hindrance(bound_by="transfer", evidence="Copies take 12% of the time.", gain_at_most=1.14),),
+        bottleneck=Bottleneck(
+            config=BEST,
+            num_predicted=5,
+            num_missed=1,
+            explained=0.94,
+            holds=True,
+            late=None,
+            limits=(
+                ResourceLimit(
+                    resource="pinning",
+                    samples_per_s=Estimate(value=4150.0, low=3900.0, high=4500.0),
+                    probability=0.86,
+                    shares={"copying": 0.97, "collating": 0.03},
+                ),
+                ResourceLimit(
+                    resource="device",
+                    samples_per_s=Estimate(value=5900.0, low=5500.0, high=6300.0),
+                    probability=0.1,
+                    shares={"computing": 0.92, "copying": 0.06, "synchronizing": 0.02},
+                ),
+                ResourceLimit(
+                    resource="workers",
+                    samples_per_s=Estimate(value=6400.0, low=5100.0, high=8000.0),
+                    probability=0.04,
+                    shares={"loading": 0.81, "collating": 0.19},
+                ),
+            ),
+            changes=(
+                PredictedChange(
+                    kind="uint8",
+                    num_workers=16,
+                    samples_per_s=Estimate(value=5300.0, low=4900.0, high=5700.0),
+                    gain=Estimate(value=1.31, low=1.21, high=1.41),
+                ),
+            ),
+            roofline=(
+                RooflinePoint(
+                    num_workers=0,
+                    samples_per_s=Estimate(value=420.0, low=380.0, high=470.0),
+                    limits={"main": 430.0},
+                ),
+                RooflinePoint(
+                    num_workers=16,
+                    samples_per_s=Estimate(value=4050.0, low=3900.0, high=4200.0),
+                    limits={"workers": 6400.0, "pinning": 4150.0, "device": 5900.0},
+                ),
+            ),
         ),
         epoch_cost=EpochCost(loader=BEST.loader, kept_s=(0.31, 0.29, 0.33), anew_s=(1.6, 1.5)),
         saving_cost=SavingCost(
             num_workers=16, checkpoint_bytes=204_800_000, alone_s=(0.21, 0.2), beside_workers_s=(0.52, 0.55)
         ),
         notes=("Steps at batch sizes above 3296 were not tried.",),
-        loader_points=(LoaderPoint(config=BEST.loader, windows=(window(3790), window(3810, 1.0)), first_batch_s=0.9),),
-        transfer_points=(
-            TransferPoint(batch_size=256, batch_bytes=256 * 602_120, pinned=True, num_copies=200, seconds=0.7),
-        ),
     )
 
 
@@ -356,7 +391,7 @@ NO_WINNER = replace(fixed_result(), best=None, best_at_your_batch=None, finalist
         pytest.param(replace(fixed_result(), cut_short="interrupted by Ctrl-C"), id="cut-short"),
         pytest.param(replace(NO_WINNER, cut_short="interrupted by Ctrl-C"), id="cut-short-without-winner"),
         pytest.param(NO_WINNER, id="no-winner"),
-        pytest.param(replace(NO_WINNER, trials=(), verdict=None), id="no-trial"),
+        pytest.param(replace(NO_WINNER, trials=(), bottleneck=None), id="no-trial"),
         pytest.param(by_energy(), id="samples-per-joule"),
     ],
 )

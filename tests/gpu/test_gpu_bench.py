@@ -17,12 +17,10 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     LoaderConfig,
-    LoaderPoint,
     OptimizerName,
     Precision,
     Recipe,
     TrainingRun,
-    TransferPoint,
     TrialConfig,
     Window,
     WorkloadSpec,
@@ -180,17 +178,6 @@ class Enough:
     def __call__(self, window: Window) -> bool:
         self.left -= 1
         return self.left > 0
-
-
-def test_the_ways_to_the_device_are_timed(bench: BenchClient) -> None:
-    """Copies from pinned memory need no copy of the driver's own; a pinned loader hands on no more than an unpinned."""
-    pinned, pageable = (bench.time_transfer(64, 0.3, pin=pin) for pin in (True, False))
-    assert isinstance(pinned, TransferPoint)
-    assert isinstance(pageable, TransferPoint)
-    assert (pinned.samples_per_s or 0.0) > (pageable.samples_per_s or 0.0) > 0
-    alone = bench.time_loader(LoaderConfig(batch_size=32, num_workers=4, pin_memory=True), 0.5)
-    assert isinstance(alone, LoaderPoint)
-    assert alone.samples_per_s > 0
 
 
 def test_closing_gives_the_memory_back(tmp_path: Path) -> None:

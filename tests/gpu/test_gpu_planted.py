@@ -1,4 +1,4 @@
-"""Planted causes are named on a real GPU: a slow loader, a slow worker, a slow step, a slow copy."""
+"""Planted causes are named on a real GPU: a slow loader, a slow worker, a slow step, a slow copy, slow pinning."""
 
 from pathlib import Path
 
@@ -11,22 +11,26 @@ from loadtune.records import LoaderConfig
 pytestmark = pytest.mark.gpu
 
 FOUR = LoaderConfig(batch_size=64, num_workers=4, pin_memory=True)
+PINNED = LoaderConfig(batch_size=64, num_workers=8, pin_memory=True)
 PAGEABLE = LoaderConfig(batch_size=64, num_workers=8)
 
 
 @pytest.mark.parametrize(
-    ("plant", "bound_by"),
+    ("plant", "resource", "part"),
     [
-        pytest.param(Plant("SlowSamples", "Linear", FOUR), "workers", id="slow-loader"),
-        pytest.param(Plant("SlowFirstWorker", "Linear", FOUR), "slow_worker", id="slow-worker"),
-        pytest.param(Plant("Samples", "SlowStep", FOUR), "compute", id="slow-step"),
-        pytest.param(Plant("LargeSamples", "Linear", PAGEABLE), "transfer", id="slow-copy"),
+        pytest.param(Plant("SlowSamples", "Linear", FOUR), "workers", "waiting", id="slow-loader"),
+        pytest.param(Plant("SlowFirstWorker", "Linear", FOUR), "workers", "waiting", id="slow-worker"),
+        pytest.param(Plant("Samples", "SlowStep", FOUR), "device", "computing", id="slow-step"),
+        pytest.param(Plant("LargeSamples", "Linear", PAGEABLE), "device", "copying", id="slow-copy"),
+        pytest.param(Plant("LargeSamples", "Linear", PINNED), "pinning", "copying", id="slow-pin"),
     ],
 )
-def test_what_was_planted_is_named(plant: Plant, bound_by: str, tmp_path: Path) -> None:
+def test_what_was_planted_is_named(plant: Plant, resource: str, part: str, tmp_path: Path) -> None:
     found = judged(plant, choose_device(read_host(), "cuda"), tmp_path)
-    run = found.run
+    run, first = found.run, found.bottleneck.limits[0]
     print(f"\n{plant.dataset} {plant.model}: {run.samples_per_s:.0f}/s, wait {run.wait_fraction:.0%}", end="")
     print(f", copy {run.copy_fraction:.0%}, compute {run.compute_fraction:.0%}, idle {run.idle_fraction:.0%}", end="; ")
-    print(found.verdict)
-    assert found.verdict.bound_by == bound_by
+    print(found.bottleneck)
+    assert first.resource == resource
+    assert max(first.shares, key=first.shares.__getitem__) == part
+    assert (found.bottleneck.late is not None) == (plant.dataset == "SlowFirstWorker")

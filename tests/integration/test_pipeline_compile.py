@@ -202,14 +202,3 @@ def test_what_cannot_be_compiled_ahead_is_told_where_it_is_timed(tmp_path: Path)
     cut_in_the_confirmation(tmp_path, config)
     result = tune_fake(Dies(seed=1), tmp_path, config, resume=True)
     assert result.best is not None
-
-
-def test_the_verdict_does_not_advise_what_this_run_has_tried(tmp_path: Path) -> None:
-    """Neither loader nor copies hold anything up, so the step is all there is to make faster."""
-    fed = Surface(sample_s=1 / 3000, pinned_per_s=1e9, pageable_per_s=1e9, compile_gain=0.9)
-    for name, tune, advised in (("a", ("compile",), False), ("b", (), True)):
-        (tmp_path / name).mkdir()
-        result = tune_fake(FakeBench(fed), tmp_path / name, TuneConfig(tune=tune, fix=BF16))
-        assert result.verdict is not None
-        assert result.verdict.bound_by == "compute"
-        assert ("--tune compile" in result.verdict.advice) is advised

@@ -154,7 +154,7 @@ def test_everything_fails(tmp_path: Path, kind: FailureKind) -> None:
     result = tune_fake(FakeBench(fail=failing(kind)), tmp_path)
     assert result.best is None
     assert result.best_at_your_batch is None
-    assert result.verdict is None
+    assert result.bottleneck is None
     assert result.finalists == ()
     assert any(kind in note and "planted" in note for note in result.notes)
 
@@ -178,7 +178,7 @@ def test_every_finalist_fails_in_the_confirmation(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(fail=confirming.fail), tmp_path, listener=confirming.listen)
     assert any(trial.measurement for trial in result.trials)
     assert result.best is None
-    assert result.verdict is None
+    assert result.bottleneck is None
     assert sum("planted" in note for note in result.notes) >= 2
 
 
@@ -312,4 +312,4 @@ def test_a_ceiling_that_cannot_be_timed_takes_nothing_from_what_was_confirmed(tm
     result = tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=100)), listen)
     assert result.cut_short is None
     assert result.best is not None
-    assert result.verdict is not None
+    assert result.bottleneck is not None

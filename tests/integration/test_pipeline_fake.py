@@ -58,8 +58,8 @@ def test_workers_are_not_wasted_where_compute_is_the_wall(tmp_path: Path) -> Non
     result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path)
     assert result.best is not None
     assert result.best.config.loader.num_workers == 1
-    assert result.verdict is not None
-    assert result.verdict.bound_by == "compute"
+    assert result.bottleneck is not None
+    assert result.bottleneck.limits[0].resource == "device"
 
 
 def test_no_difference_is_an_answer(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path, listener=interrupt)
     assert result.cut_short == "interrupted by Ctrl-C"
     assert result.best is None
-    assert result.verdict is None
+    assert result.bottleneck is None
     assert len(result.trials) >= 3
     assert load_result(tmp_path) == result
 

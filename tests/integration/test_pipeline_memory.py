@@ -12,7 +12,6 @@ from loadtune.records import (
     BatchTry,
     Device,
     FitReport,
-    Fixed,
     HostFacts,
     Progress,
     Recipe,
@@ -266,26 +265,6 @@ def test_ram_for_less_than_the_smallest_batch_still_tries_that(tmp_path: Path) -
     host = replace(HOST, ram_available_bytes=1000)
     result = tune(bench_with(min_batch_size=2), tmp_path, host=host)
     assert [(c.batch_size, c.limit) for c in result.ceilings] == [(2, "host_memory")]
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "bound_by"), [(120, 3, "workers"), (3, 120, "workers"), (3, 3, "host_memory")]
-)
-def test_ram_that_the_run_itself_has_locked_by_now_is_no_reason_for_too_few_workers(
-    tmp_path: Path, before: int, now: int, bound_by: str
-) -> None:
-    """3 GiB hold eight workers' batches of 64, and no ninth's."""
-    fixed = (
-        Fixed(name="batch_size", value=64),
-        Fixed(name="num_workers", value=8),
-        Fixed(name="pin_memory", value=True),
-    )
-    then = replace(HOST, ram_available_bytes=now * GIB)
-    host = replace(HOST, ram_available_bytes=before * GIB)
-    bench = FakeBench(Surface(sample_s=1 / 100))
-    result = tune_fake(bench, tmp_path, TuneConfig(fix=fixed), device=GPU, host=host, host_now=lambda: then)
-    assert result.verdict is not None
-    assert result.verdict.bound_by == bound_by
 
 
 def leaves_one_over(result: TuningResult) -> list[str]:

@@ -115,7 +115,7 @@ def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) ->
     assert result.cut_short is not None
     assert result.best is not None
     assert result.best.half_width_fraction is not None
-    assert result.verdict is not None
+    assert result.bottleneck is not None
 
 
 def test_a_finalist_that_hung_as_the_time_ended_is_not_called_confirmed(tmp_path: Path) -> None:

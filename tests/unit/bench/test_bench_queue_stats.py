@@ -12,7 +12,6 @@ import torch
 from loop_rig import LINE, SleepingTrainer
 
 from loadtune.bench.loader import TimedLoop
-from loadtune.bench.loader_alone import time_loader_alone
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
@@ -97,15 +96,6 @@ def test_batches_that_were_pinned_before_are_no_throughput(make_loader: Callable
     assert all((window.least_unpinned or 0) > 0 for window in told)
     assert sum(w.num_samples for w in told) / sum(w.seconds for w in told) > 1.3 * trained
     assert samples_per_s(told) == pytest.approx(trained, rel=0.25)
-
-
-def test_batches_that_pile_up_before_the_pinning_thread_are_no_throughput(make_loader: Callable[[int], Any]) -> None:
-    point = time_loader_alone(make_loader(1000), 0.4, LINE)
-    consumed = sum(w.num_samples for w in point.windows) / sum(w.seconds for w in point.windows)
-    assert (point.windows[0].queue_end or 0.0) > (point.windows[0].queue_start or 0.0) + 2
-    assert samples_per_s(point.windows) == pytest.approx(consumed, rel=0.15)
-    assert sum(w.seconds for w in point.windows) > 0.3, "as long as it was asked for, in more than the fewest windows"
-    assert all(w.wait_s == w.seconds for w in point.windows)
 
 
 class Told:

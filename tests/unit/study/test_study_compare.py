@@ -91,7 +91,7 @@ def test_the_winners_at_the_kept_batch_can_be_compared(fast: TuningResult, slow:
     assert found.before.config is not None
     assert found.after.config is not None
     assert found.before.config.batch_size == found.after.config.batch_size == 32
-    assert found.before.bound_by is None  # the verdict is about the best at any batch size
+    assert found.before.bottleneck is None  # it is of the best at any batch size
 
 
 def test_another_step_is_refused(fast: TuningResult) -> None:
@@ -122,7 +122,7 @@ def test_another_length_of_the_dataset_is_warned_of(fast: TuningResult) -> None:
 def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
     cut = dataclasses.replace(fast, best=None, finalists=(), cut_short="interrupted by Ctrl-C")
     found = compare(fast, cut)
-    assert (found.ratio, found.after.samples_per_s, found.after.bound_by) == (None, None, None)
+    assert (found.ratio, found.after.samples_per_s, found.after.bottleneck) == (None, None, None)
     assert found.notes == (
         "The second run was cut short: interrupted by Ctrl-C. It has no confirmed winner, so no throughput of it is"
         " compared.",
