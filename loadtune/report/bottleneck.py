@@ -49,10 +49,8 @@ def short_lines(result: TuningResult) -> tuple[str, ...]:
         return ()
     if not found.holds:
         return (_unnamed(found),)
-    share = result.best.compute_fraction
-    reached = "" if share is None else f" Training reaches {percent_text(share)} of the compute-only rate."
     sure = [each for each in found.changes if each.kind != "twice_the_cores" and each.gain.low > 1.0]
-    return (*_late(found), f"{_limited(found)}{reached}", *(change_line(change) for change in sure[:1]))
+    return (*_late(found), _limited(found), *(change_line(change) for change in sure[:1]))
 
 
 def lines(result: TuningResult) -> tuple[str, ...]:

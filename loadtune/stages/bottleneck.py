@@ -14,7 +14,7 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> No
     """Nothing is run for it. Without a winner, or where the model knows no other configuration, nothing is named."""
     found = run.found
     winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
-    if winner is None:
+    if winner is None or winner.config.precision not in searched.recipes:
         return
     search = search_of(run, facts, searched)
     runs = [(finalist.config, measured) for finalist in found.finalists for measured in finalist.runs]

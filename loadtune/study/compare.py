@@ -60,7 +60,7 @@ def _winner(result: TuningResult, keep_batch_size: bool) -> Winner | None:
 
 def _side(result: TuningResult, winner: Winner | None) -> Side:
     finalist = None if winner is None else finalist_of(result, winner.config)
-    found = result.bottleneck
+    found = result.bottleneck if winner is not None and winner == result.best else None
     return Side(
         created=result.created,
         loadtune_version=result.loadtune_version,
@@ -73,7 +73,7 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
         half_width_fraction=None if winner is None else winner.half_width_fraction,
         compute_fraction=None if winner is None else winner.compute_fraction,
         wait_fraction=None if finalist is None else finalist.wait_fraction,
-        bottleneck=found.limits[0].resource if found and found.holds and winner == result.best else None,
+        bottleneck=found.limits[0].resource if found is not None and found.holds else None,
     )
 
 

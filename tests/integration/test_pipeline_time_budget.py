@@ -132,7 +132,7 @@ def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(tmp_path: 
     bench = FakeBench()
 
     def listen(progress: Progress) -> None:
-        if progress.stage == "bounds":
+        if progress.stage == "costs":
             bench.clock.spend(200.0)  # outside of any request
 
     result = tune_fake(bench, tmp_path, listener=listen)

@@ -96,8 +96,8 @@ def test_verbose_prints_the_details_before_the_answer(tuner: FakeTuner) -> None:
     for detail in ("16 usable of 224 listed", "Memory over batch size", "Time taken", "Epochs and checkpoints"):
         assert detail in verbose
         assert detail not in brief
-    assert "Bottleneck: the pinning thread" in brief
-    assert verbose.index("Time taken") < verbose.index("Bottleneck: the pinning thread")
+    assert "Limited by the pinning thread" in brief
+    assert verbose.index("Time taken") < verbose.rindex("Limited by the pinning thread")
 
 
 def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
