@@ -125,19 +125,6 @@ class Surface:
         busy = self.training_rate(config) / self.compute_rate(config.recipe, config.batch_size)
         return self.idle_w + busy * (self.full_w[config.precision] - self.idle_w)
 
-    def pins_in_time(self, config: TrialConfig) -> bool:
-        """False: batches stand before the pinning thread, because it is slower than who makes and who takes them."""
-        loader = config.loader
-        if not (loader.pin_memory and loader.num_workers):
-            return True
-        makes, takes = loader.num_workers / self.sample_s, self.compute_rate(config.recipe, config.batch_size)
-        return self.pinned_per_s >= min(makes, takes)
-
-    def loader_rate(self, config: LoaderConfig) -> float:
-        """Samples/s of the loader alone; the pinning thread comes with the workers."""
-        rate = max(1, config.num_workers) / self.sample_s
-        return min(rate, self.pinned_per_s) if config.pin_memory and config.num_workers else rate
-
     def peak_bytes(self, precision: Precision, batch_size: int) -> int:
         return int(self.fixed_bytes + self.bytes_per_sample[precision] * batch_size)
 
@@ -258,7 +245,7 @@ class FakeBench:
         while True:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
             window = replace(window, loss_is_finite=self.finite(config))
-            windows.append(window if self.surface.pins_in_time(config) else replace(window, unpinned=3.0, ready=0.0))
+            windows.append(window)
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0)

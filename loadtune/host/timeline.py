@@ -100,7 +100,6 @@ def _figures(tracks: Tracks, start_s: float, end_s: float) -> dict[str, Any]:
         "gpu_utilization_p5_fraction": of(_DUTY, integrals.percentile, 0.05),
         "gpu_utilization_p95_fraction": of(_DUTY, integrals.percentile, 0.95),
         "gpu_idle_fraction": of(_DUTY, integrals.zero_fraction),
-        "disk_idle_fraction": of("disk_read_bytes_per_s", integrals.zero_fraction),
         "gpu_throttle_fractions": of("gpu_throttle_fractions", integrals.word_fractions),
         "core_utilization_fractions": of("core_utilization_fractions", integrals.means) or None,
         "others_cpu_cores": _others(

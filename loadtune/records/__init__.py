@@ -87,9 +87,7 @@ from loadtune.records.window import (
     Window,
     delivered_samples,
     half_width_fraction,
-    pinning_seldom_rests,
     samples_per_s,
-    taking_seldom_rests,
 )
 from loadtune.records.workload import (
     CodePart,
@@ -201,7 +199,5 @@ __all__ = [
     "delivered_samples",
     "half_width_fraction",
     "non_finite_loss",
-    "pinning_seldom_rests",
     "samples_per_s",
-    "taking_seldom_rests",
 ]

@@ -139,8 +139,6 @@ class Telemetry:
     """At its peak: batches on their way from the workers, and everybody else's."""
     disk_read_bytes_per_s: float | None = None
     """What the bench and its workers had fetched from storage. 0: all came from the page cache or was made up."""
-    disk_idle_fraction: float | None = None
-    """Share of the time, looked at twice a second, in which that was nothing. Near 1: a burst, as of code paged in."""
     timeline: Timeline | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Which of these fields could not be had, and why. What does not apply here, such as a GPU's figures on a CPU, is

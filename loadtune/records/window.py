@@ -93,16 +93,6 @@ def delivered_samples(windows: Sequence[Window]) -> float:
     return max(0.0, min(made, taken, _taken_over_samples(windows)))
 
 
-def pinning_seldom_rests(windows: Sequence[Window]) -> bool:
-    """Whether batches stood before the pinning thread throughout half of the time or more."""
-    return any(window.num_pinned is not None for window in _without_rest(windows))
-
-
-def taking_seldom_rests(windows: Sequence[Window]) -> bool:
-    """The same before the training process, where no thread takes the workers' batches over for it."""
-    return any(window.num_pinned is None for window in _without_rest(windows))
-
-
 def _without_rest(windows: Sequence[Window]) -> list[Window]:
     """Those in which whoever takes batches from the workers did not rest, where they are half of the time or more: a
     queue that was full of pinned batches has none before the thread until the workers have made the next ones."""

@@ -10,8 +10,6 @@ from loadtune.records import (
     delivered_samples,
     half_width_fraction,
     intervals,
-    pinning_seldom_rests,
-    taking_seldom_rests,
 )
 
 
@@ -110,7 +108,6 @@ def test_a_pinning_thread_is_judged_by_the_windows_in_which_it_did_not_rest() ->
     assert delivered_samples([BUSY, BUSY]) == pytest.approx(14.0)
     short_of_batches = replace(RESTED, num_pinned=3)
     assert delivered_samples([short_of_batches, BUSY, BUSY]) == pytest.approx(21.0)
-    assert pinning_seldom_rests([RESTED, BUSY])
 
 
 @pytest.mark.parametrize(("num_pinned", "samples"), [(10, 24.0), (12, 26.0), (20, 30.0)])
@@ -121,8 +118,6 @@ def test_a_pinning_thread_can_do_no_less_than_it_did(num_pinned: int, samples: f
 
 def test_a_pinning_thread_that_rested_most_of_the_time_is_not_judged() -> None:
     assert delivered_samples([RESTED, RESTED, BUSY]) == pytest.approx(30.0)
-    assert not pinning_seldom_rests([RESTED, RESTED, BUSY])
-    assert not pinning_seldom_rests([replace(BUSY, num_pinned=None, least_unpinned=None)])
 
 
 TAKING = replace(ten_batches(8.0, (10.0, 15.0)), least_untaken=2, num_taken=10)
@@ -152,13 +147,6 @@ def test_a_training_process_is_judged_by_the_windows_in_which_it_waited_for_no_w
     waited = replace(TAKING, least_untaken=0, num_taken=6, num_steps=6, num_samples=6)
     assert delivered_samples([waited, TAKING, TAKING]) == pytest.approx(30.0)
     assert delivered_samples([waited, waited, TAKING]) == pytest.approx(37.0), "what the workers made"
-    assert taking_seldom_rests([waited, TAKING])
-    assert not taking_seldom_rests([waited, waited, TAKING])
-
-
-def test_who_seldom_rests_is_told_apart() -> None:
-    assert (pinning_seldom_rests([TAKING]), taking_seldom_rests([TAKING])) == (False, True)
-    assert (pinning_seldom_rests([BUSY]), taking_seldom_rests([BUSY])) == (True, False)
 
 
 def test_what_was_pinned_counts_in_samples() -> None:

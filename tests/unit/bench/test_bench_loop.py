@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from loadtune.study.late_batches import late_batches
 from loop_rig import LINE, SleepingTrainer
 from torch.utils.data import Dataset, get_worker_info
 
@@ -18,6 +17,7 @@ from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
+from loadtune.study.late_batches import late_batches
 from loadtune.study.segment import Segment
 
 SLOW_S, QUICK_S = 0.02, 0.001

@@ -83,14 +83,6 @@ def test_percentiles_and_time_at_zero_are_of_time_not_of_samples():
     assert seen(0.0, 0.1, gpu_utilization_fraction=full).gpu_idle_fraction == 0.0
 
 
-def test_a_burst_of_reads_leaves_the_disk_idle_most_of_the_time() -> None:
-    """One look of four saw reads."""
-    burst = [(0.5 * n, 0.5 * (n + 1), 2e6 if n == 2 else 0.0) for n in range(4)]
-    found = seen(0.0, 2.0, disk_read_bytes_per_s=burst)
-    assert (found.disk_read_bytes_per_s, found.disk_idle_fraction) == (5e5, 0.75)
-    assert seen(0.0, 2.0).disk_idle_fraction is None
-
-
 def test_amounts_add_up_and_the_uncovered_ends_count_like_the_rest():
     joules = [(0.0, 1.0, 100.0), (1.0, 2.0, 300.0)]
     assert seen(0.0, 2.0, gpu_energy_j=joules).gpu_energy_j == pytest.approx(400.0)
