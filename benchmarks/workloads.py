@@ -124,3 +124,27 @@ def small_cnn() -> Any:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
     )
+
+
+def fake_bytes() -> Any:
+    """FakeData as loadtune makes it, sent as uint8."""
+    from torchvision.datasets import FakeData
+    from torchvision.transforms import PILToTensor
+
+    return FakeData(1_281_167, (3, 224, 224), 1000, transform=PILToTensor())
+
+
+def resnet50_of_bytes() -> Any:
+    """Scales on the device."""
+    from torch import nn
+    from torchvision.models import resnet50
+
+    class OfBytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = resnet50(num_classes=1000)
+
+        def forward(self, images: Any) -> Any:
+            return self.model(images.float().div(255))
+
+    return OfBytes()
