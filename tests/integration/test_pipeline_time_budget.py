@@ -110,7 +110,7 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
 
 
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(6)
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(7)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
     assert result.cut_short is not None
     assert result.best is not None
