@@ -186,7 +186,7 @@ def main() -> int:
                 )
             able = [
                 config
-                for config in space.configs()
+                for config in space.modelled()
                 if host_memory_refusal(config.loader, facts.sample_bytes, machine.host) is None
             ]
             print(f"calibrated in {time.monotonic() - begun:.0f} s; {len(able)} settings", flush=True)
