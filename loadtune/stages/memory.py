@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
-from loadtune.probe.memory import probe_memory
+from loadtune.probe.memory import MemoryProbe
 from loadtune.probe.step_limit import StepLimit, largest_within
 from loadtune.probe.tries import step_seconds
 from loadtune.records import (
@@ -68,14 +68,14 @@ def find_ceiling(
 ) -> MemoryCeiling:
     """Probe under `caps` and the host's memory; `host_before` was read before the training process used the device."""
     room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
-    ceiling = probe_memory(
+    ceiling = MemoryProbe(
         bench,
         recipe,
         {**caps, "host_memory": room},
         smallest=facts.min_batch_size,
         num_steps=num_steps,
         step_limit=step_limit,
-    )
+    ).verify()
     gpu = gpu_of(host_before, device)
     return replace(
         ceiling,
