@@ -177,6 +177,7 @@ def story(run: Run) -> None:
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
+    stages.verify_memory(run, facts, space)
     stages.confirmation(run, facts, space)
     stages.verdict(run, facts)
     stages.bounds(run, facts)

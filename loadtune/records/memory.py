@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from loadtune.records.configs import Precision, Recipe
 from loadtune.records.timing import TrialFailure
@@ -82,6 +82,11 @@ class FitReport:
         known = [peak for peak in (self.first_step_peak_bytes, self.steady_peak_bytes) if peak is not None]
         return max(known, default=None)
 
+
+ProbeMode = Literal["bound", "all"]
+"""Memory ceilings of a run. ``bound``: two sizes are run in each precision and predict its ceiling; that of the
+precision about to win is verified. ``all``: every precision's ceiling is verified before the search."""
+PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
 
 CeilingLimit = Literal["memory", "failure", "dataset", "cap", "host_memory", "time"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of

@@ -38,6 +38,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 STAGE_TEXT: Mapping[str, str] = {
     "yours": "your loader settings",
     "study": "search",
+    "verify": "verify memory",
     "bounds": "bottleneck",
     "costs": "start-up cost",
 }

@@ -4,7 +4,7 @@ from loadtune.stages.bounds import bounds, verdict
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
-from loadtune.stages.memory import memory
+from loadtune.stages.memory import memory, verify_memory
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
@@ -28,4 +28,5 @@ __all__ = [
     "start",
     "study",
     "verdict",
+    "verify_memory",
 ]
