@@ -16,7 +16,7 @@ from memory_grid import Cell, cell_named
 from memory_orders import ERROR, FITS, Order, Say, await_order, first_line, private_stdout
 
 from loadtune.bench import BenchClient
-from loadtune.probe.memory import probe_memory
+from loadtune.probe.memory import MemoryProbe
 from loadtune.records import CeilingLimit, Device, FitReport, MemoryCeiling, Recipe, WorkloadFacts, WorkloadSpec
 
 _WATCH_S = 0.02
@@ -28,7 +28,7 @@ def probe_cell(bench: BenchClient, cell: Cell, facts: WorkloadFacts) -> MemoryCe
     caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length}
     if cell.cap is not None:
         caps["cap"] = cell.cap
-    return probe_memory(bench, recipe, caps, smallest=facts.min_batch_size)
+    return MemoryProbe(bench, recipe, caps, smallest=facts.min_batch_size).verify()
 
 
 def measure(order: Order, say: Say) -> dict[str, object]:

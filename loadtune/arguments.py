@@ -16,11 +16,13 @@ from loadtune.records import (
     OBJECTIVES,
     OPTIONAL_DIMENSIONS,
     PRECISIONS,
+    PROBE_MODES,
     Fixed,
     Objective,
     OptimizerName,
     OptionalDimension,
     Precision,
+    ProbeMode,
     Setting,
     TuneConfig,
     WorkloadSpec,
@@ -61,6 +63,14 @@ def objective_of(word: str) -> Objective:
     found = next((objective for objective in OBJECTIVES if objective == word), None)
     if found is None:
         raise UsageError(f"--objective is {word!r}; it must be one of {', '.join(OBJECTIVES)}.")
+    return found
+
+
+def probe_of(word: str) -> ProbeMode:
+    """What ``--probe`` names."""
+    found = next((mode for mode in PROBE_MODES if mode == word), None)
+    if found is None:
+        raise UsageError(f"--probe is {word!r}; it must be one of {', '.join(PROBE_MODES)}.")
     return found
 
 
@@ -209,6 +219,7 @@ def check(config: TuneConfig) -> TuneConfig:
             " training process alone takes several seconds. Most workloads need 60 or more for an answer. Raise it, or"
             " leave --time-budget out."
         )
+    probe_of(config.probe)
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)
     check_at_least("--num-workers", config.yours.num_workers, 0)

@@ -21,6 +21,7 @@ from loadtune.arguments import (
     memory_of,
     objective_of,
     precisions_of,
+    probe_of,
     resumed_config,
     tuned_of,
     workload_of,
@@ -95,6 +96,7 @@ def run(
     max_batch_size: options.MaxBatchSize = None,
     max_workers: options.MaxWorkers = None,
     max_gpu_memory: options.MaxGpuMemory = None,
+    probe: options.Probe = _DEFAULT.probe,
     tune: options.Tune = None,
     fix: options.Fix = None,
     warm_start: options.WarmStart = None,
@@ -133,6 +135,7 @@ def run(
             fix=fixed_of(fix or []),
             warm_start=warm_start,
             objective=objective_of(objective),
+            probe=probe_of(probe),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         given = _given(ctx)

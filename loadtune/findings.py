@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from loadtune.probe.memory import MemoryProbe
 from loadtune.records import (
     Bottleneck,
     ComputePoint,
@@ -16,6 +17,7 @@ from loadtune.records import (
     Finalist,
     HostFacts,
     MemoryCeiling,
+    Precision,
     Progress,
     Reading,
     Recipe,
@@ -50,6 +52,8 @@ class Findings:
     """Another run's winner, to be tried first."""
     recipes: tuple[RecipeChoice, ...] = ()
     ceilings: list[MemoryCeiling] = field(default_factory=list)
+    probes: dict[Precision, MemoryProbe] = field(default_factory=dict)
+    """Those whose ceiling is predicted, so that verifying it goes on from there. Empty after a resumption."""
     free_bytes: int | None = None
     """Of the GPU, when the ceilings were found."""
     disturbed_repeats: int = 0

@@ -42,6 +42,13 @@ MaxGpuMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all that is free]"),
 ]
+Probe = Annotated[
+    str,
+    typer.Option(
+        metavar="bound|all",
+        help="Largest batch that fits: predict it per precision and verify the winner's, or verify all of them.",
+    ),
+]
 MaxWorkers = Annotated[
     int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores; more where workers wait]")
 ]

@@ -175,6 +175,7 @@ def story(run: Run) -> None:
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
+    stages.verify_memory(run, facts, space)
     try:
         stages.confirmation(run, facts, space)
     finally:  # also of an answer that was there when the time budget ended

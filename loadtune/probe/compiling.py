@@ -14,8 +14,8 @@ from loadtune.seams import Bench
 from loadtune.units import ratio_text, seconds_text
 
 NUM_SIZES = 10
-"""Batch sizes that a run compiles in a precision, each for itself: half of them in the memory probe, then curve and
-trials."""
+"""Batch sizes that a run compiles in a precision, each for itself: up to half of them in the memory probe, then curve
+and trials."""
 
 COMPILE_SHARE = 0.5
 """Of the time that is left, at most, for compiling all of them: what is not measured is not found."""

@@ -2,7 +2,7 @@
 
 In: a bench, a recipe, and what else bounds the batch. Out: a `MemoryCeiling`. Pure over the bench: a line through the
 allocated peaks of two sizes proposes, or, where the allocator's requests were recorded, a forecast that knows what
-fragmentation takes; a run decides. Every size it names was run.
+fragmentation takes; a run decides. Every size that a verified ceiling names was run. A bound is the first proposal.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,15 @@ from dataclasses import replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
-from loadtune.probe.proposals import LOW, next_hard, next_safe, predicted_end, second_size
+from loadtune.probe.proposals import (
+    LOW,
+    SCARCE,
+    next_hard,
+    next_safe,
+    predicted_ceilings,
+    predicted_end,
+    second_size,
+)
 from loadtune.probe.step_limit import StepLimit
 from loadtune.probe.tries import Tries
 from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
@@ -27,51 +35,98 @@ QUICK_S = 1.0
 kernel loading, for a curiosity."""
 
 
-def probe_memory(
-    bench: Bench,
-    recipe: Recipe,
-    caps: Mapping[CeilingLimit, int],
-    *,
-    smallest: int = 1,
-    num_steps: int = 3,
-    step_limit: StepLimit | None = None,
-) -> MemoryCeiling:
+VERIFYING_PROBES = 3
+"""That a bound is expected to need to be verified: the hard ceiling, the safe one, and one step back."""
+
+
+class MemoryProbe:
     """The largest batch that trains `num_steps` steps under `recipe`, what limits it, and the largest that is safe.
 
     `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train;
     `step_limit` is one on the time of a step: the size grows from what is affordable by the steps it shows.
-    Raises NothingFitsError where not even that many fit, WorkloadError where the step fails by itself.
     """
-    limit, cap = min(caps.items(), key=lambda item: item[1])
-    tries = Tries(
-        bench,
-        recipe,
-        num_steps,
-        cap=cap,
-        dataset_length=caps.get("dataset"),
-        smallest=smallest,
-        step_limit=step_limit,
-    )
-    _first(tries, min(LOW, max(smallest, tries.cap // 4)))
-    most = len(tries.reports) - 1 + MAX_PROBES
-    _second(tries, most)
-    _search_hard(tries, most)
-    slow = _too_slow(tries)
-    safe = _search_safe(tries, most)
-    hard = tries.standing[-1]
-    return MemoryCeiling(
-        precision=recipe.precision,
-        batch_size=hard.batch_size,
-        safe_batch_size=safe,
-        limit=limit if hard.batch_size == cap else "time" if slow else _limit_of(tries),
-        probes=tuple(tries.reports),
-        bytes_per_sample=tries.line.slope if tries.line else None,
-        fixed_bytes=tries.line.at_zero if tries.line else None,
-        line_error_fraction=tries.line_error_fraction(LOW),
-        small_sizes=_small_sizes(tries),
-        budget_bytes=hard.budget_bytes,
-        notes=_notes(caps.get("dataset"), (safe, hard.batch_size), smallest),
-    )
+
+    def __init__(
+        self,
+        bench: Bench,
+        recipe: Recipe,
+        caps: Mapping[CeilingLimit, int],
+        *,
+        smallest: int = 1,
+        num_steps: int = 3,
+        step_limit: StepLimit | None = None,
+    ) -> None:
+        self._limit, self._cap = min(caps.items(), key=lambda item: item[1])
+        self._dataset_length = caps.get("dataset")
+        self._tries = Tries(
+            bench,
+            recipe,
+            num_steps,
+            cap=self._cap,
+            dataset_length=self._dataset_length,
+            smallest=smallest,
+            step_limit=step_limit,
+        )
+        self._most = 0
+        """Reports at which the search ends. 0: nothing was run."""
+
+    def bound(self) -> MemoryCeiling:
+        """Run the sizes of the line and predict both ceilings; verified where the runs themselves decide it.
+
+        Raises NothingFitsError where not even the smallest size fits, WorkloadError where the step fails by itself.
+        """
+        self._run_line()
+        predicted = predicted_ceilings(self._tries, num_left=_num_left(self._tries, self._most))
+        if predicted is None:
+            return self.verify()
+        hard, safe = predicted
+        limit = self._limit if hard == self._cap else _limit_of(self._tries)
+        return replace(self._ceiling(hard, safe, limit), verified=False)
+
+    def verify(self) -> MemoryCeiling:
+        """Run sizes, after those that were run already, until both ceilings are among them. Raises as `bound` does."""
+        tries = self._tries
+        self._run_line()
+        _search_hard(tries, self._most)
+        slow = _too_slow(tries)
+        safe = _search_safe(tries, self._most)
+        hard = tries.standing[-1].batch_size
+        limit = self._limit if hard == self._cap else "time" if slow else _limit_of(tries)
+        return replace(
+            self._ceiling(hard, safe, limit),
+            small_sizes=_small_sizes(tries),
+            notes=_notes(self._dataset_length, (safe, hard), tries.smallest),
+        )
+
+    def _run_line(self) -> None:
+        if self._most:
+            return
+        tries = self._tries
+        _first(tries, min(LOW, max(tries.smallest, tries.cap // 4)))
+        self._most = len(tries.reports) - 1 + MAX_PROBES
+        _second(tries, self._most)
+
+    def _ceiling(self, hard: int, safe: int, limit: CeilingLimit) -> MemoryCeiling:
+        tries = self._tries
+        return MemoryCeiling(
+            precision=tries.recipe.precision,
+            batch_size=hard,
+            safe_batch_size=safe,
+            limit=limit,
+            probes=tuple(tries.reports),
+            bytes_per_sample=tries.line.slope if tries.line else None,
+            fixed_bytes=tries.line.at_zero if tries.line else None,
+            line_error_fraction=tries.line_error_fraction(LOW),
+            budget_bytes=tries.standing[-1].budget_bytes,
+        )
+
+
+def verifying_seconds(ceiling: MemoryCeiling) -> float:
+    """Expected of verifying it, by the largest size that was run; 0 where it is verified."""
+    if ceiling.verified:
+        return 0.0
+    largest = max((probe for probe in ceiling.probes if probe.fits), key=lambda probe: probe.batch_size)
+    return VERIFYING_PROBES * largest.seconds * ceiling.batch_size / largest.batch_size
 
 
 def _too_slow(tries: Tries) -> bool:
@@ -141,14 +196,19 @@ def _second(tries: Tries, most: int) -> None:
 
 def _search_hard(tries: Tries, most: int) -> None:
     """Propose and run until the answer stands; sizes from here on are verified."""
-    num_left = most - 1 - len(tries.reports)
-    scarce = num_left <= 2
+    num_left = _num_left(tries, most)
+    scarce = num_left <= SCARCE
     while num_left > 0:
         size = next_hard(tries, num_left=num_left, scarce=scarce)
         if size is None:
             return
         _out_of_memory(tries.run(size, verify=True))
         num_left -= 1
+
+
+def _num_left(tries: Tries, most: int) -> int:
+    """Runs that are left for the hard ceiling; one is kept for the safe one."""
+    return most - 1 - len(tries.reports)
 
 
 def _search_safe(tries: Tries, most: int) -> int:

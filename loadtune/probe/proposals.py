@@ -1,4 +1,7 @@
-"""Which size to run next: for the line's second point, for the hard ceiling, for the safe one. Nothing is run here."""
+"""Which size to run next: for the line's second point, for the hard ceiling, for the safe one. Nothing is run here.
+
+What would be run next is also the prediction of both ceilings, with the margins of a size that is run.
+"""
 
 from loadtune.probe.forecast import Forecast
 from loadtune.probe.tries import ROOM, Tries
@@ -25,8 +28,11 @@ WORTH = 1.01
 STEPS_BACK = (0.975, 0.975, 0.97, 0.9, 0.7)
 """From the smallest size that failed, after one failure, two, … Small at first: predictions are rarely off by more."""
 
+SCARCE = 2
+"""Runs that are left for the hard ceiling where the line took three sizes: the second of them has to fit."""
+
 SCARCE_LEAN, SCARCE_STEP = 0.972, 0.979
-"""The same where the line took three sizes and only two runs are left: the second of them has to fit."""
+"""`LEAN` and the step back where so few are left."""
 
 VISIBLE, CLEAR = 0.1, 0.25
 """Shares of the budget by which memory has to have grown for its slope to be believed, and by which a further size is
@@ -103,16 +109,33 @@ def _is_near(tries: Tries, base: int, wall: int | None, end: int | None) -> bool
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
     """The next size worth running for the safe ceiling. None: a comfortable one was run, or none is left to try."""
-    top = tries.largest if tries.has_room(tries.largest) else tries.with_share(tries.largest, ROOM)
-    uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
-    if uneasy and min(uneasy) <= top:
-        top = tries.with_share(min(uneasy), ROOM)
-    size = _quiet_below(tries.forecast, top)
+    size = _safe_below(tries, tries.largest)
     if is_last:
         size = min(size, tries.with_share(tries.largest, LAST_ROOM))
     size = max(tries.smallest, size)
     known = tries.largest_comfortable
     return None if tries.is_verified(size) or (known is not None and known >= size) else size
+
+
+def _safe_below(tries: Tries, hard: int) -> int:
+    """The largest size that leaves room, and at which no steady step is predicted to retry, where `hard` fits."""
+    top = hard if tries.has_room(hard) else tries.with_share(hard, ROOM)
+    uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
+    if uneasy and min(uneasy) <= top:
+        top = tries.with_share(min(uneasy), ROOM)
+    return _quiet_below(tries.forecast, top)
+
+
+def predicted_ceilings(tries: Tries, *, num_left: int) -> tuple[int, int] | None:
+    """The largest size that fits and the largest safe one, as predicted. None: only runs can tell.
+
+    That is so where the largest size that was run stands already, where memory does not grow with the batch, and where
+    the time of a step is the limit: that one is known by steps that were timed.
+    """
+    hard = next_hard(tries, num_left=num_left, scarce=num_left <= SCARCE)
+    if hard is None or predicted_end(tries) is None or hard == tries.quick_cap:
+        return None
+    return hard, max(tries.smallest, _safe_below(tries, hard))
 
 
 def _above(base: int, size: int) -> int | None:

@@ -55,7 +55,15 @@ from loadtune.records.footprint import (
     block_bytes,
 )
 from loadtune.records.host import Device, GpuFacts, GpuProcess, HostFacts
-from loadtune.records.memory import AllocationTrace, BatchTry, CeilingLimit, FitReport, MemoryCeiling
+from loadtune.records.memory import (
+    PROBE_MODES,
+    AllocationTrace,
+    BatchTry,
+    CeilingLimit,
+    FitReport,
+    MemoryCeiling,
+    ProbeMode,
+)
 from loadtune.records.progress import Progress
 from loadtune.records.result import (
     SCHEMA_VERSION,
@@ -107,6 +115,7 @@ __all__ = [
     "OBJECTIVES",
     "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
+    "PROBE_MODES",
     "SCHEMA_VERSION",
     "SCORE_UNITS",
     "AllocationTrace",
@@ -155,6 +164,7 @@ __all__ = [
     "PrecisionChange",
     "Predicted",
     "PredictedChange",
+    "ProbeMode",
     "Progress",
     "Ratio",
     "Reading",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from loadtune.records.configs import Precision, Recipe
 from loadtune.records.timing import TrialFailure
@@ -83,6 +83,11 @@ class FitReport:
         return max(known, default=None)
 
 
+ProbeMode = Literal["bound", "all"]
+"""Memory ceilings of a run. ``bound``: two sizes are run in each precision and predict its ceiling; that of the
+precision about to win is verified. ``all``: every precision's ceiling is verified before the search."""
+PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
+
 CeilingLimit = Literal["memory", "failure", "dataset", "cap", "host_memory", "time"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
 memory (no kernel for so many elements, a crash, no sign of life), the dataset's length, ``--max-batch-size``, the RAM
@@ -105,10 +110,10 @@ class MemoryCeiling:
 
     precision: Precision
     batch_size: int
-    """The largest that was run and trains."""
+    """The largest that was run and trains. If not ``verified``: the largest that is predicted to fit."""
     safe_batch_size: int
     """The largest to train with for hours. It was run as well, left memory to spare, and PyTorch's allocator did not
-    have to free its cache and retry in a steady step."""
+    have to free its cache and retry in a steady step. If not ``verified``: predicted with the same margins."""
     limit: CeilingLimit
     """Why no larger size trains."""
     probes: tuple[FitReport, ...]
@@ -133,6 +138,8 @@ class MemoryCeiling:
     """``PYTORCH_CUDA_ALLOC_CONF`` in force. None: not set."""
     notes: tuple[str, ...] = ()
     """What else was found that a training run at these sizes would meet."""
+    verified: bool = True
+    """Whether ``batch_size`` and ``safe_batch_size`` were run. False: both are predicted from smaller sizes."""
 
     @property
     def num_probes(self) -> int:
@@ -156,14 +163,15 @@ class MemoryCeiling:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Allocated peak at the ceiling itself."""
+        """Allocated peak at the ceiling itself. None: not known, or the ceiling is predicted."""
         return next((p.peak_bytes for p in self.probes if p.fits and p.batch_size == self.batch_size), None)
 
     def __str__(self) -> str:
         """A table of at most 80 columns: every size that was run, smallest first."""
         rows = sorted((*self.small_sizes, *self.probes), key=lambda report: report.batch_size)
         lines = [
-            f"Largest batch size in {self.precision}: {self.batch_size:,}; safe batch size: {self.safe_batch_size:,}",
+            f"{'Largest' if self.verified else 'Predicted largest'} batch size in {self.precision}: "
+            f"{self.batch_size:,}; safe batch size: {self.safe_batch_size:,}",
             f"Limited by {_LIMITED_BY[self.limit]}.",
             "",
             "  batch size   allocated    reserved  retries  result",

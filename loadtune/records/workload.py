@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimension, Precision, Setting
+from loadtune.records.memory import ProbeMode
 from loadtune.records.score import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -142,6 +143,9 @@ class TuneConfig:
     """What to maximise: samples per second, or samples per joule of the GPU board."""
     max_gpu_memory_bytes: int | None = None
     """Bytes of GPU memory that training may use, including the CUDA context. None: all that is free."""
+    probe: ProbeMode = "bound"
+    """Which memory ceilings are verified: that of the precision about to win (``bound``), or of every precision before
+    the search (``all``)."""
 
     def fixed(self, name: Dimension) -> Setting | None:
         """The fixed value of this setting. None: it is not fixed."""

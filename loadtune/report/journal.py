@@ -87,6 +87,12 @@ class Searched(msgspec.Struct, frozen=True, tag="searched"):
         return config.num_trials <= self.num_trials and config.time_budget_s <= self.time_budget_s
 
 
+class Verified(msgspec.Struct, frozen=True, tag="verified"):
+    """After the search, the predicted ceiling of one precision was replaced by a verified one."""
+
+    ceiling: MemoryCeiling
+
+
 class Reopened(msgspec.Struct, frozen=True, tag="reopened"):
     """Further trials were asked for."""
 
@@ -119,7 +125,7 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     saving_cost: SavingCost | None = None
 
 
-Line = Timed | Head | Probed | Ahead | Tried | Searched | Reopened | Confirmed | Concluded | Winners
+Line = Timed | Head | Probed | Ahead | Tried | Searched | Verified | Reopened | Confirmed | Concluded | Winners
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +140,8 @@ class Kept:
     trials: tuple[Trial, ...]
     timed: tuple[ComputePoint, ...]
     """Beside those of the curve."""
+    verified: tuple[MemoryCeiling, ...] = ()
+    """In place of those of `probed`."""
     searched: Searched | None = None
     """None: the search had not ended, or was reopened since."""
     confirmed: tuple[Confirmed, ...]
@@ -198,6 +206,7 @@ def read_journal(folder: Path) -> Kept:
         ahead=next((line.trial for line in lines if isinstance(line, Ahead)), None),
         trials=tuple(line.trial for line in lines if isinstance(line, Tried)),
         timed=tuple(line.point for line in lines if isinstance(line, Timed)),
+        verified=tuple(line.ceiling for line in lines if isinstance(line, Verified)),
         searched=_search_end(lines[since:]),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
         concluded=next((line for line in reversed(lines[since:]) if isinstance(line, Concluded)), None),

@@ -53,10 +53,11 @@ def ceilings_table(ceilings: Iterable[MemoryCeiling], device_kind: str | None) -
 def _ceiling_cells(ceiling: MemoryCeiling, device_kind: str | None) -> tuple[str, ...]:
     failed = "" if ceiling.first_failed is None else f"\n({ceiling.first_failed} failed)"
     ooms = counted(ceiling.num_ooms, "OOM") if ceiling.num_ooms else "no OOM"
+    predicted = "" if ceiling.verified else "\npredicted"
     return (
         ceiling.precision,
-        str(ceiling.safe_batch_size),
-        str(ceiling.batch_size),
+        str(ceiling.safe_batch_size) + predicted,
+        str(ceiling.batch_size) + predicted,
         bytes_text(ceiling.peak_bytes),
         limit_text(ceiling.limit, device_kind) + failed,
         f"{ceiling.num_probes}, {ooms}",
@@ -67,7 +68,13 @@ def _ceiling_cells(ceiling: MemoryCeiling, device_kind: str | None) -> tuple[str
 def ceiling_view(ceiling: MemoryCeiling) -> CeilingView:
     """The curve as measured beside the line, and the line, the budget and who shares it in words."""
     reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
-    lines = (*_legend(ceiling), *_line_words(ceiling), *_budget_words(ceiling), *_conf_words(ceiling))
+    lines = (
+        *_legend(ceiling),
+        *_predicted_words(ceiling),
+        *_line_words(ceiling),
+        *_budget_words(ceiling),
+        *_conf_words(ceiling),
+    )
     return CeilingView(
         title=f"Memory over batch size, {ceiling.precision}",
         columns=_COLUMNS,
@@ -126,6 +133,12 @@ def _legend(ceiling: MemoryCeiling) -> tuple[str, ...]:
     retries = "! the allocator retries in a steady step too: every step pays for it"
     steady = any(report.num_steady_retries for report in ceiling.probes)
     return (*((bars,) if ceiling.budget_bytes else ()), *((retries,) if steady else ()))
+
+
+def _predicted_words(ceiling: MemoryCeiling) -> tuple[str, ...]:
+    if ceiling.verified:
+        return ()
+    return (f"Predicted, not run: safe batch {ceiling.safe_batch_size:,}, largest batch {ceiling.batch_size:,}",)
 
 
 def _line_words(ceiling: MemoryCeiling) -> tuple[str, ...]:

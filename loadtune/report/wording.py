@@ -36,6 +36,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 STAGE_TEXT: Mapping[str, str] = {
     "yours": "your loader settings",
     "study": "search",
+    "verify": "verify memory",
     "costs": "start-up cost",
 }
 """Stages whose name in the result is not what a user reads."""

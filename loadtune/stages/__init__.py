@@ -4,7 +4,7 @@ from loadtune.stages.bottleneck import name_bottleneck
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
-from loadtune.stages.memory import memory
+from loadtune.stages.memory import memory, verify_memory
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
 from loadtune.stages.run import Run
@@ -27,4 +27,5 @@ __all__ = [
     "space",
     "start",
     "study",
+    "verify_memory",
 ]

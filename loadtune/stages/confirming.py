@@ -18,7 +18,7 @@ from loadtune.records.confirmed import compute_fraction, compute_rate, contradic
 from loadtune.report.journal import Concluded, Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
-from loadtune.stages.gpu_contention import check_budget
+from loadtune.stages.gpu_contention import batch_excess, check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, CONFIRM_SHARE, Run
 from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
@@ -114,9 +114,9 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
     """The finalists, those first that the answer needs most."""
     found, own_size = run.found, run.found.config.yours.batch_size
     search = search_of(run, facts, searched)
-    ranked = [each.config for each in search.ranked()]
+    ranked = [_within_ceiling(run, each.config) for each in search.ranked()]
     return pick_finalists(
-        ranked,
+        list(dict.fromkeys(ranked)),
         found.yours,
         found.trials,
         at_your_batch=[] if own_size is None else search.best_at(own_size),
@@ -124,6 +124,19 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
+
+
+def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
+    """The same at its precision's safe size, where that was verified after the search and is below its batch."""
+    excess = batch_excess(run, config.precision, config.batch_size)
+    if excess <= 0:
+        return config
+    size = config.batch_size - excess
+    run.found.note(
+        f"Some trials in {config.precision} had a batch size above {size}, the safe size found after the search. "
+        f"The confirmation uses {size} instead."
+    )
+    return replace(config, loader=replace(config.loader, batch_size=size))
 
 
 def _is_rough(run: Run, measured: Sequence[Finalist]) -> bool:
@@ -144,14 +157,8 @@ def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
 
 
 def _known(run: Run) -> list[Outcome]:
-    """Runs of the confirmation from before an interruption.
-
-    None where a trial was run since: the finalists may be others, and all are measured anew.
-    """
-    if run.kept is None or len(run.found.trials) > len(run.kept.trials):
-        return []
-    lines = run.kept.confirmed
-    return [(line.config, outcome) for line in lines if (outcome := line.measurement or line.failure)]
+    """Runs of the confirmation from before an interruption that still count."""
+    return [(line.config, outcome) for line in run.confirmed if (outcome := line.measurement or line.failure)]
 
 
 def _has_ended(run: Run, known: Sequence[Outcome]) -> bool:

@@ -68,16 +68,31 @@ def _tell_gained(run: Run, gained_bytes: float, budget: int) -> None:
         )
 
 
+def batch_excess(run: Run, precision: Precision, batch_size: int) -> int:
+    """Samples by which a batch is above its precision's ceiling; 0 or less: it fits."""
+    ceiling = _ceiling_of(run, precision)
+    return 0 if ceiling is None else batch_size - _admitted(run, ceiling, batch_size)
+
+
 def excess_now(run: Run, precision: Precision, batch_size: int) -> int:
-    """Samples by which a batch is above what others have left of its precision's ceiling; 0 or less: it fits."""
-    ceiling = next((c for c in run.found.ceilings if c.precision == precision), None)
+    """The same of what others have left of the ceiling."""
+    ceiling, excess = _ceiling_of(run, precision), batch_excess(run, precision, batch_size)
     if ceiling is None or not ceiling.bytes_per_sample or not run.found.lost_bytes:
-        return 0
+        return excess
     had = _most_budget(run) - (ceiling.budget_bytes or 0)  # what this one had less of to begin with
-    own = batch_size == run.found.config.yours.batch_size  # admitted up to what was seen to train, so bound by that
-    known = ceiling.batch_size if own else ceiling.safe_batch_size
-    taken = max(0, run.found.lost_bytes - had - _unused(ceiling, known))
-    return batch_size - known + math.ceil(taken / ceiling.bytes_per_sample)
+    taken = max(0, run.found.lost_bytes - had - _unused(ceiling, batch_size - excess))
+    return excess + math.ceil(taken / ceiling.bytes_per_sample)
+
+
+def _ceiling_of(run: Run, precision: Precision) -> MemoryCeiling | None:
+    return next((c for c in run.found.ceilings if c.precision == precision), None)
+
+
+def _admitted(run: Run, ceiling: MemoryCeiling, batch_size: int) -> int:
+    """The safe ceiling; for a size that the user named, what was seen to train."""
+    config = run.found.config
+    named = batch_size in (config.yours.batch_size, config.fixed("batch_size"))
+    return ceiling.batch_size if named else ceiling.safe_batch_size
 
 
 def _unused(ceiling: MemoryCeiling, known: int) -> int:
@@ -85,8 +100,9 @@ def _unused(ceiling: MemoryCeiling, known: int) -> int:
     if ceiling.limit == "memory" or ceiling.budget_bytes is None:
         return 0
     peaks = [r.reserved_peak_bytes or r.peak_bytes for r in ceiling.probes if r.fits and r.batch_size == known]
-    peak = max((peak for peak in peaks if peak is not None), default=ceiling.budget_bytes)
-    return max(0, int(ROOM * ceiling.budget_bytes) - peak)
+    by_line = (ceiling.fixed_bytes or 0.0) + (ceiling.bytes_per_sample or 0.0) * known
+    peak = max((peak for peak in peaks if peak is not None), default=by_line)
+    return max(0, int(ROOM * ceiling.budget_bytes - peak))
 
 
 def _most_budget(run: Run) -> int:

@@ -33,7 +33,9 @@ def restore(kept: Kept, found: Findings) -> None:
     _refuse_if(_differences(kept, found.config, found.host, found.device))
     probed = kept.probed
     found.facts, found.yours, found.assumed = probed.facts, probed.yours, probed.assumed
-    found.recipes, found.ceilings, found.free_bytes = probed.recipes, list(probed.ceilings), probed.free_bytes
+    verified = {ceiling.precision: ceiling for ceiling in kept.verified}
+    found.recipes, found.free_bytes = probed.recipes, probed.free_bytes
+    found.ceilings = [verified.get(ceiling.precision, ceiling) for ceiling in probed.ceilings]
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
     found.warm = probed.warm
     found.ahead, found.trials = kept.ahead, list(kept.trials)
@@ -41,7 +43,7 @@ def restore(kept: Kept, found: Findings) -> None:
     found.note(
         f"{_RESUMED}, with {counted(kept.num_run, 'trial')} measured before. The time taken is that of this part alone."
     )
-    for note in _notes(kept, found):
+    for note in (*(note for ceiling in kept.verified for note in ceiling.notes), *_notes(kept, found)):
         found.note(note)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from loadtune.findings import Findings
-from loadtune.records import HostFacts, TrialConfig
-from loadtune.report.journal import Head, Journal, Kept, Line, Probed, Reopened, Searched, Winners
+from loadtune.probe.memory import verifying_seconds
+from loadtune.records import HostFacts, MemoryCeiling, TrialConfig
+from loadtune.report.journal import Confirmed, Head, Journal, Kept, Line, Probed, Reopened, Searched, Winners
 from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
@@ -54,6 +55,10 @@ CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.17, 0.25
 OWN_STAGE = "yours"
 """The stage that times the user's own settings ahead of the search."""
 
+VERIFY_AT_MOST = 0.1
+"""Of the time budget, for verifying the memory ceiling of the precision about to win. One that is expected to take
+longer stays predicted."""
+
 LAST_SHARE = 0.04
 """Of the time budget, for what comes after the confirmation: epochs and checkpoints took 8 to 10 s on an H200."""
 
@@ -75,6 +80,14 @@ class Run:
     """What this run left before it was interrupted. None: this is the first."""
     reopen: bool = False
     """Whether a search that had ended by itself goes on too."""
+
+    @property
+    def confirmed(self) -> tuple[Confirmed, ...]:
+        """Runs of the confirmation from before an interruption; none where a trial was run since, because the finalists
+        may be others then."""
+        if self.kept is None or len(self.found.trials) > len(self.kept.trials):
+            return ()
+        return self.kept.confirmed
 
     def begin(self) -> None:
         """Keep that the run starts, or goes on: that only once nothing was refused."""
@@ -132,10 +145,22 @@ class Run:
     @property
     def search_until_s(self) -> float:
         """No trial begins that would end later, once enough were run: half of what is left of the aim, or less where
-        the confirmation and the last figures need more than the other half."""
-        kept_s = (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
+        verifying, the confirmation and the last figures need more than the other half."""
+        verify_s = max(
+            (s for c in self.found.ceilings if (s := verifying_seconds(c)) <= self._verify_most_s), default=0.0
+        )
+        kept_s = verify_s + (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
         left_s = self._aim_left_s + self._ahead_s
         return self.clock.now() + max(0.0, min(STUDY_SHARE * left_s, left_s - kept_s) - self._ahead_s)
+
+    def has_time_to_verify(self, ceiling: MemoryCeiling) -> bool:
+        """Whether this ceiling can be verified, and enough is left for the confirmation and the last figures."""
+        kept_s = (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
+        return verifying_seconds(ceiling) <= min(self._verify_most_s, self.found.left_s - kept_s)
+
+    @property
+    def _verify_most_s(self) -> float:
+        return VERIFY_AT_MOST * self.found.config.time_budget_s
 
     @property
     def study_until_s(self) -> float:

@@ -1,25 +1,32 @@
 """The memory stage within the whole story: what bounds the batch, and what changes between the probe and the study."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_rig import tune_fake
+from pipeline_rig import resumed, tune_fake
 
+from loadtune.errors import WorkloadError
 from loadtune.records import (
     BatchTry,
     Device,
     FitReport,
     HostFacts,
+    MemoryCeiling,
     Progress,
     Recipe,
+    TrainingRun,
+    TrialConfig,
     TrialFailure,
     TuneConfig,
     TuningResult,
     YourSettings,
 )
+from loadtune.report.journal import JOURNAL_FILE, read_journal
+from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
 HOST = fake_host()
@@ -325,3 +332,139 @@ def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
     assert any(f"{told} {result.yours.batch_size} instead of 64" in note for note in result.notes)
     named = TuneConfig(time_budget_s=60.0, yours=YourSettings(batch_size=16))
     assert not any(told in note for note in tune(bench_with(surface), _folder(tmp_path / "named"), named).notes)
+
+
+@dataclass(slots=True)
+class Listing(FakeBench):
+    """Lists requests with their precisions. Memory that is verified ends at `ends_at` of the budget."""
+
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    ends_at: float = 1.0
+    takes_s: float = 0.0
+    """What a try takes besides its steps."""
+    raises: Exception | None = None
+    """By the first size that is verified."""
+
+    def try_batch(self, asked: BatchTry) -> FitReport:
+        self.asked.append(("memory", asked.recipe.precision))
+        if asked.verify and self.raises is not None:
+            raise self.raises
+        self.clock.spend(self.takes_s)
+        report = FakeBench.try_batch(self, asked)
+        report = replace(report, seconds=report.seconds + self.takes_s)
+        if asked.verify and (report.peak_bytes or 0) > self.ends_at * self.surface.budget_bytes:
+            failure = TrialFailure(kind="oom", phase="training", message="planted")
+            return FitReport(precision=report.precision, batch_size=report.batch_size, failure=failure)
+        return report
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.asked.append(("training", config.precision))
+        return FakeBench.time_training(self, config, window_s, watch)
+
+    def probes(self) -> dict[str, int]:
+        """Tries by precision."""
+        return Counter(precision for kind, precision in self.asked if kind == "memory")
+
+    def first_probes(self) -> dict[str, int]:
+        """The same of before the first trial of the search; the user's own settings were timed ahead."""
+        kinds = [kind for kind, _ in self.asked]
+        since = kinds.index("memory")
+        study = since + kinds[since:].index("training")
+        return Counter(precision for kind, precision in self.asked[:study] if kind == "memory")
+
+
+HALF = Surface(compute_per_s={"fp32": 2300.0, "fp16": 3100.0}, bytes_per_sample={"fp32": 87e6, "fp16": 45e6})
+
+
+def ceiling_in(result: TuningResult, precision: str) -> MemoryCeiling:
+    return next(ceiling for ceiling in result.ceilings if ceiling.precision == precision)
+
+
+def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_the_confirmation(tmp_path: Path) -> None:
+    bench, heard = Listing(HALF), list[str]()
+    result = tune_fake(bench, tmp_path, None, lambda progress: heard.append(progress.message or ""), device=GPU)
+    assert bench.first_probes() == {"fp32": 2, "fp16": 2}
+    assert bench.probes()["fp32"] == 2
+    assert bench.probes()["fp16"] > 2
+    last = max(at for at, (kind, _) in enumerate(bench.asked) if kind == "memory")
+    assert ("training", "fp16") in bench.asked[last:]
+    assert result.best is not None
+    assert result.best.config.precision == "fp16"
+    assert [(c.precision, c.verified) for c in result.ceilings] == [("fp32", False), ("fp16", True)]
+    best = ceiling_in(result, "fp16")
+    assert {best.batch_size, best.safe_batch_size} <= {probe.batch_size for probe in best.probes if probe.fits}
+    (told,) = (words for words in heard if words.startswith("fp32: batch sizes"))
+    assert "predicted to fit" in told
+    assert "train" not in told
+
+
+def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
+    bench = Listing(HALF)
+    result = tune_fake(bench, tmp_path, TuneConfig(probe="all"), device=GPU)
+    assert all(ceiling.verified for ceiling in result.ceilings)
+    assert bench.probes() == bench.first_probes()
+    assert "verify" not in result.stage_seconds
+
+
+def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> None:
+    """Only the largest batches keep this GPU busy; an evaluation fails from 70% of the memory on."""
+    surface = replace(HALF, compute_per_s={"fp32": 2300.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6)
+    result = tune_fake(Listing(surface, ends_at=0.7), tmp_path, device=GPU)
+    (ceiling,) = result.ceilings
+    assert ceiling.verified
+    assert max(trained(result)) > ceiling.batch_size >= ceiling.safe_batch_size
+    assert max(finalist.config.batch_size for finalist in result.finalists) == ceiling.safe_batch_size
+    assert result.best is not None
+    assert result.best.config.batch_size == ceiling.safe_batch_size
+    assert any(f"had a batch size above {ceiling.safe_batch_size}," in note for note in result.notes)
+
+
+def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search(tmp_path: Path) -> None:
+    bench = Listing(ONE_PRECISION)
+    own = ONE_PRECISION.largest_batch("fp32") - 3
+    result = tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=own)), device=GPU)
+    assert bench.first_probes()["fp32"] == bench.probes()["fp32"] > 2
+    assert result.ceilings[0].verified
+
+
+def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> None:
+    bench = Listing(HALF, takes_s=9.0)
+    result = tune_fake(bench, tmp_path, device=GPU)
+    assert bench.probes() == {"fp32": 2, "fp16": 2}
+    assert result.best is not None
+    assert not any(ceiling.verified for ceiling in result.ceilings)
+    (note,) = (note for note in result.notes if "was not verified" in note)
+    assert "predicted" in note
+
+
+def test_a_probe_that_fails_after_the_search_leaves_its_answer(tmp_path: Path) -> None:
+    broken = WorkloadError("a batch of 7 cannot be evaluated")
+    result = tune_fake(Listing(HALF, raises=broken), tmp_path, device=GPU)
+    assert result.best is not None
+    assert not any(ceiling.verified for ceiling in result.ceilings)
+    assert any("could not be verified: a batch of 7" in note for note in result.notes)
+
+
+class Killed(BaseException):
+    """As SIGKILL."""
+
+
+@pytest.mark.parametrize("stage", ["verify", "confirm"])
+def test_a_run_that_was_cut_off_about_the_verification_verifies_once(tmp_path: Path, stage: str) -> None:
+    def listen(progress: Progress) -> None:
+        if progress.stage == stage:
+            raise Killed
+
+    config = TuneConfig(num_trials=5)
+    with pytest.raises(Killed):
+        tune_fake(Listing(HALF), tmp_path, config, listen, device=GPU)
+    assert [c.verified for c in read_journal(tmp_path).verified] == [True] * (stage == "confirm")
+    bench = Listing(HALF, seed=1)
+    result = resumed(tmp_path, config, bench, device=GPU)
+    assert bool(bench.probes()) == (stage == "verify")
+    assert result.best is not None
+    assert ceiling_in(result, result.best.config.precision).verified
+    again = Listing(HALF, seed=2)
+    assert resumed(tmp_path, config, again, device=GPU).ceilings == result.ceilings
+    assert not again.probes()
+    assert (tmp_path / JOURNAL_FILE).read_text().count('"type":"verified"') == 1

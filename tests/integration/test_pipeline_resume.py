@@ -74,9 +74,10 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert "RUNNING" not in states(tmp_path)
     assert result.trials[: len(before.trials)] == before.trials  # windows and all
     assert 4 < len(result.trials) <= TuneConfig().num_trials
-    assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again
-    assert result.ceilings == before.probed.ceilings
-    assert result.best is not None
+    assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again before the search ended
+    assert [c for c in result.ceilings if not c.verified] == [
+        c for c in before.probed.ceilings if c.precision != result.best.config.precision
+    ]
     assert any("was resumed, with 4 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
 

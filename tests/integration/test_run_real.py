@@ -155,6 +155,6 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
     assert [path.parent for path in kept.glob("*/*/result.json")] == [journal.parent]
     assert result.trials[: len(before.trials)] == before.trials
     assert len(result.trials[len(before.trials) :]) == 1
-    assert result.ceilings == before.probed.ceilings
+    assert {c for c in result.ceilings if not c.verified} <= set(before.probed.ceilings)
     assert "[memory" not in ended.stderr
     assert result.best is not None

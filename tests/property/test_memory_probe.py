@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.probe.memory import probe_memory
+from loadtune.probe.memory import MemoryProbe
 from loadtune.records import BatchTry, FitReport, MemoryCeiling, Precision, Recipe
 from loadtune.testing import GIB, FakeBench, Surface
 
@@ -59,7 +59,7 @@ def is_close(ceiling: MemoryCeiling, surface: RoughSurface) -> bool:
 
 
 def check(surface: RoughSurface) -> MemoryCeiling:
-    ceiling = probe_memory(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**7})
+    ceiling = MemoryProbe(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**7}).verify()
     fitting = {report.batch_size: report for report in ceiling.probes if report.fits}
     assert ceiling.batch_size in fitting
     assert is_close(ceiling, surface)
@@ -101,7 +101,7 @@ def test_rough_memory_under_an_allocator_that_has_to_try_again(surface: RoughSur
 @given(wall=st.integers(2, 64))
 def test_small_ceilings_are_exact_to_one_sample(wall: int) -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=(wall + 1) * GIB)
-    ceiling = probe_memory(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**6})
+    ceiling = MemoryProbe(FakeBench(surface), Recipe(precision="fp32"), {"dataset": 10**6}).verify()
     assert wall - 1 <= ceiling.batch_size <= wall
 
 
@@ -116,5 +116,5 @@ def test_the_answer_is_the_largest_that_was_run_where_nothing_larger_was() -> No
             failed = FakeBench.try_batch(self, replace(asked, batch_size=10**9))
             return replace(failed, batch_size=asked.batch_size)
 
-    ceiling = probe_memory(OneSizeOnly(), Recipe(precision="fp32"), {"dataset": 10**6})
+    ceiling = MemoryProbe(OneSizeOnly(), Recipe(precision="fp32"), {"dataset": 10**6}).verify()
     assert (ceiling.batch_size, ceiling.safe_batch_size, ceiling.limit) == (1, 1, "memory")

@@ -198,6 +198,7 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ("--batch-size 128 --max-batch-size 64", "--batch-size is 128 … --max-batch-size 64"),
         ("--device cuda:7", "--device cuda:7 is not there"),
         ("--objective joules", "--objective is 'joules' … samples-per-s, samples-per-joule"),
+        ("--probe none", "--probe is 'none' … bound, all"),
         ("--out file", "--out is file"),
         ("--max-gpu-memory 24", "--max-gpu-memory is '24' … 24 B … 1 MiB or more … 24GiB"),
         ("resnet18", "'resnet18' … --model resnet18"),

@@ -34,9 +34,10 @@ def memory_lines(result: TuningResult) -> Figure:
         key="memory",
         title="Memory over batch size",
         reading="Dots are batch sizes that were trained; the line is model + batch size × bytes a sample. The safe "
-        "size leaves 5% of the memory for hours of training; the hard size is the largest that trained.",
+        "size leaves 5% of the memory for hours of training; the hard size is the largest that trained. A size that is "
+        "marked as predicted was not trained.",
         source="Peak memory of a few training steps at each size, in a process of their own. The largest sizes include "
-        "an evaluation pass and the last partial batch of the dataset.",
+        "an evaluation pass and the last partial batch of the dataset, unless they are predicted.",
         panels=tuple(_ceiling_panel(result, ceiling) for ceiling in result.ceilings),
         missing=() if result.ceilings else ("The memory probe had not finished when the run ended.",),
     )
@@ -46,17 +47,18 @@ def _ceiling_panel(result: TuningResult, ceiling: MemoryCeiling) -> Panel:
     reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
     fitting, failed = [r for r in reports if r.fits], [r for r in reports if not r.fits]
     traces = [
-        *_line(ceiling, max(report.batch_size for report in reports)),
+        *_line(ceiling, max(ceiling.batch_size, *(report.batch_size for report in reports))),
         *_peaks("allocated", [(r, r.peak_bytes) for r in fitting], BLUE, "circle"),
         *_peaks("reserved", [(r, r.reserved_peak_bytes) for r in fitting], SKY, "circle-open"),
         *_failed(failed, ceiling),
     ]
     levels = [] if ceiling.budget_bytes is None else [across(ceiling.budget_bytes / GIB, RED, "budget")]
-    edges = [upright(ceiling.safe_batch_size, GREEN, "safe", "left")]
+    mark, title = ("", "is safe") if ceiling.verified else (", predicted", "is predicted to be safe")
+    edges = [upright(ceiling.safe_batch_size, GREEN, f"safe{mark}", "left")]
     if ceiling.batch_size != ceiling.safe_batch_size:
-        edges.append(upright(ceiling.batch_size, ORANGE, "hard", "right"))
+        edges.append(upright(ceiling.batch_size, ORANGE, f"hard{mark}", "right"))
     return Panel(
-        title=f"{ceiling.precision}: up to {ceiling.safe_batch_size:,} is safe, "
+        title=f"{ceiling.precision}: up to {ceiling.safe_batch_size:,} {title}, "
         f"limited by {limit_text(ceiling.limit, result.device.kind)}",
         data=tuple(traces),
         layout={

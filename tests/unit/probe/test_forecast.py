@@ -10,7 +10,10 @@ import pytest
 
 from loadtune.probe.allocator import MIB, CachingAllocator, OutOfBudgetError
 from loadtune.probe.forecast import Forecast, forecast_from
-from loadtune.records import AllocationTrace, FitReport
+from loadtune.probe.proposals import predicted_ceilings
+from loadtune.probe.tries import Tries
+from loadtune.records import AllocationTrace, FitReport, Recipe
+from loadtune.testing import FakeBench
 
 RECORDED: dict[str, Any] = json.loads(
     gzip.decompress((Path(__file__).parents[2] / "data" / "allocations-h200.json.gz").read_bytes())
@@ -115,3 +118,37 @@ def test_a_request_that_only_one_of_two_steps_gives_back_itself_is_given_back_on
     outcome = Forecast(replace(trace, batch_size=5), trace, GIB).outcome(10)
     assert outcome is not None
     assert outcome.reserved_peak_bytes == 50 * MIB
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_safe_size_that_two_recorded_sizes_predict_trains(name: str) -> None:
+    tries = Tries(FakeBench(), Recipe(precision="bf16"), 3, cap=10**7, dataset_length=None, smallest=1)
+    tries.traces = traces(name)
+    tries.reports = [
+        FitReport(
+            precision="bf16",
+            batch_size=trace.batch_size,
+            steady_peak_bytes=most_allocated(trace),
+            reserved_peak_bytes=RECORDED[name]["traces"][str(trace.batch_size)]["reserved_peak_bytes"],
+            budget_bytes=int(RECORDED[name]["budget_gib"] * GIB),
+        )
+        for trace in tries.traces
+    ]
+    tries.forecast = forecast_from(tries.traces, tries.fitting[-1])
+    predicted = predicted_ceilings(tries, num_left=3)
+    assert predicted is not None
+    hard, safe = predicted
+    assert 0.9 * hard < safe < hard
+    fitting = [size for size, reserved_gib, _ in RECORDED[name]["measured"] if reserved_gib is not None]
+    failing = [size for size, reserved_gib, _ in RECORDED[name]["measured"] if reserved_gib is None]
+    assert safe <= max(fitting, default=min([10**7, *failing]) - 1)
+
+
+def most_allocated(trace: AllocationTrace) -> int:
+    sizes, held, most = list[int](), 0, 0
+    for event in trace.events:
+        if event > 0:
+            sizes.append(event)
+        held += event if event > 0 else -sizes[-event - 1]
+        most = max(most, held)
+    return most

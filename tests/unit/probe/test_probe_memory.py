@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.probe.memory import probe_memory
+from loadtune.probe.memory import MemoryProbe
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import BatchTry, FailureKind, FitReport, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
@@ -30,9 +30,9 @@ def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap:
     largest = min(cap, bench.surface.largest_batch("fp32"))
     if largest < 1:
         with pytest.raises(NothingFitsError):
-            probe_memory(bench, RECIPE, {"cap": cap})
+            MemoryProbe(bench, RECIPE, {"cap": cap}).verify()
         return
-    ceiling = probe_memory(bench, RECIPE, {"cap": cap})
+    ceiling = MemoryProbe(bench, RECIPE, {"cap": cap}).verify()
     tried = {p.batch_size: p.fits for p in ceiling.probes}
     assert tried[ceiling.batch_size] is True
     assert ceiling.batch_size <= largest
@@ -42,7 +42,7 @@ def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap:
 
 
 def test_four_probes_and_one_oom_at_most_on_a_known_line() -> None:
-    ceiling = probe_memory(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6})
+    ceiling = MemoryProbe(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6}).verify()
     assert len(ceiling.probes) <= 4
     assert sum(not p.fits for p in ceiling.probes) <= 1
 
@@ -60,7 +60,7 @@ class FragmentingBench(FakeBench):
 
 def test_it_steps_back_from_a_wall_below_the_budget() -> None:
     surface = Surface(bytes_per_sample={"fp32": 87e6})
-    ceiling = probe_memory(FragmentingBench(surface), RECIPE, {"dataset": 10**6})
+    ceiling = MemoryProbe(FragmentingBench(surface), RECIPE, {"dataset": 10**6}).verify()
     wall = 0.96 * surface.largest_batch("fp32")
     assert 0.94 * wall <= ceiling.batch_size <= wall
     assert ceiling.first_failed is not None
@@ -68,7 +68,7 @@ def test_it_steps_back_from_a_wall_below_the_budget() -> None:
 
 
 def test_the_smallest_cap_is_named_as_the_limit() -> None:
-    ceiling = probe_memory(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 500, "time": 90, "cap": 100})
+    ceiling = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 500, "time": 90, "cap": 100}).verify()
     assert (ceiling.batch_size, ceiling.limit) == (90, "time")
 
 
@@ -76,7 +76,7 @@ def test_the_smallest_cap_is_named_as_the_limit() -> None:
 def test_no_size_below_the_smallest_that_trains_is_tried(cap: int) -> None:
     bench = line(GIB, 1e6, 139 * GIB)
     bench.facts = replace(fake_facts(bench.surface), min_batch_size=2)
-    ceiling = probe_memory(bench, RECIPE, {"dataset": cap}, smallest=2)
+    ceiling = MemoryProbe(bench, RECIPE, {"dataset": cap}, smallest=2).verify()
     assert ceiling.batch_size == cap
     assert all(probe.fits for probe in ceiling.probes)
 
@@ -85,19 +85,19 @@ def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
     bench = line(GIB, 1e6, 139 * GIB)
     bench.facts = replace(fake_facts(bench.surface), min_batch_size=2)
     with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained") as raised:
-        probe_memory(bench, RECIPE, {"dataset": 3})
+        MemoryProbe(bench, RECIPE, {"dataset": 3}).verify()
     assert not isinstance(raised.value, NothingFitsError)
 
 
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:
     with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
-        probe_memory(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100})
+        MemoryProbe(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100}).verify()
 
 
 def test_no_step_is_tried_that_takes_too_long() -> None:
     bench = line(GIB, 1e6, 139 * GIB)
     slowest_s = 1000 / bench.surface.compute_rate(RECIPE, 1000)
-    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=StepLimit(seconds=slowest_s))
+    ceiling = MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=StepLimit(seconds=slowest_s)).verify()
     assert ceiling.limit == "time"
     assert 700 <= ceiling.batch_size <= 1010
     assert all(probe.step_s is not None and probe.step_s <= 1.01 * slowest_s for probe in ceiling.probes)
@@ -123,7 +123,7 @@ def test_without_peaks_a_ceiling_is_found_by_running_alone(peak: int | None) -> 
             return replace(report, first_step_peak_bytes=peak, steady_peak_bytes=peak) if report.fits else report
 
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=101 * GIB)
-    ceiling = probe_memory(Untold(surface), RECIPE, {"dataset": 10**6})
+    ceiling = MemoryProbe(Untold(surface), RECIPE, {"dataset": 10**6}).verify()
     assert 90 <= ceiling.batch_size <= 100
     assert ceiling.safe_batch_size < ceiling.batch_size
     assert ceiling.bytes_per_sample is None
@@ -142,7 +142,7 @@ class NeedsMoreToVerify(FakeBench):
 
 def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=180 * GIB)
-    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160})  # 161 GiB, or 193
+    ceiling = MemoryProbe(NeedsMoreToVerify(surface), RECIPE, {"dataset": 160}).verify()  # 161 GiB, or 193
     assert [probe.fits for probe in ceiling.probes if probe.batch_size == 160] == [False, True]
     assert ceiling.limit == "memory"
     assert 120 < ceiling.safe_batch_size <= ceiling.batch_size < 150
@@ -152,7 +152,7 @@ def test_a_size_that_fails_when_it_is_verified_is_no_ceiling() -> None:
 
 def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None:
     surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=2 * GIB)
-    ceiling = probe_memory(NeedsMoreToVerify(surface), RECIPE, {"dataset": 1})
+    ceiling = MemoryProbe(NeedsMoreToVerify(surface), RECIPE, {"dataset": 1}).verify()
     assert [probe.fits for probe in ceiling.probes] == [True, False]
     assert (ceiling.batch_size, ceiling.safe_batch_size) == (1, 1)
 
@@ -160,14 +160,14 @@ def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None
 @pytest.mark.parametrize("cap", [160, 161, 162, 163, 164])
 def test_a_cap_a_little_above_what_was_run_is_run_itself(cap: int) -> None:
     """160 is the line's second size, and the memory is a quarter full there: nothing but the cap is the limit."""
-    ceiling = probe_memory(line(9 * GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"dataset": cap})
+    ceiling = MemoryProbe(line(9 * GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"dataset": cap}).verify()
     assert (ceiling.batch_size, ceiling.limit) == (cap, "dataset")
 
 
 @given(cap=st.integers(2, 160))
 def test_a_cap_is_run_once_and_verified_at_once(cap: int) -> None:
     """Where memory is plenty: it is the line's second size, or in a step from there."""
-    ceiling = probe_memory(line(GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"cap": cap})
+    ceiling = MemoryProbe(line(GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"cap": cap}).verify()
     (at_cap,) = (probe for probe in ceiling.probes if probe.batch_size == cap)
     assert at_cap.evaluation_peak_bytes is not None
     assert (ceiling.batch_size, ceiling.safe_batch_size, ceiling.limit) == (cap, cap, "cap")
@@ -195,7 +195,7 @@ def fails_from(first: int, kind: FailureKind, budget: float = 139 * GIB) -> Fake
 
 @pytest.mark.parametrize("kind", ["unsupported", "crash", "hang"])
 def test_a_wall_that_is_not_of_memory_is_not_called_so(kind: FailureKind) -> None:
-    ceiling = probe_memory(fails_from(64, kind), RECIPE, {"dataset": 10**6})
+    ceiling = MemoryProbe(fails_from(64, kind), RECIPE, {"dataset": 10**6}).verify()
     assert 32 <= ceiling.batch_size < 64
     assert ceiling.limit == "failure"
     assert ceiling.num_ooms == 0
@@ -203,14 +203,14 @@ def test_a_wall_that_is_not_of_memory_is_not_called_so(kind: FailureKind) -> Non
 
 
 def test_memory_that_ends_before_another_wall_is_the_limit() -> None:
-    ceiling = probe_memory(fails_from(10**5, "unsupported", 100 * GIB), RECIPE, {"dataset": 10**6})
+    ceiling = MemoryProbe(fails_from(10**5, "unsupported", 100 * GIB), RECIPE, {"dataset": 10**6}).verify()
     assert ceiling.limit == "memory"
 
 
 @pytest.mark.parametrize("kind", ["unsupported", "crash", "hang"])
 def test_where_no_size_trains_for_another_reason_nobody_is_told_to_free_memory(kind: FailureKind) -> None:
     with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained in fp32: no such kernel") as raised:
-        probe_memory(fails_from(1, kind), RECIPE, {"dataset": 100})
+        MemoryProbe(fails_from(1, kind), RECIPE, {"dataset": 100}).verify()
     assert not isinstance(raised.value, NothingFitsError)
     assert raised.value.user_traceback == "its last words"
 
@@ -226,5 +226,72 @@ class SlowAtFirst(FakeBench):
 
 def test_a_step_that_was_slow_once_is_a_limit_of_time_and_not_of_memory() -> None:
     bench = SlowAtFirst(Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": 87e6}, budget_bytes=139 * GIB))
-    ceiling = probe_memory(bench, RECIPE, {"cap": 2}, step_limit=StepLimit(seconds=5.0))
+    ceiling = MemoryProbe(bench, RECIPE, {"cap": 2}, step_limit=StepLimit(seconds=5.0)).verify()
     assert (ceiling.batch_size, ceiling.limit) == (1, "time")
+
+
+def test_a_bound_runs_two_sizes_and_predicts_what_a_run_then_verifies() -> None:
+    bench = line(GIB, 87e6, 139 * GIB)
+    probe = MemoryProbe(bench, RECIPE, {"dataset": 10**6})
+    bound = probe.bound()
+    assert not bound.verified
+    assert [report.batch_size for report in bound.probes] == [size for _, size in bench.requests]
+    assert len(bound.probes) == 2
+    verified = probe.verify()
+    assert verified.verified
+    assert verified.probes[:2] == bound.probes  # not run again
+    assert verified == MemoryProbe(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6}).verify()
+    assert (verified.batch_size, verified.safe_batch_size) == (bound.batch_size, bound.safe_batch_size)
+
+
+@given(fixed=st.floats(1e6, 5e9), per_sample=st.floats(1e4, 5e8), budget=st.floats(6e9, 150e9))
+def test_a_bound_keeps_the_margins_of_a_ceiling_that_is_run(fixed: float, per_sample: float, budget: float) -> None:
+    bench = line(fixed, per_sample, budget)
+    bound, largest = MemoryProbe(bench, RECIPE, {"dataset": 10**8}).bound(), bench.surface.largest_batch("fp32")
+    if bound.verified:
+        return
+    assert all(report.batch_size < bound.batch_size for report in bound.probes if report.fits)
+    assert 0.95 * largest - 1 <= bound.batch_size <= largest
+    room = 0.96 * (bench.surface.budget_bytes - int(fixed))
+    assert 0.8 * bound.batch_size <= bound.safe_batch_size
+    assert per_sample * (bound.safe_batch_size - 1) <= room  # a size is a whole number of samples
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 20, 64, 100])
+def test_a_cap_that_the_runs_of_the_line_decide_is_verified(cap: int) -> None:
+    bound = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"cap": cap}).bound()
+    assert bound.verified
+    assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (cap, cap, "cap")
+    assert len(bound.probes) <= 2
+
+
+def test_a_large_cap_is_predicted_to_fit() -> None:
+    bound = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 90_000}).bound()
+    assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (90_000, 90_000, "dataset")
+    assert not bound.verified
+
+
+def test_the_time_of_a_step_is_a_limit_by_steps_that_were_run() -> None:
+    bench = line(GIB, 1e6, 139 * GIB)
+    limit = StepLimit(seconds=1000 / bench.surface.compute_rate(RECIPE, 1000))
+    bound = MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).bound()
+    assert (bound.limit, bound.verified) == ("time", True)
+
+
+def test_memory_that_does_not_say_how_it_grows_is_run() -> None:
+    class Untold(Telling):
+        def tell(self, report: FitReport) -> FitReport:
+            return replace(report, first_step_peak_bytes=None, steady_peak_bytes=None) if report.fits else report
+
+    surface = Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": GIB}, budget_bytes=101 * GIB)
+    assert MemoryProbe(Untold(surface), RECIPE, {"dataset": 10**6}).bound().verified
+
+
+def test_what_a_bound_missed_is_found_when_it_is_verified() -> None:
+    surface = Surface(bytes_per_sample={"fp32": 87e6})
+    probe = MemoryProbe(FragmentingBench(surface), RECIPE, {"dataset": 10**6})
+    wall = 0.96 * surface.largest_batch("fp32")
+    assert probe.bound().batch_size > wall
+    verified = probe.verify()
+    assert 0.94 * wall <= verified.batch_size <= wall
+    assert verified.num_ooms >= 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.probe.memory import probe_memory
+from loadtune.probe.memory import MemoryProbe
 from loadtune.probe.recipe import choose_recipes
 from loadtune.probe.step_limit import OVERSHOOT, StepLimit, largest_within
 from loadtune.records import Recipe
@@ -64,7 +64,7 @@ def test_the_probe_grows_to_the_limit_by_the_steps_it_times(first: int) -> None:
     """By the rate of two samples it would have ended at 11."""
     bench = FakeBench(Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0))
     limit = StepLimit(seconds=0.6, known={first: costs(first)})
-    ceiling = probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=limit)
+    ceiling = MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).verify()
     assert 400 <= ceiling.batch_size <= 500
     assert ceiling.limit == "time"
     assert all(probe.step_s is not None and probe.step_s <= 0.601 for probe in ceiling.probes)
@@ -73,7 +73,7 @@ def test_the_probe_grows_to_the_limit_by_the_steps_it_times(first: int) -> None:
 def test_a_named_size_is_probed_beyond_the_limit() -> None:
     bench = FakeBench(Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0))
     limit = StepLimit(seconds=0.6, known={64: costs(64)}, admitted=550)
-    assert probe_memory(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).batch_size == 550
+    assert MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).verify().batch_size == 550
 
 
 def test_recipes_are_timed_on_a_batch_whose_step_is_affordable() -> None:

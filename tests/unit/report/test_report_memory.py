@@ -160,6 +160,14 @@ def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
     assert ceilings_table([], "cuda") is None
 
 
+def test_a_predicted_ceiling_is_called_so() -> None:
+    predicted = but(verified=False, probes=CEILING.probes[:1])
+    assert row_of(predicted)[1:4] == ("88\npredicted", "95\npredicted", "–")
+    assert "Predicted, not run: safe batch 88, largest batch 95" in ceiling_view(predicted).lines
+    assert not any("redicted" in line for line in ceiling_view(CEILING).lines)
+    assert str(predicted).startswith("Predicted largest batch size in fp32: 95; safe batch size: 88\n")
+
+
 @pytest.mark.parametrize("device_kind", ["cuda", "cpu", None])
 def test_limits_that_differ_read_differently(device_kind: str | None) -> None:
     limits: list[CeilingLimit] = list(LIMIT_TEXT)
