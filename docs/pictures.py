@@ -1,4 +1,4 @@
-"""The README's picture, from a run's result: where the time of a training step goes.
+"""The README's picture, from a run's result: the roofline of data loading.
 
     python docs/pictures.py RESULT_DIR [--out docs/images/report.png]
 
@@ -26,19 +26,19 @@ WHOLE_PX = 20_000
 """Higher than the page, so that nothing scrolls."""
 
 
-def shoot(browser: Browser, first: str, last: str, path: Path) -> None:
-    """From the top of one element to the end of another, with a margin."""
+def shoot(browser: Browser, element: str, path: Path) -> None:
+    """An element of the page, with a margin."""
     clip = browser.evaluate(
         f"""(() => {{
-            const box = (selector) => document.querySelector(selector).getBoundingClientRect();
-            const top = box({first!r}).top + scrollY, bottom = box({last!r}).bottom + scrollY;
-            return {{ x: 0, y: Math.max(0, top - 16), width: document.documentElement.clientWidth,
-                      height: bottom - top + 32, scale: 1 }};
+            const box = document.querySelector({element!r}).getBoundingClientRect();
+            return {{ x: 0, y: Math.max(0, box.top + scrollY - 16), width: document.documentElement.clientWidth,
+                      height: box.height + 32, scale: 1 }};
         }})()"""
     )
     shot = browser.call("Page.captureScreenshot", format="png", clip=clip)
     picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
-    picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)  # a third of the size, and looks the same
+    few = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours are kept
+    few.save(path, optimize=True)  # a third of the size
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
         browser = Browser(Path(home))
         try:
             browser.open(page, width=1000, height=WHOLE_PX)
-            shoot(browser, "#step", "#step", arguments.out)
+            shoot(browser, "#roofline", arguments.out)
         finally:
             browser.end()
     size = arguments.out.stat().st_size

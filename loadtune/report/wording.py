@@ -59,11 +59,6 @@ def score_text(value: float | None, objective: Objective) -> str:
     return rate_text(value) if objective == "samples-per-s" else efficiency_text(value)
 
 
-def short_score_text(value: float, objective: Objective) -> str:
-    """Where there is little room: ``4,050/s``, ``7.40/J``."""
-    return score_text(value, objective).replace(" samples", "")
-
-
 def interval_text(score: Score) -> str:
     """``4,050/s ± 162/s``; the value alone where too few runs were made for an interval."""
     value = score_text(score.value, score.objective)

@@ -17,8 +17,6 @@ Trace = dict[str, Any]
 # on white.
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
-SCALE = "Cividis"
-"""From low to high, read alike with every kind of colour vision: Nuñez et al., PLoS ONE 13(7), 2018."""
 
 PRECISION_COLOUR: Mapping[Precision, str] = {"fp32": BLUE, "fp16": ORANGE, "bf16": GREEN}
 PRECISION_SYMBOL: Mapping[Precision, str] = {"fp32": "circle", "fp16": "square", "bf16": "diamond"}

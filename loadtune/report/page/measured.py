@@ -1,9 +1,9 @@
-"""What the figures have in common: which trials have a figure, their settings, and a configuration in words.
+"""What the figures have in common: which trials have a figure, best and baseline, a configuration in words.
 
 In: records. Out: the same, chosen and put in pairs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Measurement, Objective, Score, Trial, TrialConfig, TuningResult
@@ -30,24 +30,6 @@ class Timed:
     def score(self) -> Score:
         """Throughput, or samples per joule where that is the objective."""
         return self.measurement.scored(self.objective)
-
-
-SETTINGS: tuple[tuple[str, Callable[[TrialConfig], int | str]], ...] = (
-    ("batch size", lambda config: config.batch_size),
-    ("workers", lambda config: config.loader.num_workers),
-    ("prefetch", lambda config: config.loader.prefetch_factor),
-    ("pinning", lambda config: _yes_or_no(config.loader.pin_memory)),
-    ("precision", lambda config: config.precision),
-    ("memory format", lambda config: config.recipe.memory_format),
-    ("in order", lambda config: _yes_or_no(config.loader.in_order)),
-    ("workers kept", lambda config: _yes_or_no(config.loader.persistent_workers)),
-    ("compiled", lambda config: _yes_or_no(config.recipe.compile)),
-)
-"""What is searched, by itself or where ``--tune`` names it; memory format and compile may come with a precision."""
-
-
-def _yes_or_no(setting: bool) -> str:
-    return "yes" if setting else "no"
 
 
 def timed_trials(result: TuningResult) -> tuple[Timed, ...]:
@@ -84,6 +66,13 @@ def leader(result: TuningResult) -> TrialConfig | None:
         return result.best.config
     best = max(timed_trials(result), key=lambda timed: timed.score.value, default=None)
     return None if best is None else best.config
+
+
+def baseline(result: TuningResult) -> TrialConfig | None:
+    """As it was confirmed; else its loader settings as the search tried them. None: neither was measured."""
+    if result.yours is not None and whose_runs(result, result.yours):
+        return result.yours
+    return next((timed.config for timed in timed_trials(result) if timed.trial.origin == "yours"), None)
 
 
 def short_names(result: TuningResult, configs: Sequence[TrialConfig]) -> list[str]:

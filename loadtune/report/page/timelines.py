@@ -2,7 +2,7 @@
 
 from loadtune.records import Measurement, TrialConfig, TuningResult
 from loadtune.report.page.figure import GREEN, ORANGE, Figure, Panel, Trace, axis
-from loadtune.report.page.measured import leader, timed_trials, whose_runs
+from loadtune.report.page.measured import baseline, leader, whose_runs
 from loadtune.report.page.optional import Track, track, why_missing
 from loadtune.report.wording import settings_text
 
@@ -38,8 +38,8 @@ def _runs(result: TuningResult) -> list[tuple[str, Measurement]]:
     """The baseline first; the last run of each, when the machine was warm."""
     chosen: list[tuple[str, TrialConfig]] = []
     best = leader(result)
-    if (yours := _yours(result)) is not None and yours != best:
-        chosen.append(("baseline", yours))
+    if (own := baseline(result)) is not None and own != best:
+        chosen.append(("baseline", own))
     if best is not None:
         chosen.append(("best", best))
     return [(f"{whose}: {settings_text(config)}", whose_runs(result, config)[-1]) for whose, config in chosen]
@@ -53,13 +53,6 @@ def _missing(result: TuningResult) -> tuple[str, ...]:
         if (why := why_missing(run.telemetry, figure)) is not None
     ]
     return tuple(dict.fromkeys(reasons))
-
-
-def _yours(result: TuningResult) -> TrialConfig | None:
-    """As it was confirmed; else its loader settings as the search tried them. None: neither was measured."""
-    if result.yours is not None and whose_runs(result, result.yours):
-        return result.yours
-    return next((timed.config for timed in timed_trials(result) if timed.trial.origin == "yours"), None)
 
 
 def _tracks(run: Measurement) -> list[tuple[str, str, Track]]:

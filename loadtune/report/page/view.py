@@ -9,11 +9,9 @@ from loadtune.records import Efficiency, TuningResult, Winner
 from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.figure import Figure
 from loadtune.report.page.finalists import finalists
-from loadtune.report.page.heatmap import heatmap
 from loadtune.report.page.history import history
-from loadtune.report.page.importance import importance
 from loadtune.report.page.memory import frontier, memory_lines, memory_words
-from loadtune.report.page.parallel import parallel
+from loadtune.report.page.roofline import roofline
 from loadtune.report.page.step_time import step_time
 from loadtune.report.page.table import TrialTable, trial_table
 from loadtune.report.page.timelines import timelines
@@ -65,12 +63,10 @@ def page_view(result: TuningResult) -> Page:
         summary=said,
         machine=banner(result.host, result.device).rows,
         chapters=(
+            Chapter(title="What limits throughput", figures=(roofline(result),)),
             Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
             Chapter(title="Utilization over time", figures=(timelines(result),)),
-            Chapter(
-                title="Search",
-                figures=(history(result), heatmap(result), parallel(result), importance(result)),
-            ),
+            Chapter(title="Search", figures=(history(result),)),
             Chapter(
                 title="Compute and memory limits",
                 figures=(compute_curve(result), frontier(result), memory_lines(result)),

@@ -37,14 +37,9 @@
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],
   };
 
-  // On a phone the cells of a heat map are narrower than their figures.
-  function fitting(data, node) {
-    return node.clientWidth < 560 ? data.map((trace) => ({ ...trace, texttemplate: "" })) : data;
-  }
-
   function draw(id) {
     const node = document.getElementById(id);
-    return Plotly.react(node, fitting(plots[id].data, node), themed(plots[id].layout, node), options);
+    return Plotly.react(node, plots[id].data, themed(plots[id].layout, node), options);
   }
 
   // One after the other, so that the page can be read and scrolled meanwhile.

@@ -7,10 +7,7 @@ from page_rig import config, golden, measurement
 
 from loadtune.records import Efficiency, Finalist, Measurement, Telemetry, Trial, TuningResult, Winner
 from loadtune.report.page.finalists import finalists
-from loadtune.report.page.heatmap import heatmap
 from loadtune.report.page.history import history
-from loadtune.report.page.importance import importance
-from loadtune.report.page.parallel import parallel
 from loadtune.report.page.table import trial_table
 
 FAST, SPARING = config(256, 8, precision="fp16"), config(128, 4, precision="bf16")
@@ -73,31 +70,6 @@ def test_the_best_so_far_is_the_most_sparing_so_far() -> None:
     assert {half for trace in drawn for half in trace["error_y"]["array"]} == {None}  # windows know nothing of energy
     assert axis_title(figure) == "samples/J"
     assert figure.panels[0].layout["yaxis"]["range"][1] < 10
-
-
-def test_the_heat_map_is_of_samples_per_joule() -> None:
-    cells = [panel.data[0] for panel in heatmap(by_energy()).panels]
-    assert [cell["zmax"] for cell in cells] == pytest.approx([7.5] * len(cells))
-    assert {cell["colorbar"]["title"]["text"] for cell in cells} == {"samples/J"}
-    assert any("7.50/J" in words for cell in cells for row in cell["text"] for words in row)
-
-
-def test_the_lines_end_at_samples_per_joule() -> None:
-    panel = parallel(by_energy()).panels[0]
-    assert panel.layout["xaxis"]["ticktext"][-1] == "samples/J"
-    assert panel.layout["annotations"][-1]["text"] == "7.50/J"
-    assert [trace["y"][-1] for trace in panel.data] == pytest.approx([5.0 / 7.5, 1.0])  # the best is drawn last
-
-
-def test_what_explains_the_energy_is_asked_for() -> None:
-    """As fast with any number of workers, which only take power."""
-    trials = [
-        Trial(number=n, config=config(64, 1 + n % 4), origin="search", measurement=at_power(1000, 300 + 50 * (n % 4)))
-        for n in range(10)
-    ]
-    figure = importance(by_energy(*trials))
-    assert figure.panels[0].data[0]["y"] == ["workers, 100%"]
-    assert "samples/J" in figure.reading
 
 
 def test_the_table_has_a_column_that_sorts_by_it() -> None:

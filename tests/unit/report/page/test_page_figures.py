@@ -7,16 +7,13 @@ from typing import get_args
 import pytest
 from page_rig import config, cut_short, golden, measured, measurement, with_trials
 
-from loadtune.records import Finalist, LoaderConfig, Recipe, Trial, TrialConfig, TrialOrigin
+from loadtune.records import Finalist, Recipe, Telemetry, Trial, TrialOrigin
 from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.finalists import finalists
-from loadtune.report.page.heatmap import heatmap
 from loadtune.report.page.history import history
-from loadtune.report.page.importance import LEAST_TRIALS, importance, setting_shares
 from loadtune.report.page.measured import short_names
 from loadtune.report.page.memory import frontier, frontier_of, memory_lines
 from loadtune.report.page.optional import step_parts
-from loadtune.report.page.parallel import parallel
 from loadtune.report.page.step_time import other_idle_ms, step_time, waiting_ms
 from loadtune.report.page.table import trial_table
 from loadtune.report.page.timelines import timelines
@@ -52,57 +49,6 @@ def test_the_best_so_far_never_falls_and_ends_at_the_fastest() -> None:
 def test_what_failed_says_why() -> None:
     found = traces(history(with_trials(60)))
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
-
-
-def test_a_cell_of_the_heat_map_is_the_faster_of_two() -> None:
-    found = ((0, 100, 64), (1, 200, 64), (2, 150, 64), (3, 50, 32))
-    trials = tuple(measured(number, rate, config(batch_size)) for number, rate, batch_size in found)
-    panel = heatmap(replace(golden(), trials=trials)).panels[0]
-    cells = panel.data[0]
-    assert (cells["x"], cells["y"]) == (["4"], ["32", "64"])
-    assert cells["z"] == [[pytest.approx(50)], [pytest.approx(200)]]
-
-
-def test_the_heat_maps_share_their_scale() -> None:
-    panels = heatmap(with_trials(80)).panels
-    assert len(panels) == 6
-    assert len({(tuple(p.data[0]["y"]), tuple(p.data[0]["x"]), p.data[0]["zmax"]) for p in panels}) == 1
-
-
-def test_parallel_axes_are_the_settings_that_differ() -> None:
-    figure = parallel(replace(golden(), trials=(measured(0, 100, config(32)), measured(1, 200, config(64)))))
-    panel = figure.panels[0]
-    assert panel.layout["xaxis"]["ticktext"] == ["batch size", "samples/s"]
-    assert [trace["y"] for trace in panel.data] == [[0, 0.5], [1, 1]]
-
-
-def test_what_tune_adds_has_an_axis_and_a_bar() -> None:
-    loader = LoaderConfig(batch_size=64, num_workers=4, in_order=False, persistent_workers=False)
-    other = TrialConfig(loader=loader, recipe=Recipe(memory_format="channels_last", compile=True))
-    trials = [measured(n, 100 + 100 * (n % 2), (config(64), other)[n % 2]) for n in range(LEAST_TRIALS)]
-    result = replace(golden(), trials=tuple(trials))
-    panel = parallel(result).panels[0]
-    added = ["memory format", "in order", "workers kept", "compiled"]
-    assert panel.layout["xaxis"]["ticktext"] == [*added, "samples/s"]
-    assert [words["text"] for words in panel.layout["annotations"]][:4] == ["contiguous", "channels_last", "no", "yes"]
-    assert sorted(importance(result).panels[0].data[0]["y"]) == sorted(f"{name}, 100%" for name in added)
-
-
-def test_what_explains_everything_comes_first_and_chance_explains_little() -> None:
-    result = with_trials(60)
-    timed = [trial for trial in result.trials if trial.measurement]
-    shares = setting_shares([t.config for t in timed], [t.measurement.samples_per_s for t in timed])
-    assert next(iter(shares)) == "workers"
-    assert shares["workers"] > 0.9
-    assert max(shares["pinning"], shares["batch size"], shares["precision"]) < 0.3
-    assert "prefetch" not in shares  # the same everywhere: nothing to explain with
-
-
-def test_importance_is_left_out_where_trials_are_too_few() -> None:
-    few = replace(golden(), trials=tuple(measured(n, 100 + n, config(2**n)) for n in range(LEAST_TRIALS - 1)))
-    figure = importance(few)
-    assert not figure.panels
-    assert str(LEAST_TRIALS) in figure.missing[0]
 
 
 def test_the_frontier_keeps_what_nothing_beats() -> None:
@@ -210,15 +156,29 @@ def test_the_table_sorts_by_figures_and_leaves_out_what_is_missing() -> None:
     assert [row.is_best for row in table.rows] == [False, True, False]
 
 
+def test_the_table_shows_how_busy_gpu_and_cpu_were_in_each_trial() -> None:
+    busy = {
+        "gpu_utilization_fraction": 0.93,
+        "gpu_sm_activity_fraction": 0.81,
+        "cpu_utilization_fraction": 0.4,
+    }
+    run = replace(measurement(400), telemetry=Telemetry(seconds=3.0, num_readings=9, **busy))
+    table = trial_table(replace(golden(), trials=(Trial(number=0, config=config(), origin="search", measurement=run),)))
+    shown = dict(zip(table.columns, (cell.text for cell in table.rows[0].cells), strict=True))
+    columns = ("samples/s", "GPU utilization", "SM activity", "CPU utilization")
+    assert [shown[column] for column in columns] == ["400", "93%", "81%", "40%"]
+
+
 @pytest.mark.parametrize(
     "result", [golden(), cut_short(), with_trials(1), with_trials(200)], ids=["all", "none", "1", "200"]
 )
 def test_every_figure_is_drawn_or_says_why_not(result) -> None:
     page = page_view(result)
     shown = [figure for chapter in page.chapters for figure in chapter.figures]
-    assert len({figure.key for figure in shown}) == len(shown) == 10
+    assert len({figure.key for figure in shown}) == len(shown) == 8
     assert all(figure.panels or figure.missing for figure in shown)
     assert bool(page.tiles) == (result.best is not None)
+    assert shown[0].key == "roofline"
 
 
 def test_a_trial_that_was_noisy_says_so() -> None:
