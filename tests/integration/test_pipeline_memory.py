@@ -283,7 +283,7 @@ def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp
     bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
     bench.fail = lambda config: planted if 128 % config.batch_size else None
     planted = TrialFailure(kind="crash", phase="training", message="planted")
-    result = tune(bench, tmp_path, TuneConfig(max_batch_size=127))
+    result = tune(bench, tmp_path, TuneConfig(max_batch_size=127, probe="all"))
     assert result.best is not None
     winner = result.best.config.batch_size
     assert winner < 127 == result.ceilings[0].batch_size
@@ -374,6 +374,10 @@ class Listing(FakeBench):
 
 
 HALF = Surface(compute_per_s={"fp32": 2300.0, "fp16": 3100.0}, bytes_per_sample={"fp32": 87e6, "fp16": 45e6})
+LARGE = replace(
+    HALF, compute_per_s={"fp32": 23_000.0, "fp16": 31_000.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6
+)
+"""Only the largest batches keep this GPU busy."""
 
 
 def ceiling_in(result: TuningResult, precision: str) -> MemoryCeiling:
@@ -381,7 +385,7 @@ def ceiling_in(result: TuningResult, precision: str) -> MemoryCeiling:
 
 
 def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_the_confirmation(tmp_path: Path) -> None:
-    bench, heard = Listing(HALF), list[str]()
+    bench, heard = Listing(LARGE), list[str]()
     result = tune_fake(bench, tmp_path, None, lambda progress: heard.append(progress.message or ""), device=GPU)
     assert bench.first_probes() == {"fp32": 2, "fp16": 2}
     assert bench.probes()["fp32"] == 2
@@ -396,6 +400,16 @@ def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_th
     (told,) = (words for words in heard if words.startswith("fp32: batch sizes"))
     assert "predicted to fit" in told
     assert "train" not in told
+
+
+def test_a_best_batch_that_the_probe_has_run_needs_no_ceiling(tmp_path: Path) -> None:
+    bench = Listing(HALF)
+    result = tune_fake(bench, tmp_path, device=GPU)
+    assert bench.probes() == {"fp32": 2, "fp16": 2}
+    assert result.best is not None
+    ceiling = ceiling_in(result, result.best.config.precision)
+    assert not ceiling.verified
+    assert any(probe.fits and probe.batch_size >= result.best.config.batch_size for probe in ceiling.probes)
 
 
 def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -428,7 +442,7 @@ def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search(
 
 
 def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> None:
-    bench = Listing(HALF, takes_s=9.0)
+    bench = Listing(LARGE, takes_s=9.0)
     result = tune_fake(bench, tmp_path, device=GPU)
     assert bench.probes() == {"fp32": 2, "fp16": 2}
     assert result.best is not None
@@ -439,7 +453,7 @@ def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> 
 
 def test_a_probe_that_fails_after_the_search_leaves_its_answer(tmp_path: Path) -> None:
     broken = WorkloadError("a batch of 7 cannot be evaluated")
-    result = tune_fake(Listing(HALF, raises=broken), tmp_path, device=GPU)
+    result = tune_fake(Listing(LARGE, raises=broken), tmp_path, device=GPU)
     assert result.best is not None
     assert not any(ceiling.verified for ceiling in result.ceilings)
     assert any("could not be verified: a batch of 7" in note for note in result.notes)
@@ -457,14 +471,14 @@ def test_a_run_that_was_cut_off_about_the_verification_verifies_once(tmp_path: P
 
     config = TuneConfig(num_trials=5)
     with pytest.raises(Killed):
-        tune_fake(Listing(HALF), tmp_path, config, listen, device=GPU)
+        tune_fake(Listing(LARGE), tmp_path, config, listen, device=GPU)
     assert [c.verified for c in read_journal(tmp_path).verified] == [True] * (stage == "confirm")
-    bench = Listing(HALF, seed=1)
+    bench = Listing(LARGE, seed=1)
     result = resumed(tmp_path, config, bench, device=GPU)
     assert bool(bench.probes()) == (stage == "verify")
     assert result.best is not None
     assert ceiling_in(result, result.best.config.precision).verified
-    again = Listing(HALF, seed=2)
+    again = Listing(LARGE, seed=2)
     assert resumed(tmp_path, config, again, device=GPU).ceilings == result.ceilings
     assert not again.probes()
     assert (tmp_path / JOURNAL_FILE).read_text().count('"type":"verified"') == 1

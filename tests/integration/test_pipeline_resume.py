@@ -38,8 +38,8 @@ def kill_at(stage: str, trial_number: int = 0):
     return listen
 
 
-PATIENT = TuneConfig(num_trials=14)
-"""More trials than there is time for: the search runs 11 of them."""
+PATIENT = TuneConfig(num_trials=40)
+"""More trials than there is time for."""
 
 
 def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
@@ -75,9 +75,7 @@ def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path)
     assert result.trials[: len(before.trials)] == before.trials  # windows and all
     assert 4 < len(result.trials) <= TuneConfig().num_trials
     assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again before the search ended
-    assert [c for c in result.ceilings if not c.verified] == [
-        c for c in before.probed.ceilings if c.precision != result.best.config.precision
-    ]
+    assert list(result.ceilings) == list(before.probed.ceilings)
     assert any("was resumed, with 4 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
