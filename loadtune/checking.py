@@ -22,7 +22,7 @@ from loadtune.records import (
     TuningResult,
 )
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.stages.run import CONFIRM_SHARE
+from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
 from loadtune.study.ratio import repeated_runs
 from loadtune.study.regression import Baseline, baseline_of, conclude
@@ -135,7 +135,7 @@ def _measure(
 ) -> str | None:
     """Fill `runs` until the outcome is clear or the time is spent. Returns what prevented a run; None: nothing did."""
     took = 0.0
-    as_confirmed = CONFIRM_SHARE * baseline.result.config.time_budget_s
+    as_confirmed = TRIAL_SHARE * baseline.result.config.time_budget_s
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
     while not runs or clock.now() + took <= until_s:
         begun = clock.now()

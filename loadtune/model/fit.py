@@ -1,10 +1,11 @@
 """The model fitted to segments, with what it does not know. Pure, numpy and scipy.
 
-The logarithm of a segment's throughput is modelled as ``m(setting, theta) + g(setting) + noise`` (Kennedy and O'Hagan,
-JRSS B 63, 2001): `resources.demands` with log-normal parameters, a Gaussian process ``g`` for what its form leaves out,
-and the spread between segments. Seconds of one worker and of the device, which a segment measures directly, are fitted
-along with it. The parameters are the maximum a posteriori (`scipy.optimize.least_squares`), their uncertainty is
-Laplace's. How large ``g`` is, is not known: `SCALES` are weighted by their evidence.
+The logarithm of a segment's throughput is modelled as ``m(setting, theta) + g(setting) + noise`` (Kennedy and
+O'Hagan, JRSS B 63, 2001): `resources.demands` with log-normal parameters, a Gaussian process ``g`` for what its form
+leaves out, and the spread between segments. Seconds of one worker, the device and the pinning thread, which a segment
+measures directly, are fitted along with it. The parameters are the maximum a posteriori
+(`scipy.optimize.least_squares`), their uncertainty is Laplace's. How large ``g`` is, is not known: `SCALES` are
+weighted by their evidence.
 """
 
 import math
@@ -26,7 +27,7 @@ SEGMENT_SD = 0.06
 """Of the logarithm of a rate, between segments of one setting."""
 
 PART_SD = 0.10
-"""Of the logarithm of a worker's or the device's seconds: measured directly, under the conditions of that segment."""
+"""Of the logarithm of such seconds: measured directly, under the conditions of that segment."""
 
 LENGTHS = (1.5, 1.2, 0.7, 1.0)
 """Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not, another recipe."""
@@ -42,6 +43,8 @@ class Segments:
     """Wall seconds a sample of one worker, or of the training process with 0 workers."""
     device_s: Array
     """Seconds a sample in which the device copied and computed."""
+    pin_s: Array
+    """Seconds a sample of the pinning thread."""
     num: Array
     """Segments that a rate is the mean of."""
 
@@ -102,21 +105,23 @@ class ThroughputModel:
             return _Fitted(scale, self._mean, np.diag(self._sd**2), math.log(weight), none, None, flat)
         total = scale**2 * kernel(seen.points, seen.points) + np.diag(SEGMENT_SD**2 / seen.num)
         lower, logs = cholesky(total, lower=True), np.log(seen.rates)
-        made, computed = np.isfinite(seen.make_s), np.isfinite(seen.device_s)
+        made, computed, pinned = (np.isfinite(part) for part in (seen.make_s, seen.device_s, seen.pin_s))
 
         def residuals(theta: Array) -> Array:
             found = demands(theta, self.job, seen.points)
             rate = solve_triangular(lower, logs + np.log(found.seconds), lower=True)
             make = (np.log(seen.make_s[made]) - np.log(found.make[made])) / PART_SD
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
-            return np.concatenate([rate, make, device, (theta - self._mean) / self._sd])
+            pin = (np.log(seen.pin_s[pinned]) - np.log(found.pin[..., pinned])) / PART_SD
+            return np.concatenate([rate, make, device, pin, (theta - self._mean) / self._sd])
 
         def slopes(theta: Array) -> Array:
             found = demands(_around(theta), self.job, seen.points)
             rate = solve_triangular(lower, _slope(np.log(found.seconds)), lower=True)
             make = -_slope(np.log(found.make))[made] / PART_SD
             device = -_slope(np.log(found.device))[computed] / PART_SD
-            return np.concatenate([rate, make, device, np.diag(1 / self._sd)])
+            pin = -_slope(np.log(found.pin[..., pinned])) / PART_SD
+            return np.concatenate([rate, make, device, pin, np.diag(1 / self._sd)])
 
         solution = least_squares(residuals, start, slopes, max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
         covariance = np.linalg.inv(solution.jac.T @ solution.jac)

@@ -11,7 +11,8 @@ workers                 (make + batch_cost ÷ batch_size) ÷ (num_workers × bus
 cores                   CPU seconds of loading, of the training process, and on a CPU of        always
                         computing ÷ usable cores
 pinning                 bytes ÷ pinning rate + hand_cost ÷ batch_size                           pinned, on a GPU
-main                    (launch × crowding + hand_cost where nothing is pinned) ÷ batch_size    num_workers > 0
+main                    launch × crowding ÷ batch_size; unpinned also hand_cost ÷ batch_size    num_workers > 0
+                        and the copy, which the CPU makes
 device                  compute + bytes ÷ copy rate + sync × crowding ÷ batch_size              a GPU
 ======================  ======================================================================  ==============
 
@@ -161,6 +162,8 @@ class Demands(NamedTuple):
     make: Array
     """Of one worker, or of the training process with 0 workers."""
     device: Array
+    pin: Array
+    """Of the pinning thread; 0 where there is none."""
 
 
 def demands(theta: Array, job: Job, points: Points) -> Demands:
@@ -197,7 +200,7 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),
             "cores": np.where(in_process, 0.0, (loads_s + core_s + computing_s) / job.num_cores),
             "pinning": np.where(pins & ~in_process, lock_s + hand_s, 0.0),
-            "main": np.where(in_process, serial_s, launches_s + np.where(pins, 0.0, hand_s)),
+            "main": np.where(in_process, serial_s, launches_s + np.where(pins, 0.0, hand_s + copy_s)),
             "device": np.where(in_process | (not gpu), 0.0, device_s),
         }
         seconds = sum(demand**n for demand in each.values()) ** (1 / n)
@@ -223,10 +226,10 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
             "waiting": wait_s * here,
             "loading": loads_s * here,
             "collating": hand_s,
-            "copying": (lock_s + copy_s) * here,
+            "copying": (lock_s + copy_s) * here + np.where(pins, 0.0, copy_s) * (1 - here),
             "computing": alone_s * here,
             "launching": launches_s * (1 - here),
         },
         "device": {"computing": alone_s, "copying": copy_s, "synchronizing": sync_s * crowding},
     }
-    return Demands(each, parts, seconds, make, device_s)
+    return Demands(each, parts, seconds, make, device_s, each["pinning"])

@@ -31,6 +31,8 @@ def resource_text(limit: ResourceLimit) -> str:
     mostly = next((part for part, each in share.items() if each > MOSTLY), None)
     if limit.resource == "workers" and mostly == "waiting":
         return "the worker processes, which mostly wait (storage, network or sleep)"
+    if limit.resource == "main" and mostly == "copying" and "launching" in limit.shares:
+        return "copies to the GPU"
     if limit.resource == "main" and mostly == "launching":
         return "the training process, which launches the steps"
     if limit.resource == "main":
@@ -48,7 +50,7 @@ def short_lines(result: TuningResult) -> tuple[str, ...]:
     if found is None or result.best is None:
         return ()
     if not found.holds:
-        return (_unnamed(found),)
+        return (*_late(found), _unnamed(found))
     sure = [each for each in found.changes if each.kind != "twice_the_cores" and each.gain.low > 1.0]
     return (*_late(found), _limited(found), *(change_line(change) for change in sure[:1]))
 
@@ -66,7 +68,7 @@ def lines(result: TuningResult) -> tuple[str, ...]:
             "they were run."
         )
     if not found.holds:
-        return tuple(line for line in (_unnamed(found), *_late(found), tested) if line)
+        return tuple(line for line in (*_late(found), _unnamed(found), tested) if line)
     each = [_limit_line(limit) for limit in found.limits]
     changes = [change_line(change) for change in found.changes]
     return tuple(line for line in (_limited(found), *_late(found), *each, *changes, tested) if line)
@@ -91,7 +93,9 @@ def _limited(found: Bottleneck) -> str:
     likely = (
         [first, *(other for other in others if other.probability > 1 - SURE)] if first.probability < SURE else [first]
     )
-    names = " or ".join(f"{resource_text(limit)} ({_rate(limit.samples_per_s)} samples/s)" for limit in likely)
+    likely.sort(key=lambda limit: limit.samples_per_s.value)
+    each = [f"{resource_text(limit)} ({_rate(limit.samples_per_s)} samples/s)" for limit in likely]
+    names = " or ".join(([", ".join(each[:-1])] if each[1:] else []) + each[-1:])
     after = min((o for o in others if o not in likely), key=lambda o: o.samples_per_s.value, default=None)
     following = f" Next: {resource_text(after)} at {_rate(after.samples_per_s)}." if after is not None else ""
     return f"Limited by {names}.{following}"

@@ -19,7 +19,7 @@ from loadtune.report.journal import Concluded, Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import batch_excess, check_budget
-from loadtune.stages.run import CONFIRM_OF_LEFT, CONFIRM_SHARE, Run
+from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate
@@ -181,7 +181,7 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
     """Measure a configuration and keep the outcome."""
-    outcome = timed(run, config, CONFIRM_SHARE, None)
+    outcome = timed(run, config, TRIAL_SHARE, None)
     measurement, failure = split(outcome)
     run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
     return outcome

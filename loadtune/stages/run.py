@@ -20,10 +20,6 @@ TRIAL_SHARE = 0.008
 """Of the time budget, for the measured part of one segment at most: 2.4 s of the default five minutes. Segments differ
 by more than the windows of one do, so more of them tell more than longer ones."""
 
-CONFIRM_SHARE = 0.016
-"""The same in the confirmation, 4.8 s. The last batch or two of a segment of 48 steps, which count or not as the queue
-falls, are 2 to 4% of it (H200: rates of one setting differed by 1.6% as counted and by 5% as corrected)."""
-
 STEP_SHARE = 0.01
 """Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
 fit."""

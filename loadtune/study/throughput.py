@@ -70,6 +70,7 @@ def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], rates: Sequen
         rates=np.array(rates, float),
         make_s=np.array([_make_s(config, measured) for config, measured in trials]),
         device_s=np.array([_device_s(measured) for _, measured in trials]),
+        pin_s=np.array([_pin_s(config, measured) for config, measured in trials]),
         num=np.ones(len(trials)),
     )
 
@@ -89,3 +90,13 @@ def _device_s(measured: Measurement) -> float:
         return float("nan")
     busy_s = sum((window.copy_s or 0.0) + (window.compute_s or 0.0) for window in windows)
     return busy_s / sum(window.num_samples for window in windows)
+
+
+def _pin_s(config: TrialConfig, measured: Measurement) -> float:
+    """Seconds a sample of the pinning thread, over the windows in which batches were always queued for it; NaN where
+    there are none, or it pinned nothing."""
+    busy = [window for window in measured.windows if window.num_pinned and (window.least_unpinned or 0) > 0]
+    num_pinned = sum(window.num_pinned or 0 for window in busy)
+    if not num_pinned or not config.loader.pin_memory or not config.loader.num_workers:
+        return float("nan")
+    return sum(window.seconds for window in busy) / num_pinned / config.batch_size
