@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from loadtune.model.resources import Job
 from loadtune.records import ComputePoint, Device, LoaderConfig, Measurement, Recipe, TrialConfig, Window, WorkerShare
 from loadtune.study.throughput import job_of, points_at, segments_of
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
@@ -46,3 +47,24 @@ def test_a_segment_has_what_a_worker_and_the_device_took_for_a_sample() -> None:
     assert math.isnan(found.device_s[1])
     assert list(found.rates) == [50.0, 60.0]
     assert list(points_at([CONFIG], job).recipe) == [2]
+
+
+def test_a_pinning_thread_that_always_had_batches_is_timed_by_what_it_pinned() -> None:
+    config = TrialConfig(loader=LoaderConfig(batch_size=100, num_workers=4, pin_memory=True), recipe=Recipe())
+    busy = Window(start_s=0.0, seconds=2.0, num_steps=10, num_samples=1000, num_pinned=8, least_unpinned=2)
+    rested = replace(busy, num_pinned=10, least_unpinned=0)
+    job = Job(
+        sample_s=1e-3,
+        sample_cpu_s=1e-3,
+        sample_bytes=100.0,
+        num_cores=4.0,
+        on_gpu=True,
+        compute={"fp32": ((100.0, 1e-4),)},
+    )
+
+    def pin_s(*windows: Window) -> float:
+        run = Measurement(windows=windows, first_batch_s=1.0, seconds=5.0)
+        return float(segments_of([(config, run)], [500.0], job).pin_s[0])
+
+    assert pin_s(busy, rested) == pytest.approx(2.0 / 8 / 100)
+    assert math.isnan(pin_s(rested, rested))
