@@ -195,7 +195,7 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         launches_s = launch_s * crowding
         computing_s = 0.0 if gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         device_s = alone_s + copy_s + sync_s * crowding
-        serial_s = make + hand_s + lock_s + np.maximum(device_s, launches_s)
+        serial_s = make + np.where(pins, hand_s, 0.0) + lock_s + np.maximum(device_s, launches_s)
         each: dict[Resource, Array] = {
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),
             "cores": np.where(in_process, 0.0, (loads_s + core_s + computing_s) / job.num_cores),
@@ -225,7 +225,7 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         "main": {
             "waiting": wait_s * here,
             "loading": loads_s * here,
-            "collating": hand_s,
+            "collating": np.where(in_process & ~pins, 0.0, hand_s),
             "copying": (lock_s + copy_s) * here + np.where(pins, 0.0, copy_s) * (1 - here),
             "computing": alone_s * here,
             "launching": launches_s * (1 - here),
