@@ -219,7 +219,7 @@ def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) ->
     assert result.best is not None
     assert result.best.speedup == pytest.approx(1.0, abs=0.03)
     assert result.best.different is not True
-    assert result.best.config.loader.num_workers <= 2
+    assert result.best.config.loader.num_workers <= 1
 
 
 def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], 
 
 
 def bar(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
-    """Likewise as bars; ``orientation`` ``h`` lays them down. The text stands in no bar."""
+    """Bars with a text each; ``orientation`` ``h`` lays them down. The text stands in no bar."""
     trace = points(name, x, y, hover, **more) | {"type": "bar", "textposition": "none"}
     del trace["mode"]
     return trace
@@ -115,7 +115,7 @@ def across(y: float, colour: str, label: str) -> tuple[Trace, Trace]:
 
 
 def upright(x: float, colour: str, label: str, side: Literal["left", "right"]) -> tuple[Trace, Trace]:
-    """Likewise from bottom to top, its name on one side of it."""
+    """A line over the full height at a place, with its name on one side, as a shape and an annotation of a layout."""
     shape = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": _dashed(colour)}
     words = {"yref": "paper", "x": x, "y": 0.02, "text": label, "showarrow": False, "textangle": -90}
     return shape, {**words, "xanchor": "right" if side == "left" else "left", "yanchor": "bottom"}
