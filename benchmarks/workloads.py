@@ -1,4 +1,4 @@
-"""Four workloads that differ in what bounds them, at full size and small enough for a CPU of two cores.
+"""Workloads that differ in what bounds them, at full size and small enough for a CPU of two cores.
 
 Resolved by the bench through their import path. How large they are comes by environment variables, since a factory
 takes no arguments: ``WORKLOAD_SMALL`` and ``WORKLOAD_JPEGS``, which `spec_of` sets.
@@ -32,6 +32,10 @@ SPECS = {
     "memory-mlp": (
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
+    ),
+    "sleeping": (
+        WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
+        WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
     ),
     "compute": (
         WorkloadSpec(dataset="workloads:pixels", model="convnext_large", optimizer="adamw"),
@@ -96,6 +100,25 @@ def jpegs() -> Any:
 def vectors() -> Any:
     """In memory already: workers only add the way between processes."""
     return _tensors((256,), 100_000)
+
+
+def sleepers() -> Any:
+    """Each sample waits for 4 ms, one in a hundred for 80 ms, as for a network."""
+    import time
+
+    from torch.utils.data import Dataset
+
+    rows = vectors()
+
+    class Sleepers(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.08 if index % 100 == 0 else 0.004)
+            return rows[index]
+
+    return Sleepers()
 
 
 def pixels() -> Any:

@@ -1,7 +1,9 @@
 """What a fitted model says of one setting: which resource limits it, and what a change would bring. Pure.
 
-What the resources leave out at the setting (``g`` of `model.fit`) is taken to slow all of them alike. So no resource
-is said to allow less than what the model predicts, and a change keeps what was left out.
+Resources that are near a tie slow each other down; by how much is the least certain part of the form. So the rate that
+the resources explain is a span: from their soft maximum up to what the slowest allows by itself. Where the predicted
+rate lies outside of it, what is missing (``g`` of `model.fit`) is taken to slow all resources alike, and a change keeps
+it.
 """
 
 from collections.abc import Sequence
@@ -40,9 +42,14 @@ def limits(model: ThroughputModel, point: Points) -> tuple[ResourceLimit, ...]:
     return tuple(sorted(each, key=lambda limit: (-limit.probability, limit.samples_per_s.value)))
 
 
-def formed(model: ThroughputModel, point: Points) -> float:
-    """Samples/s at one setting by the resources alone, in the median."""
-    return float(np.median(1 / _row(_drawn(model, point).seconds)))
+def formed(model: ThroughputModel, point: Points) -> tuple[float, float]:
+    """Samples/s at one setting by the resources alone, in the median: (all together, the slowest by itself)."""
+    return _span(_drawn(model, point))
+
+
+def explained(span: tuple[float, float], rate: float) -> float:
+    """Of a rate, the nearest of a span of rates ÷ that rate; 1 within the span."""
+    return min(max(rate, span[0]), span[1]) / rate
 
 
 def change(
@@ -89,8 +96,13 @@ def _drawn(model: ThroughputModel, points: Points) -> Demands:
 
 
 def _factor(model: ThroughputModel, point: Points, found: Demands) -> float:
-    """Predicted throughput ÷ what the resources alone would give."""
-    return float(np.exp(model.predict(point).mean[0] + np.median(np.log(_row(found.seconds)))))
+    """Predicted throughput ÷ the nearest that the resources explain."""
+    return 1 / explained(_span(found), float(np.exp(model.predict(point).mean[0])))
+
+
+def _span(found: Demands) -> tuple[float, float]:
+    slowest = np.max([_row(needed) for needed in found.by_resource.values()], axis=0)
+    return float(np.median(1 / _row(found.seconds))), float(np.median(1 / slowest))
 
 
 def _shares(found: Demands, resource: Resource) -> dict[Part, float]:

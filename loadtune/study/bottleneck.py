@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import bdtrc
 
-from loadtune.model.answers import allowed, change, formed, limits, predicted
+from loadtune.model.answers import allowed, change, explained, formed, limits, predicted
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import (
@@ -63,15 +63,15 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
     here = points_at([winner.config], known.job)
     tested = [trial for trial in known.trials if trial.predicted is not None and trial.measurement is not None]
     num_missed = sum(not _held(trial, known.objective) for trial in tested)
-    explained = formed(model, here) / winner.samples_per_s
+    share = explained(formed(model, here), winner.samples_per_s)
     others = [_with_workers(winner.config, number) for number in known.num_workers]
     points = points_at(others, known.job)
     return Bottleneck(
         config=winner.config,
         num_predicted=len(tested),
         num_missed=num_missed,
-        explained=explained,
-        holds=not _misses(num_missed, len(tested)) and abs(math.log(explained)) < math.log(UNEXPLAINED),
+        explained=share,
+        holds=not _misses(num_missed, len(tested)) and abs(math.log(share)) < math.log(UNEXPLAINED),
         late=usually_late([run.workers for run in winner.runs]),
         limits=limits(model, here),
         changes=_changes(known, model, winner.config),
