@@ -82,7 +82,8 @@ class Bottleneck:
     num_missed: int
     """Those of them that were measured outside the 95% interval of their prediction."""
     explained: float
-    """Samples/s that the resources alone give for the winner ÷ samples/s that it was measured with."""
+    """Samples/s that the resources alone give for the winner ÷ samples/s that it was measured with; 1 between the
+    rate of all resources together and that of the slowest alone."""
     holds: bool
     """Whether the model describes this job. False: its predictions missed too often, or its resources give another
     throughput than was measured; then no resource is named."""

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from loadtune.model.answers import explained
 from loadtune.records import (
     Bottleneck,
     ComputePoint,
@@ -121,6 +122,11 @@ def test_a_throughput_that_the_resources_do_not_explain_names_none() -> None:
     told = found(PINNING, slower=4.0)
     assert told.explained > 1.25
     assert not told.holds
+
+
+@pytest.mark.parametrize(("rate", "share"), [(50.0, 1.6), (80.0, 1.0), (90.0, 1.0), (100.0, 1.0), (200.0, 0.5)])
+def test_a_rate_between_all_resources_together_and_the_slowest_alone_is_explained(rate: float, share: float) -> None:
+    assert explained((80.0, 100.0), rate) == pytest.approx(share)
 
 
 def test_bytes_that_an_image_needs() -> None:
