@@ -28,10 +28,9 @@ LADDER_SPAN = 16
 WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
 
-START_SHARE, START_S = 0.05, 0.025
-"""Of the time budget, for starting the workers of a trial, and seconds that one takes. On two CPU cores 148 of them
-took 3.4 s, on an H200's host 40 took 1.2 s. With a hundredth, a budget of 100 s ended at 40 workers, where twice as
-many were predicted to be 1.9 times as fast."""
+START_SHARE, START_S = 0.01, 0.025
+"""Of the time budget, for starting the workers of a trial, and seconds that one takes: 120 workers by default. On two
+CPU cores 148 of them took 3.4 s."""
 
 MOST_WAITING = 256
 """Workers at the most. RAM and /dev/shm may allow fewer."""
