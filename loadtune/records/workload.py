@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loadtune.records.configs import PRECISIONS, Dimension, Fixed, OptionalDimension, Precision, Setting
+from loadtune.records.configs import PRECISIONS, Dimension, Fixed, LoaderConfig, OptionalDimension, Precision, Setting
 from loadtune.records.memory import ProbeMode
 from loadtune.records.score import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
-WorkloadPart = Literal["dataset", "model", "loss"]
+WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "compute_loss", "optimizer", "step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +26,35 @@ class WorkloadSpec:
     """Height and width in pixels of the images of a torchvision dataset. None: the size the model was designed for."""
     num_classes: int | None = None
     """At least 1. None: as the dataset's ``classes`` or ``num_classes`` says, else the model's default."""
-    optimizer: OptimizerName = "sgd"
-    """``sgd``: torch.optim.SGD with momentum 0.9. ``adamw``: torch.optim.AdamW."""
+    loader: str | None = None
+    """Import path of a function without arguments that returns a ``DataLoader``: it takes the place of ``dataset``, and
+    its settings are the baseline. An import path is ``pkg.mod:name`` or ``FILE.py:name``."""
+    collate: str | None = None
+    """Import path of a collate function for ``dataset``. None: PyTorch's."""
+    loss: str | None = None
+    """Import path of ``fn(outputs, targets) -> scalar``. None: cross entropy for (input, class), and
+    ``model(**batch).loss`` for mappings."""
+    compute_loss: str | None = None
+    """Import path of ``fn(model, batch) -> scalar``. None: the model is called with the inputs."""
+    optimizer: str = "sgd"
+    """``sgd``: torch.optim.SGD with momentum 0.9. ``adamw``: torch.optim.AdamW. Else the import path of
+    ``fn(parameters) -> torch.optim.Optimizer``."""
+    step: str | None = None
+    """Import path of ``make_step(device) -> step(batch)``, which takes the place of model, loss and optimizer."""
+    accumulate: int = 1
+    """Batches whose gradients are summed before the optimizer steps."""
+    batch_dim: int | None = None
+    """Dimension of a batch's tensors that counts samples. None: found from batches of different size."""
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
-    """Parts that were passed to ``tune_loader`` as Python objects; set by it. Such a part's name is a label of its
-    class, from which nothing can be built."""
+    """Parts that were passed to ``tune`` as Python objects; set by it. Such a part's name is a label of its class, from
+    which nothing can be built."""
 
     @property
     def label(self) -> str:
         """``FakeData-resnet50``: the name of the folder of its results."""
-        return "-".join(part.replace(":", ".").replace("/", ".") for part in (self.dataset, self.model))
+        parts = (self.loader or self.dataset, self.step or self.model)
+        return "-".join(part.replace(":", ".").replace("/", ".").strip(".") for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +81,13 @@ class CodePart:
 class WorkloadFacts:
     """What the training process found when it built the workload and trained one small batch of it."""
 
-    dataset_length: int
+    dataset_length: int | None
+    """None: a stream that does not tell."""
     input_shape: tuple[int, ...]
-    """Of one sample, without the batch dimension: (C, H, W) for images."""
+    """Of one sample's first tensor, without the batch dimension: (C, H, W) for images."""
     input_dtype: str
     sample_bytes: int
-    """Bytes of one sample in a batch: input and target."""
+    """Bytes of one sample in a batch, all tensors of it; the mean where samples differ."""
     sample_s: float
     """Seconds in which one process with one thread, like a worker, loads one sample: mean over some samples, each
     loaded once. The slowest tenth is left out, because other load on the machine slowed them."""
@@ -95,6 +114,19 @@ class WorkloadFacts:
     """Empty in results of older versions."""
     torchvision: str | None = None
     """None: not installed, or not known."""
+    own_loader: LoaderConfig | None = None
+    """Settings of the user's own ``DataLoader``. None: the workload names a dataset."""
+    fixed_batch_size: int | None = None
+    """What a batch has where no other size can be chosen: the user's batch sampler or dataset makes the batches.
+    None: any size can be."""
+    max_workers: int | None = None
+    """Workers beyond which samples would repeat: 1 for a stream that is not shared out among workers. None: no bound."""
+    sample_tokens: float | None = None
+    """Tokens of a sample, padding included, where batches have ``input_ids``."""
+    largest_sample_bytes: int | None = None
+    """Of the largest sample that was seen. None: all samples have one size."""
+    structure: str | None = None
+    """What a batch looks like, in words. None: a pair of tensors, or a result of an older version."""
 
     @property
     def takes_channels_last(self) -> bool:

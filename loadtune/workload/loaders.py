@@ -1,0 +1,115 @@
+"""A user's `DataLoader`, taken apart: what it loads stays, its settings change. Needs torch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from loadtune.records import LoaderConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderParts:
+    """What a `DataLoader` was made of, but for the settings that are tuned. Its workers and iterator are not in it."""
+
+    dataset: Any
+    sampler: Any = None
+    """None: an iterable dataset, or a `batch_sampler` of the user's own."""
+    batch_sampler: Any = None
+    """One of the user's own, which makes batches as it likes. None: PyTorch's."""
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    drop_last: bool = False
+    worker_init_fn: Callable[[int], None] | None = None
+    timeout: float = 0.0
+    multiprocessing_context: str | None = None
+    """Name of the start method."""
+    generator: Any = None
+    batch_size: int | None = None
+    """None: of a `batch_sampler`, or batches that the dataset itself makes (``batch_size=None``)."""
+    num_workers: int = 0
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    in_order: bool = True
+
+    @classmethod
+    def of(cls, loader: "DataLoader[Any]") -> "LoaderParts":
+        """The parts of this loader, which stays as it is."""
+        iterable = isinstance(loader.dataset, IterableDataset)
+        own_batches = loader.batch_size is None and loader.batch_sampler is not None
+        plain = own_batches and type(loader.batch_sampler) is BatchSampler  # with a size of its own, like PyTorch's
+        context = loader.multiprocessing_context
+        return cls(
+            dataset=loader.dataset,
+            sampler=None if iterable or (own_batches and not plain) else _sampler(loader, plain=plain),
+            batch_sampler=loader.batch_sampler if own_batches and not plain else None,
+            collate_fn=loader.collate_fn,
+            drop_last=loader.batch_sampler.drop_last if plain else loader.drop_last,  # type: ignore[union-attr]
+            worker_init_fn=loader.worker_init_fn,
+            timeout=loader.timeout,
+            multiprocessing_context=None if context is None else context.get_start_method(),
+            generator=loader.generator,
+            batch_size=loader.batch_sampler.batch_size if plain else loader.batch_size,  # type: ignore[union-attr]
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            in_order=loader.in_order,
+        )
+
+    @property
+    def is_iterable(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def batch_size_is_free(self) -> bool:
+        """Whether another batch size can be chosen: samples are put together by PyTorch."""
+        return self.batch_size is not None
+
+    def settings(self, batch_size: int) -> LoaderConfig:
+        """The user's own; ``batch_size``: what its batches have where it names no size."""
+        return LoaderConfig(
+            batch_size=self.batch_size or batch_size,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            prefetch_factor=self.prefetch_factor or 2,
+            persistent_workers=self.persistent_workers or self.num_workers == 0,  # without meaning at 0
+            in_order=self.in_order,
+        )
+
+    def make(self, config: LoaderConfig, **others: Any) -> "DataLoader[Any]":
+        """A new loader of the same samples with these settings. ``others``: arguments in place of the loader's own."""
+        kwargs = config.kwargs()
+        if config.num_workers > 0:
+            kwargs["multiprocessing_context"] = self.multiprocessing_context
+            kwargs["timeout"] = self.timeout
+        if not self.batch_size_is_free:
+            del kwargs["batch_size"]
+            kwargs |= {"batch_size": None} if self.batch_sampler is None else {"batch_sampler": self.batch_sampler}
+        else:
+            kwargs["drop_last"] = self.drop_last
+        if self.sampler is not None:
+            kwargs["sampler"] = self.sampler
+        kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
+        return DataLoader(self.dataset, **(kwargs | others))
+
+
+def _sampler(loader: "DataLoader[Any]", *, plain: bool) -> Any:
+    return loader.batch_sampler.sampler if plain else loader.sampler  # type: ignore[union-attr]
+
+
+class Endless:
+    """What a sampler draws, then again, without end. Raises ValueError where it draws nothing."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            drawn = False
+            for each in self._sampler:
+                drawn = True
+                yield each
+            if not drawn:
+                raise ValueError("The sampler draws no sample.")
