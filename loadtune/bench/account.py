@@ -21,7 +21,7 @@ from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
 from loadtune.records import MemoryLines
-from loadtune.workload import Batch
+from loadtune.workload import Batch, tensors_of
 
 # The first step makes the optimizer's state, the second chooses kernels with it in place, the third finds the cache
 # settled; a gradient scaler may need more until a step is not skipped, and 16 halvings take its scale to 1.
@@ -134,7 +134,7 @@ def owned(trainer: Trainer, batch: Batch) -> Iterator[tuple[Kind, Iterable[torch
     yield "buffers_bytes", trainer.module.buffers()
     yield "gradients_bytes", (parameter.grad for parameter in parameters if parameter.grad is not None)
     yield "optimizer_state_bytes", trainer.state_tensors()
-    yield "input_bytes", batch
+    yield "input_bytes", tensors_of(batch)
 
 
 class _StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own

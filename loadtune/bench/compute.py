@@ -49,6 +49,6 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
         start_s=start,
         seconds=seconds,
         num_steps=steps,
-        num_samples=steps * len(batch[0]),
+        num_samples=steps * trainer.num_samples(batch),
         loss_is_finite=trainer.loss_is_finite(),
     )

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import RandomSampler, Sampler
 
+from loadtune.errors import WorkloadError
 from loadtune.records import LoaderConfig, WorkerShare
 from loadtune.stream import torch_private
 from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
 from loadtune.stream.worker_rows import num_made
-from loadtune.workload import Batch, Workload, note_index
+from loadtune.workload import Batch, Endless, LoaderParts, Workload, note_index
 
 # From a connection that a dying worker closed until its death can be seen.
 _DEATH_S = 1.0
@@ -52,6 +53,22 @@ class EndlessShuffle(Sampler[int]):
             yield from torch.randperm(self._length, generator=generator).tolist()
 
 
+def _drawn(workload: Workload, sampler: Iterable[int] | None, seed: int) -> dict[str, Any]:
+    """What is drawn, and in which order, as arguments of a DataLoader: the user's own order without end, or `sampler`."""
+    parts: LoaderParts = workload.loader
+    if parts.is_iterable:
+        return {}
+    if parts.batch_sampler is not None:
+        return {"batch_sampler": Endless(parts.batch_sampler)}
+    if sampler is not None:
+        return {"sampler": sampler}
+    if parts.sampler is None or (type(parts.sampler) is RandomSampler and not parts.sampler.replacement):
+        length = workload.dataset_length
+        assert length is not None, "a dataset of samples by index has a length"
+        return {"sampler": EndlessShuffle(length, seed)}
+    return {"sampler": Endless(parts.sampler)}
+
+
 class EndlessLoader:
     """Batches without end, and without the end of an epoch.
 
@@ -71,12 +88,15 @@ class EndlessLoader:
     ) -> None:
         """``table``: says which samples are being loaded, to whoever else can read it."""
         seed = workload.spec.seed + number
-        loader: DataLoader[Any] = DataLoader(
-            workload.dataset,
-            sampler=EndlessShuffle(workload.dataset_length, seed) if sampler is None else sampler,
-            drop_last=True,
+        parts = workload.loader
+        self._batch_size_is_free = parts.batch_size_is_free
+        self.can_switch = not parts.is_iterable
+        """Whether settings can change under way. A stream is shared out among workers when they start."""
+        loader = parts.make(
+            config,
+            **({"drop_last": True} if parts.batch_size_is_free else {}),
+            **_drawn(workload, sampler, seed),
             generator=torch.Generator().manual_seed(seed),
-            **config.kwargs(),
         )
         self._loader = SwitchingLoader(
             loader, table=table, sample_error=note_index, on_trial=False, max_blocked_s=math.inf
@@ -114,7 +134,7 @@ class EndlessLoader:
             pin_memory=config.pin_memory,
             prefetch_factor=config.prefetch_factor,
             in_order=config.in_order,
-            batch_size=config.batch_size,
+            **({"batch_size": config.batch_size} if self._batch_size_is_free else {}),
         )
         if switch is not None:
             iterator.take_over(meanwhile, _ENDED_S)
@@ -135,11 +155,16 @@ class EndlessLoader:
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers."""
         batch = self._next(self.start())
-        if batch is None:  # the sampler's epoch is over; drop_last and the length check leave none without a batch
+        if batch is None:  # the epoch of the stream or of the given sampler is over
             self._position = 0
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)
-            assert batch is not None, "an epoch has no batch"
+            if batch is None:
+                raise WorkloadError(
+                    f"An epoch with {self.config} has no batch: the stream is empty, or shorter than one batch for each "
+                    "worker. Give it more samples, or allow fewer workers and smaller batches: --max-workers, "
+                    "--max-batch-size."
+                )
         if self._first_s is None:
             self._first_s = time.monotonic() - self._begun_s
         self._position += 1

@@ -10,7 +10,7 @@ from torch.utils.data import RandomSampler, Sampler
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
-from loadtune.records import EpochCost, LoaderConfig
+from loadtune.records import EpochCost, LoaderConfig, TrialFailure
 from loadtune.workload import Workload
 
 # The median of three is no single outlier.
@@ -34,13 +34,16 @@ class ShortEpoch(Sampler[int]):
         return itertools.islice(self._whole, self._num_samples)
 
 
-def time_epochs(workload: Workload, config: LoaderConfig, seconds: float, line: Line) -> EpochCost:
+def time_epochs(workload: Workload, config: LoaderConfig, seconds: float, line: Line) -> EpochCost | TrialFailure:
     """One boundary with the workers kept whatever it takes; further ones, and those of new workers, in `seconds`.
 
     An epoch has a batch for each worker: fewer, and some would still be starting when they are told to end, which a
     whole epoch's are not.
     """
     line.enter("epochs")
+    if workload.loader.is_iterable or workload.loader.batch_sampler is not None:
+        message = "The epochs of a stream, or of a batch sampler of your own, are as long as they are."
+        return TrialFailure(kind="unsupported", phase="epochs", message=message)
     until = time.monotonic() + seconds
     first_batch_s, kept_s = _boundaries(workload, config, until - seconds / 2, line, persistent=True)
     anew_s: tuple[float, ...] = ()
@@ -54,6 +57,7 @@ def _boundaries(
 ) -> tuple[float, tuple[float, ...]]:
     """(Seconds to the first batch, seconds of each boundary)."""
     length = workload.dataset_length
+    assert length is not None, "a stream has no such epochs"
     num_batches = max(1, min(config.num_workers, length // config.batch_size))
     sampler = ShortEpoch(range(length), num_batches * config.batch_size, workload.spec.seed)
     kept = dataclasses.replace(config, persistent_workers=persistent)

@@ -92,9 +92,10 @@ class _Steps:
         """One step, finished."""
         self._recorder.mark()
         retries, started = self.memory.num_retries(), time.monotonic()
-        self.trainer.step(batch)
+        for _ in range(self.trainer.accumulate):  # to the optimizer's own step, which makes its state
+            self.trainer.step(batch)
         self.trainer.synchronize()
-        self.step_s = time.monotonic() - started
+        self.step_s = (time.monotonic() - started) / self.trainer.accumulate
         self.last_retries = increase(retries, self.memory.num_retries())
         self.line.pulse()
 
@@ -102,7 +103,7 @@ class _Steps:
         """What the training steps took."""
         return FitReport(
             precision=self.trainer.precision,
-            batch_size=len(self.batch[0]),
+            batch_size=self.trainer.num_samples(self.batch),
             failure=_over_budget(max(self.first_peak, self.steady_peak or 0), budget, self.line.phase),
             first_step_peak_bytes=self.first_peak,
             steady_peak_bytes=self.steady_peak,
@@ -123,7 +124,7 @@ def _verified(steps: _Steps, num_steps: int, verification: Verification, budget:
     partial = verification.partial_batch_size
     if partial is not None:
         steps.line.enter("partial batch")
-        steps.step((steps.batch[0][:partial], steps.batch[1][:partial]))
+        steps.step(steps.trainer.places.take(steps.batch, range(partial)))
     steps.go_on(1)
     return replace(
         steps.report(budget),

@@ -78,6 +78,8 @@ class TrainingLoop:
         )
 
     def _first_batch(self, config: TrialConfig, line: Line) -> Batch:
+        if self._loader is not None and not self._loader.can_switch:
+            self.end()
         if self._loader is None:
             self._loader = self._make_loader(config.loader)
             return self._loader.next_batch()
@@ -139,7 +141,7 @@ class TimedLoop:
         counts.wait_s += waited
         _step(self._trainer, batch, self._marks)
         counts.steps += 1
-        counts.samples += len(batch[0])
+        counts.samples += self._trainer.num_samples(batch)
         self._line.pulse()
 
     def _finish(self, counts: _Counts) -> Window:

@@ -32,8 +32,9 @@ from loadtune.bench.protocol import (
     Value,
 )
 from loadtune.bench.random_targets import match_random_targets
+from loadtune.bench.samples import Samples
 from loadtune.bench.saving import time_saving
-from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
+from loadtune.bench.training import OwnStep, ResidentModel, Trainer, resident_batch, resized
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
@@ -67,9 +68,10 @@ class Session:
         self._device = _device(begin)
         self.memory = memory_of(self._device, free_before, begin.max_gpu_memory_bytes)
         self._workload = build_workload(begin.spec, begin.objects, self._device)
+        self._with_own_step = self._workload.make_step is not None
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
-        self._samples = describe.Samples(self._workload, line)
+        self._samples = Samples(self._workload, line)
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
         self._pinned = PinnedBlocks(self.memory)
@@ -102,14 +104,15 @@ class Session:
         return self.memory.recovers()
 
     def _describe(self) -> WorkloadFacts:
-        trained = describe.train_small(self._workload, self._model, self._samples, self._line)
+        recipe = Recipe(precision="own" if self._with_own_step else "fp32")
+        trained = describe.train_small(self._workload, self._trainer(recipe), self._model, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
         return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
         trainer, compiler = self._trainer(request.recipe, losses=LossWatch()), self._compiler_for(request.recipe)
-        batch = resident_batch(self._samples.batch, request.batch_size, trainer)
+        batch = self._samples.resident(request.batch_size, trainer)
         compiled_s = compiler.seconds if compiler else 0.0
         self._warm_up.run(trainer, request.recipe, batch, self._line)
         if compiler and not compiler.num_graphs:
@@ -127,7 +130,7 @@ class Session:
         trainer = self._trainer(request.recipe)
         report = try_steps(
             trainer,
-            lambda: resident_batch(self._samples.batch, request.batch_size, trainer),
+            lambda: self._samples.resident(request.batch_size, trainer, largest=True),
             request.num_steps,
             self.memory,
             self._line,
@@ -138,6 +141,9 @@ class Session:
         return dataclasses.replace(report, seconds=time.monotonic() - begun)
 
     def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
+        if self._with_own_step:
+            message = "A training step of your own shows no model. Give --model and --loss instead of --step."
+            return TrialFailure(kind="unsupported", phase="prepare", message=message)
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
@@ -145,8 +151,10 @@ class Session:
 
     def _measure(self, asked: StepVariant, log: AllocatorLog) -> StepAccount:
         trainer = self._trainer(asked.recipe, asked.optimizer)
-        samples = self._samples.batch if asked.image_size is None else resized(self._samples.batch, asked.image_size)
-        batch = resident_batch(samples, asked.batch_size, trainer)
+        if asked.image_size is None:
+            batch = self._samples.resident(asked.batch_size, trainer, largest=True)
+        else:
+            batch = resident_batch(resized(self._samples.batch, asked.image_size), asked.batch_size, trainer)
         meter = StepMeter(trainer, batch, self.memory, log, self._line)
         wanted = asked.checkpoint
         checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
@@ -157,7 +165,7 @@ class Session:
             precision=asked.recipe.precision,
             optimizer=asked.optimizer or self._workload.spec.optimizer,
             batch_size=asked.batch_size,
-            input_shape=tuple(batch[0].shape[1:]),
+            input_shape=describe.shape_of(batch, trainer.places),
             estimated=False,
             checkpointed=found,
             num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
@@ -178,7 +186,7 @@ class Session:
             return refused
         self._keep_pinned_for(loader)
         trainer = self._trainer(recipe, losses=LossWatch())
-        batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
+        batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
         run = self._loop.time_training(
@@ -199,33 +207,38 @@ class Session:
         return EndlessLoader(self._workload, config, number=self._number, table=self._line.samples)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
-        if loader.batch_size <= self._workload.dataset_length:
+        length = self._workload.dataset_length
+        if length is None or loader.batch_size <= length:
             return None
         message = (
             f"A batch of {loader.batch_size} is larger than the dataset, which has "
-            f"{counted(self._workload.dataset_length, 'sample')}: no full batch can be made."
+            f"{counted(length, 'sample')}: no full batch can be made."
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
 
     def _time_saving(self, request: TimeSaving) -> SavingCost | TrialFailure:
         loader, recipe = request.config.loader, request.config.recipe
+        if self._with_own_step:
+            message = "A training step of your own shows no model and no optimizer that a checkpoint would hold."
+            return TrialFailure(kind="unsupported", phase="saving", message=message)
         self._keep_pinned_for(loader)
         trainer = self._trainer(recipe)
-        batch = resident_batch(self._samples.batch, loader.batch_size, trainer)
+        batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         cost = time_saving(trainer, batch, self._workload, loader, request.folder, request.seconds, self._line)
         trainer.close()
         return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
-        inputs = self._samples.batch[0]
-        self._pinned.keep_for(loader, inputs.nbytes // len(inputs))
+        self._pinned.keep_for(loader, self._samples.first_bytes)
 
     def _trainer(
         self, recipe: Recipe, optimizer: StepOptimizer | None = None, *, losses: LossWatch | None = None
     ) -> Trainer:
         self._line.enter("prepare")
-        return Trainer(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe), losses)
+        kind = OwnStep if self._with_own_step else Trainer
+        places = self._samples.places
+        return kind(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe), losses, places)
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +14,23 @@ from loadtune.bench.compiling import Compiler
 from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
-from loadtune.workload import Batch, Workload, make_optimizer
+from loadtune.workload import (
+    Batch,
+    Places,
+    Workload,
+    is_pair,
+    last_line,
+    make_optimizer,
+    map_tensors,
+    user_traceback,
+)
 
-_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
+    "fp32": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "own": None,
+}
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
@@ -23,13 +38,20 @@ _NO_SCALE_GROWTH = 1_000_000
 _NUM_RESIDENT_SAMPLES = 8
 
 
+PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
+"""Of a batch (inputs, targets)."""
+
+
 class ResidentModel:
     """The workload's model on the device; each run starts it again from the same weights."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
-        self.task = workload.task
+        self.compute_loss = workload.compute_loss
         self.forward = workload.forward
+        self.own_batches = workload.own_batches
         self.device = device
+        self.own_step: Callable[[Batch], Any] | None = None
+        """What the user's ``make_step`` returned. None: not made yet, or there is none."""
         self._initial: dict[str, Any] = copy.deepcopy(workload.model.state_dict())  # stays on the CPU
         self.module = workload.model.to(device)
 
@@ -56,9 +78,11 @@ class Trainer:
         optimizer: StepOptimizer | None = None,
         compiler: Compiler | None = None,
         losses: LossWatch | None = None,
+        places: Places = PAIR,
     ) -> None:
         """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe. ``losses`` is
-        given each step's loss; None where the memory of a step is measured, because the sum takes some."""
+        given each step's loss; None where the memory of a step is measured, because the sum takes some. ``places``:
+        where batches keep their samples."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
@@ -66,12 +90,17 @@ class Trainer:
         self._losses = losses
         self._called = model.module if compiler is None else compiler.module
         self._dtype = _AUTOCAST_DTYPES[recipe.precision]
-        self._target_dtype = (
-            None if workload.own_loss else torch.long
-        )  # cross entropy's; a loss of one's own knows its own
+        self.places = places
+        self.accumulate = workload.spec.accumulate
+        """Batches whose gradients are summed before the optimizer steps."""
+        self._num_summed = 0
+        self._scaler: torch.amp.GradScaler | None = None
+        self._begin(workload, optimizer)
+
+    def _begin(self, workload: Workload, optimizer: StepOptimizer | None) -> None:
+        model, recipe = self._model, self._recipe
         model.reset(recipe.memory_format)
         self._optimizer = make_optimizer(optimizer or workload.optimizer, model.module, fused=recipe.fused_optimizer)
-        self._scaler: torch.amp.GradScaler | None = None
         if recipe.precision == "fp16":
             self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
 
@@ -94,29 +123,44 @@ class Trainer:
         leaves = tree_leaves([list(self._optimizer.state.values()), list(scaler.values())])
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
+    def num_samples(self, batch: Batch) -> int:
+        """Samples of this batch."""
+        return self.places.num_samples(batch)
+
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
-        inputs, targets = batch
-        layout = torch.preserve_format
-        if self._recipe.memory_format == "channels_last":
-            layout = _CHANNELS_LAST.get(inputs.dim(), layout)
-        inputs = inputs.to(self._model.device, non_blocking=True, memory_format=layout)
-        targets = targets.to(self._model.device, dtype=self._target_dtype, non_blocking=True)
-        return inputs, targets
+        channels_last = self._recipe.memory_format == "channels_last"
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            layout = torch.preserve_format
+            if channels_last and tensor.is_floating_point():
+                layout = _CHANNELS_LAST.get(tensor.dim(), layout)
+            return tensor.to(self._model.device, non_blocking=True, memory_format=layout)
+
+        return map_tensors(batch, moved)
 
     def step(self, batch: Batch) -> None:
-        """One training step on a batch that is on the device; returns before a GPU has finished it."""
-        inputs, targets = batch
-        self._optimizer.zero_grad(set_to_none=True)
+        """Forward and backward pass on a batch that is on the device, and the optimizer's step where it is due.
+
+        Returns before a GPU has finished it.
+        """
+        if self._num_summed == 0:
+            self._optimizer.zero_grad(set_to_none=True)
         with self._autocast():
-            loss = self._model.task(self._called, inputs, targets)
+            loss = self._model.compute_loss(self._called, batch)
         if self._losses is not None:
             self._losses.add(loss)
+        if self.accumulate > 1:
+            loss = loss / self.accumulate
+        torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
+        self._num_summed = (self._num_summed + 1) % self.accumulate
+        if self._num_summed == 0:
+            self._step_optimizer()
+
+    def _step_optimizer(self) -> None:
         if self._scaler is None:
-            torch.autograd.backward(loss)
             self._optimizer.step()
         else:
-            torch.autograd.backward(self._scaler.scale(loss))
             self._scaler.step(self._optimizer)
             self._scaler.update()
 
@@ -125,7 +169,10 @@ class Trainer:
         self._model.module.eval()
         try:
             with torch.no_grad(), self._autocast():
-                self._model.forward(self._model.module, batch[0])
+                if self._model.own_batches or not is_pair(batch):
+                    self._model.compute_loss(self._model.module, batch)
+                else:
+                    self._model.forward(self._model.module, batch[0])
         finally:
             self._model.module.train()
 
@@ -163,6 +210,54 @@ class Trainer:
         self._optimizer.state.clear()
 
 
+class OwnStep(Trainer):
+    """The user's own training step: it holds models and optimizers, and lives as long as the process."""
+
+    def _begin(self, workload: Workload, optimizer: StepOptimizer | None) -> None:
+        del optimizer
+        self._scaler = None
+        self._run = _made_step(workload, self._model)
+
+    @property
+    def module(self) -> nn.Module:
+        raise WorkloadError("A training step of your own shows no model. Give --model and --loss instead of --step.")
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return []
+
+    def step(self, batch: Batch) -> None:
+        value = self._run(batch)
+        if self._losses is not None and isinstance(value, torch.Tensor) and value.numel() == 1:
+            self._losses.add(value.detach())
+
+    def evaluate(self, batch: Batch) -> None:
+        raise WorkloadError("A training step of your own has no evaluation pass.")
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is dropped: the next trial goes on with the same step."""
+
+
+def _made_step(workload: Workload, model: ResidentModel) -> Callable[[Batch], Any]:
+    """The step, made once for a process."""
+    if model.own_step is None:
+        assert workload.make_step is not None
+        wanted = "make_step(device) has to return a function step(batch), which trains on one batch."
+        try:
+            made = workload.make_step(model.device)
+        except Exception as error:
+            raise WorkloadError(
+                f"The training step could not be made: make_step raised {last_line(error)}. {wanted}",
+                user_traceback(error),
+            ) from error
+        if not callable(made):
+            raise WorkloadError(f"make_step returned a {type(made).__name__}. {wanted}")
+        model.own_step = made
+    return model.own_step
+
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -181,15 +276,18 @@ def _lay_out(module: nn.Module, memory_format: MemoryFormat) -> None:
 
 def resident_batch(samples: Batch, batch_size: int, trainer: Trainer) -> Batch:
     """A few real samples, repeated to the batch's size on the device: what a loader would deliver, without one."""
-    inputs, targets = trainer.to_device((samples[0][:_NUM_RESIDENT_SAMPLES], samples[1][:_NUM_RESIDENT_SAMPLES]))
-    at = torch.arange(batch_size, device=inputs.device) % len(inputs)
+    places = trainer.places
+    count = min(_NUM_RESIDENT_SAMPLES, places.num_samples(samples))
+    few = trainer.to_device(places.take(samples, range(count)))
     # Through to_device again: indexing need not keep the memory format.
-    return trainer.to_device((inputs.index_select(0, at), targets.index_select(0, at)))
+    return trainer.to_device(places.take(few, [at % count for at in range(batch_size)]))
 
 
 def resized(samples: Batch, image_size: int) -> Batch:
     """Images (B, C, H, W), and masks (B, H, W) with them, of another height and width. Raises WorkloadError."""
-    inputs, targets = samples
+    inputs, targets = samples if is_pair(samples) else (None, None)
+    if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+        raise WorkloadError("a batch is no pair (images, targets), whose size could be changed.")
     if inputs.dim() != 4 or not inputs.is_floating_point():
         raise WorkloadError(f"samples of shape {tuple(inputs.shape[1:])} are no images, whose size could be changed.")
     size = (image_size, image_size)

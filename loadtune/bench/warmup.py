@@ -23,11 +23,11 @@ class WarmUp:
     def run(self, trainer: Trainer, recipe: Recipe, batch: Batch, line: Line) -> None:
         """Warm this recipe at this batch size. Ends with the device idle."""
         line.enter("warm-up")
-        key = (recipe, len(batch[0]))
-        on_cuda = batch[0].is_cuda
+        key = (recipe, trainer.num_samples(batch))
+        on_cuda = trainer.device.type == "cuda"
         if on_cuda or key not in self._warm:
-            least = _CUDA_STEPS if on_cuda else _CPU_STEPS
-            for number in range(_MAX_STEPS):
+            least = max(_CUDA_STEPS if on_cuda else _CPU_STEPS, trainer.accumulate)
+            for number in range(max(_MAX_STEPS, least)):
                 halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
                 trainer.step(batch)
                 trainer.synchronize()

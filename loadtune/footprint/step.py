@@ -19,7 +19,12 @@ from loadtune.footprint.plan import StepPlan
 from loadtune.records import Checkpoint, Checkpointed, LayerFootprint, MemoryLines, Precision
 from loadtune.workload import checkpointed
 
-_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
+    "fp32": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "own": None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

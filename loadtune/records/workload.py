@@ -92,7 +92,8 @@ class WorkloadFacts:
     """Seconds in which one process with one thread, like a worker, loads one sample: mean over some samples, each
     loaded once. The slowest tenth is left out, because other load on the machine slowed them."""
     num_classes: int
-    num_parameters: int
+    num_parameters: int | None
+    """None: a training step of the user's own, which does not show its models."""
     precisions: tuple[Precision, ...]
     """The precisions that this device computes natively, fp32 first."""
     min_batch_size: int

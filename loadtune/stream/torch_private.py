@@ -91,3 +91,36 @@ def missing(loader: DataLoader[Any], iterator: Any) -> list[str]:
     wanted = [(loader, name) for name in (*LOADER_ATTRIBUTES, "_index_sampler")]
     wanted += [(iterator, name) for name in (*OVERRIDDEN, *USED, *ITERATOR_ATTRIBUTES, "_base_seed")]
     return [f"{type(owner).__name__}.{name}" for owner, name in wanted if not hasattr(owner, name)]
+
+
+class _AskedInfo:
+    """Stands for `WorkerInfo`, of worker 0 of 2, and remembers whether it was asked which of how many it is."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.seed, self.asked = dataset, 0, False
+
+    @property
+    def id(self) -> int:
+        self.asked = True
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        self.asked = True
+        return 2
+
+
+def reads_worker_info(dataset: Any, worker_init_fn: Any) -> bool:
+    """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out."""
+    if worker_init_fn is not None:
+        return True  # its business, mostly
+    info = _AskedInfo(dataset)
+    before = _utils.worker._worker_info
+    try:
+        _utils.worker._worker_info = info
+        next(iter(dataset), None)
+    except Exception:  # says the same when it is read in earnest
+        return info.asked
+    finally:
+        _utils.worker._worker_info = before
+    return info.asked

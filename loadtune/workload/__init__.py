@@ -5,18 +5,31 @@ In: a `WorkloadSpec` with names, and the caller's objects as bytes. Out: a `Work
 training process, except `live`, which also packs objects in the caller's process.
 """
 
+from loadtune.workload.batches import (
+    Batch,
+    Places,
+    map_tensors,
+    num_bytes,
+    num_tokens,
+    places_along,
+    places_of,
+    places_of_ready,
+    structure_text,
+    tensors_of,
+)
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
+from loadtune.workload.loaders import Endless, LoaderParts
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import collate_samples, fetch_samples, sample_text
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
-    Batch,
     Task,
     class_dimension,
     class_loss,
+    is_pair,
     model_logits,
     num_classes_of_output,
 )
@@ -25,7 +38,10 @@ from loadtune.workload.user_code import last_line, note_index, sample_index, use
 __all__ = [
     "IGNORED_TARGET",
     "Batch",
+    "Endless",
+    "LoaderParts",
     "OptimizerFactory",
+    "Places",
     "RandomSamples",
     "Task",
     "Workload",
@@ -36,13 +52,22 @@ __all__ = [
     "code_of",
     "collate_samples",
     "fetch_samples",
+    "is_pair",
     "last_line",
     "make_optimizer",
+    "map_tensors",
     "model_logits",
     "note_index",
+    "num_bytes",
     "num_classes_of_output",
+    "num_tokens",
+    "places_along",
+    "places_of",
+    "places_of_ready",
     "sample_index",
     "sample_text",
+    "structure_text",
+    "tensors_of",
     "torchvision_version",
     "user_traceback",
 ]

@@ -1,21 +1,33 @@
 """A `WorkloadSpec`, and the caller's own objects where there are any → everything one training step needs."""
 
+from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast, get_args
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
 from loadtune.errors import WorkloadError
 from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec
-from loadtune.workload.datasets import dataset_length, make_dataset, num_classes_of
-from loadtune.workload.factories import is_import_path
+from loadtune.workload.datasets import make_parts, num_classes_of
+from loadtune.workload.factories import find_function, is_import_path
 from loadtune.workload.live import LiveParts, unpack_parts
+from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import Family, make_model, model_needs
 from loadtune.workload.optimizers import OptimizerFactory
-from loadtune.workload.tasks import Forward, Task, forward_for, own_loss_task, task_for
+from loadtune.workload.tasks import (
+    ComputeLoss,
+    Forward,
+    Loss,
+    MakeStep,
+    Task,
+    forward_for,
+    on_pairs,
+    own_computation,
+    own_loss_task,
+    task_for,
+)
 
 _CPU = torch.device("cpu")
 
@@ -26,31 +38,55 @@ class Workload:
 
     spec: WorkloadSpec
     family: Family
-    dataset: Dataset[Any]
+    loader: LoaderParts
+    """What is loaded: of the user's own DataLoader, or a dataset in random order."""
     model: nn.Module
+    """An empty one where the user's own step trains."""
     task: Task
+    """Of a batch (inputs, targets)."""
+    compute_loss: ComputeLoss
+    """Of a batch of any structure that can be trained on."""
     forward: Forward
     num_classes: int
     """As the user gave it, else as the dataset says, else the default of the model's family."""
     own_model: bool = False
     """The model is the user's own code, so its traceback is shown."""
+    own_loader: bool = False
+    """The settings of the loader are the user's own."""
     own_loss: bool = False
     """The loss is the user's own: outputs and targets are whatever it accepts."""
+    own_batches: bool = False
+    """Batches are the user's own: ``compute_loss`` or a step takes them as they are."""
+    make_step: MakeStep | None = None
+    """The user's own training. None: ours."""
     own_optimizer: OptimizerFactory | None = None
     """None: the spec's."""
 
     @property
-    def dataset_length(self) -> int:
-        return dataset_length(self.dataset)
+    def dataset(self) -> Any:
+        return self.loader.dataset
+
+    @property
+    def dataset_length(self) -> int | None:
+        """None: a stream that does not tell."""
+        try:
+            return len(self.dataset) if isinstance(self.dataset, Sized) else None
+        except TypeError:  # an IterableDataset whose length is not implemented
+            return None
 
     @property
     def optimizer(self) -> OptimizerName | OptimizerFactory:
-        return self.own_optimizer or self.spec.optimizer
+        return self.own_optimizer or cast(OptimizerName, self.spec.optimizer)
+
+    @property
+    def has_own_code(self) -> bool:
+        """Whether a failing step may be the fault of the user's code, whose traceback then helps."""
+        return self.own_model or self.own_loss or self.own_batches
 
     @property
     def answers_with_logits(self) -> bool:
         """Whether the loss is cross entropy on the model's output; other families have losses of their own."""
-        return self.family in ("classification", "video")
+        return self.family in ("classification", "video") and not self.own_batches
 
 
 def build_workload(
@@ -59,31 +95,57 @@ def build_workload(
     device: torch.device = _CPU,
     making: AbstractContextManager[object] | None = None,
 ) -> Workload:
-    """Build the dataset and the model from objects, or from the names in `spec`. Raises WorkloadError.
+    """Build loader and model from objects, or from the names in `spec`. Raises WorkloadError.
 
     Nothing is trained. Everything stays on the CPU, except tensors of a loss, which go to `device`. Only the model is
     made within `making`, for example under fake tensors, so that a model of any size takes no memory.
     """
     live = LiveParts() if objects is None else unpack_parts(objects, device)
-    needs = model_needs(spec, is_live=live.model is not None)
-    dataset = make_dataset(spec, needs, live)
-    num_classes = spec.num_classes or num_classes_of(dataset) or needs.num_classes
+    make_step: MakeStep | None = _given(live.step, spec.step, "step")
+    compute_loss: ComputeLoss | None = _given(live.compute_loss, spec.compute_loss, "compute_loss function")
+    loss: Loss | None = _given(live.loss, spec.loss, "loss function")
+    named = spec.optimizer not in get_args(OptimizerName)
+    optimizer: OptimizerFactory | None = _given(live.optimizer, spec.optimizer if named else None, "optimizer")
+    is_own = live.model is not None or make_step is not None
+    needs = model_needs(spec, is_live=is_own)
+    loader = make_parts(spec, needs, live)
+    num_classes = spec.num_classes or num_classes_of(loader.dataset) or needs.num_classes
     torch.manual_seed(spec.seed)
     with making or nullcontext():
-        model = make_model(spec, needs, num_classes, live.model)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+        model = (
+            nn.Module()
+            if make_step is not None
+            else make_model(spec, needs, num_classes, live.model, own_training=compute_loss is not None)
+        )
+    if make_step is None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
+    task = task_for(needs.family, spec.model) if loss is None else own_loss_task(loss)
+    own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
         family=needs.family,
-        dataset=dataset,
+        loader=loader,
         model=model,
-        task=task_for(needs.family, spec.model) if live.loss is None else own_loss_task(live.loss),
+        task=task,
+        compute_loss=(
+            on_pairs(task, any_structure=loss is None) if compute_loss is None else own_computation(compute_loss)
+        ),
         forward=forward_for(needs.family),
         num_classes=num_classes,
-        own_model=live.model is not None or is_import_path(spec.model),
-        own_loss=live.loss is not None,
-        own_optimizer=live.optimizer,
+        own_model=own_model,
+        own_loader=live.loader is not None or spec.loader is not None,
+        own_loss=loss is not None,
+        own_batches=compute_loss is not None or make_step is not None,
+        make_step=make_step,
+        own_optimizer=optimizer,
     )
+
+
+def _given(live: Any, path: str | None, option: str) -> Any:
+    """The caller's function, or the one that the path names. None: neither."""
+    if live is not None or path is None:
+        return live
+    found: Callable[..., Any] = find_function(path, option)
+    return found

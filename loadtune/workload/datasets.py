@@ -2,20 +2,21 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torchvision.datasets
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import transforms
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload.downloads import read_or_download
-from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
+from loadtune.workload.factories import call, call_factory, find_function, is_import_path, unknown_name
 from loadtune.workload.fake import RandomSamples, make_fake
 from loadtune.workload.live import LiveParts
+from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import ModelNeeds
 from loadtune.workload.user_code import all_lines, last_line, user_traceback
 
@@ -45,6 +46,26 @@ def training_transform(image_size: int) -> transforms.Compose:
     )
 
 
+def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> LoaderParts:
+    """The user's own loader, or a dataset that is read in random order. Raises WorkloadError."""
+    if isinstance(live.loader, LoaderParts):
+        parts = live.loader
+    elif live.loader is not None or spec.loader is not None:
+        name = spec.loader or "loader"
+        made = call_factory(name, "loader") if live.loader is None else call(live.loader, name, "loader")
+        if not isinstance(made, DataLoader):
+            raise WorkloadError(
+                f"The factory of the loader {name} returned a {type(made).__name__}. It has to return a "
+                "torch.utils.data.DataLoader. A dataset alone goes to --dataset."
+            )
+        parts = LoaderParts.of(made)
+    else:
+        collate = live.collate or (None if spec.collate is None else find_function(spec.collate, "collate function"))
+        return LoaderParts(dataset=make_dataset(spec, needs, live), collate_fn=collate, batch_size=1)
+    _check_length(parts.dataset, "of the loader")
+    return parts
+
+
 def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Dataset[Any]:
     """Take the caller's object or resolve the name, and check that a DataLoader can shuffle what came of it."""
     if live.input_shape is not None:
@@ -60,12 +81,6 @@ def make_dataset(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Data
     return _checked(dataset, spec.dataset)
 
 
-def dataset_length(dataset: Dataset[Any]) -> int:
-    """Number of samples; a dataset that got this far has a length."""
-    assert isinstance(dataset, Sized)
-    return len(dataset)
-
-
 def num_classes_of(dataset: Dataset[Any]) -> int | None:
     """What the dataset says about its classes. None: nothing."""
     classes = getattr(dataset, "classes", None)
@@ -76,17 +91,31 @@ def num_classes_of(dataset: Dataset[Any]) -> int | None:
 
 
 def _checked(dataset: Any, name: str) -> Dataset[Any]:
+    if isinstance(dataset, IterableDataset):
+        _check_length(dataset, name)
+        return dataset
     lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if isinstance(dataset, (IterableDataset, Mapping)) or lacks:  # a dict is no list of samples
-        found = "an IterableDataset" if isinstance(dataset, IterableDataset) else f"a {type(dataset).__name__}"
+    if isinstance(dataset, Mapping) or lacks:  # a dict is no list of samples
         without = f" without {' and '.join(lacks)}" if lacks else ""
+        hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""
         raise WorkloadError(
-            f"The dataset {name} is {found}{without}. It has to be map-style: len(dataset) is the number of samples, "
-            "and dataset[i] returns (input, class index). Return a torch.utils.data.Dataset like that."
+            f"The dataset {name} is a {type(dataset).__name__}{without}. It has to be map-style (len(dataset) is the "
+            "number of samples, and dataset[i] returns one) or a torch.utils.data.IterableDataset. Return a dataset "
+            f"like that.{hint}"
         )
+    _check_length(dataset, name)
+    return dataset  # type: ignore[no-any-return]  # duck-typed: DataLoader asks for no base class
+
+
+def _check_length(dataset: Any, name: str) -> None:
+    """Raises WorkloadError for a dataset that says it is empty."""
+    if not hasattr(dataset, "__len__"):
+        return
     try:
         length = len(dataset)
     except Exception as error:
+        if isinstance(dataset, IterableDataset):
+            return  # a stream need not tell
         raise WorkloadError(
             f"len() of the dataset {name} raised {last_line(error)}. It has to return the number of samples.",
             user_traceback(error),
@@ -95,7 +124,6 @@ def _checked(dataset: Any, name: str) -> Dataset[Any]:
         raise WorkloadError(
             f"The dataset {name} is empty: len() is {length}. Point it to a folder or split that holds samples."
         )
-    return dataset  # type: ignore[no-any-return]  # duck-typed: DataLoader asks for no base class
 
 
 def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:

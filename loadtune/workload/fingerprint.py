@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 
 from loadtune.records import CodePart, WorkloadSpec
 from loadtune.workload.build import Workload
-from loadtune.workload.factories import is_import_path
+from loadtune.workload.factories import is_import_path, module_of
 
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -57,7 +57,17 @@ def torchvision_version() -> str | None:
 
 def _files(spec: WorkloadSpec) -> dict[str, bytes]:
     """``pkg/mod.py`` → what is in it, of the user's modules and of those that were named."""
-    named = {path.partition(":")[0] for path in (spec.dataset, spec.model) if is_import_path(path)}
+    paths = (
+        spec.dataset,
+        spec.model,
+        spec.loader,
+        spec.collate,
+        spec.loss,
+        spec.compute_loss,
+        spec.optimizer,
+        spec.step,
+    )
+    named = {module_of(path) for path in paths if path is not None and is_import_path(path)}
     libraries = (_OURS, *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")))
     found: dict[str, bytes] = {}
     for name, module in list(sys.modules.items()):

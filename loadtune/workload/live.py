@@ -17,8 +17,9 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records import LiveObjects
+from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.optimizers import OptimizerFactory
-from loadtune.workload.tasks import Loss
+from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep
 from loadtune.workload.user_code import last_line, user_traceback
 
 
@@ -35,8 +36,13 @@ class LiveParts:
     output_shape: tuple[int, ...] | None = None
     """Of one target of random samples. None: class indices."""
     loss: Loss | None = None
-    """None: cross entropy."""
+    """None: cross entropy, or what the spec names."""
     optimizer: OptimizerFactory | None = None
+    loader: LoaderParts | Callable[[], Any] | None = None
+    """A DataLoader taken apart, or what makes one: it takes the dataset's place."""
+    collate: Callable[[list[Any]], Any] | None = None
+    compute_loss: ComputeLoss | None = None
+    step: MakeStep | None = None
 
     @property
     def dataset_is_made(self) -> bool:
@@ -69,13 +75,14 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> LiveParts:
         parts: LiveParts = torch.load(io.BytesIO(objects.pickled), map_location="cpu", weights_only=False)
     except (Exception, SystemExit) as error:  # a module without a main guard may exit while it is imported
         raise WorkloadError(
-            f"The model, dataset, loss or optimizer could not be loaded in the training process: {last_line(error)}. "
+            f"The job's objects could not be loaded in the training process: {last_line(error)}. "
             "The modules that define them have to be importable there. Install them, add their folder to PYTHONPATH, "
             "or pass import paths such as `pkg.mod:factory`.",
             user_traceback(error),
         ) from error
-    if isinstance(parts.loss, nn.Module):
-        parts.loss.to(device)
+    for part in (parts.loss, parts.compute_loss):
+        if isinstance(part, nn.Module):
+            part.to(device)
     return parts
 
 
@@ -96,7 +103,7 @@ def _try_pickling(name: str, part: Any) -> None:
 
 
 def _advice(name: str) -> str:
-    if name in ("model", "dataset"):
+    if name in ("model", "dataset", "loader"):
         return (
             "Pass a function without arguments that returns it, or its import path `pkg.mod:factory`. It is then "
             "created in the training process."

@@ -53,15 +53,24 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
 
 
 def make_model(
-    spec: WorkloadSpec, needs: ModelNeeds, num_classes: int, own: nn.Module | Callable[[], Any] | None = None
+    spec: WorkloadSpec,
+    needs: ModelNeeds,
+    num_classes: int,
+    own: nn.Module | Callable[[], Any] | None = None,
+    *,
+    own_training: bool = False,
 ) -> nn.Module:
-    """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails."""
-    if isinstance(own, nn.Module):
-        return _without_own_training(own)
-    if own is not None:
-        return _checked(call(own, spec.model, "model"), spec.model)
-    if is_import_path(spec.model):
-        return _checked(call_factory(spec.model, "model"), spec.model)
+    """The caller's own module or factory, or one built with random weights. Raises WorkloadError where that fails.
+
+    ``own_training``: what the model itself would do in training is called, or is meant to be left out.
+    """
+    if own is not None or is_import_path(spec.model):
+        if isinstance(own, nn.Module):
+            made = own
+        else:
+            made = call_factory(spec.model, "model") if own is None else call(own, spec.model, "model")
+        module = _checked(made, spec.model)
+        return module if own_training else _without_own_training(module)
     try:
         return torchvision.models.get_model(spec.model, **_builder_arguments(spec, needs, num_classes))  # type: ignore[no-any-return]
     except Exception as error:
@@ -77,7 +86,6 @@ def _checked(model: Any, name: str) -> nn.Module:
         raise WorkloadError(
             f"The factory of the model {name} returned a {type(model).__name__}. It has to return a torch.nn.Module."
         )
-    _without_own_training(model)
     if all(tensor.device.type == "cpu" for tensor in (*model.parameters(), *model.buffers())):
         return model  # not even `cpu()`, which refuses tensors of shapes alone
     return model.cpu()  # the device is the bench's to choose, and its memory the bench's to count
@@ -90,8 +98,9 @@ def _without_own_training(model: nn.Module) -> nn.Module:
         raise WorkloadError(
             f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune runs a training step "
             "of its own: forward pass, loss, backward pass, optimizer. It would ignore the model's training_step and "
-            "configure_optimizers, and measure another training than yours. Pass the torch.nn.Module inside it: give "
-            "a factory `pkg.mod:factory` that returns that module, and choose the optimizer and the loss separately."
+            "configure_optimizers, and measure another training than yours. In Python, "
+            "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, with "
+            "its loss and its optimizer."
         )
     return model
 

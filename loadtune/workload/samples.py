@@ -1,19 +1,20 @@
 """Samples out of a dataset: fetched one by one, collated, and every way they can be unusable said in words."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.tasks import Batch
+from loadtune.workload.batches import Batch
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 _WANTED = (
     "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
-    "indices. Return such a pair from __getitem__."
+    "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on other "
+    "samples: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
 )
 
 
@@ -33,43 +34,63 @@ def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:
     return samples
 
 
-def collate_samples(samples: Sequence[Any], indices: Sequence[int], *, any_target: bool = False) -> Batch:
-    """A batch (inputs, targets). Raises WorkloadError where the samples do not make one; `indices` are theirs.
+def collate_samples(
+    samples: Sequence[Any],
+    indices: Sequence[int],
+    *,
+    any_target: bool = False,
+    any_structure: bool = False,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> Batch:
+    """A batch. Raises WorkloadError where the samples do not make one; `indices` are theirs.
 
-    Targets are class indices, of any shape, as int64; with ``any_target`` whatever tensors they are.
+    Of pairs (input, target) the targets are class indices, of any shape, as int64; with ``any_target`` whatever they
+    are. Mappings are taken as they are, and with ``any_structure`` everything. ``collate``: the user's own.
     """
+    if collate is not None:
+        try:
+            return collate(list(samples))
+        except Exception as error:
+            raise WorkloadError(
+                f"The collate function raised {last_line(error)}, given {len(samples)} samples like "
+                f"{sample_text(samples[0])}.",
+                user_traceback(error),
+            ) from error
     for sample in samples:
-        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+        if not (
+            any_structure or isinstance(sample, Mapping) or (isinstance(sample, (tuple, list)) and len(sample) == 2)
+        ):
             raise WorkloadError(f"A sample of the dataset is {sample_text(sample)}. {_WANTED}")
     try:
-        inputs, targets = default_collate(list(samples))
+        batch = default_collate(list(samples))
     except Exception as error:
         raise WorkloadError(_not_collated(samples, indices, error), user_traceback(error)) from error
+    if any_structure or any_target or isinstance(batch, Mapping):
+        return batch
+    inputs, targets = batch
     if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise WorkloadError(f"A sample of the dataset is {sample_text(samples[0])}. {_WANTED}")
-    if any_target:
-        return inputs, targets
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
         raise WorkloadError(
             f"The target of a sample is {_part_text(samples[0][1])}. With cross entropy, the default loss, it has to "
             "be a class index: an integer, or a tensor of integers where the model predicts a class for each position. "
-            "For other targets pass a loss function in Python: tune_loader(config, loss=...) or "
-            "find_batch_size(..., loss=...)."
+            "For other targets give a loss function: --loss FILE.py:fn, or loss=fn in Python."
         )
     return inputs, targets.long()
 
 
 def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:
     """Which part of the samples keeps them from being stacked, where, and what to do."""
-    for position, name in enumerate(("input", "target")):
+    is_pairs = all(isinstance(sample, (tuple, list)) and len(sample) == 2 for sample in samples)
+    for position, name in enumerate(("input", "target") if is_pairs else ()):
         parts = [sample[position] for sample in samples]
         other = next((at for at, part in enumerate(parts) if _kind(part) != _kind(parts[0])), None)
         if other is not None:
             return (
                 f"The samples cannot be collated into a batch, because the {name} differs from sample to sample: "
                 f"dataset[{indices[0]}] has {_part_text(parts[0])}, dataset[{indices[other]}] has "
-                f"{_part_text(parts[other])}. Every {name} must have the same type and shape. loadtune uses PyTorch's "
-                f"default collate function and cannot take another one yet: {_SAME_SHAPE[name]} in the dataset."
+                f"{_part_text(parts[other])}. PyTorch's default collate function needs every {name} to have the "
+                f"same type and shape: {_SAME_SHAPE[name]} in the dataset, or give your own with --collate or --loader."
             )
         if not _is_collatable(parts[0]):
             return (
@@ -78,7 +99,7 @@ def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Excepti
                 "with torchvision.transforms.ToTensor()."
             )
     seen = " and ".join(sample_text(sample) for sample in samples[:2])
-    return f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. {_WANTED}"
+    return f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. Give your own collate function with --collate or --loader."
 
 
 _SAME_SHAPE = {"input": "crop, resize or pad the inputs", "target": "pad or cut the targets to one shape"}

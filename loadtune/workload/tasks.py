@@ -13,13 +13,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from loadtune.errors import WorkloadError
+from loadtune.workload.batches import Batch, checked_scalar, structure_text
 from loadtune.workload.models import Family
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model, inputs, targets) → loss."""
 Forward = Callable[[nn.Module, torch.Tensor], Any]
 """(model, inputs) → predictions, in evaluation mode."""
+
+ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
+"""(model, batch) → scalar."""
+MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
+"""The user's own training: device → a step, which is given a batch on that device."""
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar."""
@@ -60,15 +65,51 @@ def own_loss_task(loss: Loss) -> Task:
     """The user's loss as a task. Raises WorkloadError where it returns no scalar."""
 
     def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        value = loss(model(inputs), targets)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
-            raise WorkloadError(
-                f"The loss function returned {found}. It has to return a tensor with one number: take its mean."
-            )
-        return value
+        return checked_scalar(loss(model(inputs), targets), "loss function")
 
     return task
+
+
+def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
+    """A task of batches (inputs, targets). With ``any_structure`` a mapping is what the model is called with, and its
+    ``.loss`` counts."""
+
+    def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
+        if is_pair(batch):
+            return task(model, *batch)
+        if any_structure and isinstance(batch, Mapping):
+            return _loss_of_output(model(**batch), batch)
+        raise WorkloadError(_no_pair(batch))
+
+    return compute
+
+
+def own_computation(compute_loss: ComputeLoss) -> ComputeLoss:
+    """The user's ``compute_loss``. Raises WorkloadError where it returns no scalar."""
+    return lambda model, batch: checked_scalar(compute_loss(model, batch), "compute_loss function")
+
+
+def is_pair(batch: Batch) -> bool:
+    """Whether it is (inputs, targets), as `Task` takes it; either may be any structure."""
+    return isinstance(batch, (tuple, list)) and len(batch) == 2
+
+
+def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
+    loss = _part(output, "loss")
+    if not isinstance(loss, torch.Tensor):
+        raise WorkloadError(
+            f"The model was called with a batch {structure_text(batch)} and returned a {type(output).__name__} without "
+            "a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
+            "`fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
+        )
+    return checked_scalar(loss, "model")
+
+
+def _no_pair(batch: Batch) -> str:
+    return (
+        f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give a function "
+        "`fn(model, batch) -> scalar` that trains on it: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+    )
 
 
 def model_logits(output: Any) -> torch.Tensor:
@@ -79,7 +120,7 @@ def model_logits(output: Any) -> torch.Tensor:
         raise WorkloadError(
             f"The model returned a {type(output).__name__}. For cross entropy it has to return a tensor of shape "
             "(batch, classes), or an object with such a tensor as `.logits`, or a dict with the key 'logits' or 'out'. "
-            "Otherwise pass a loss function of your own in Python: tune_loader(config, loss=...)."
+            "Otherwise give a loss of your own: --loss FILE.py:fn, or loss=fn in Python."
         )
     return logits
 
@@ -97,8 +138,8 @@ def class_dimension(logits: torch.Tensor, targets: torch.Tensor) -> Literal[1, -
     raise WorkloadError(
         f"the model returned a tensor of shape {tuple(logits.shape)} for targets of shape {tuple(targets.shape)}; "
         "cross entropy needs outputs (batch, classes) for targets (batch,), and outputs (batch, classes, ...) or "
-        "(batch, ..., classes) for targets (batch, ...). Change the targets or the model, or pass a loss function of "
-        "your own in Python: tune_loader(config, loss=...)."
+        "(batch, ..., classes) for targets (batch, ...). Change the targets or the model, or give a loss of "
+        "your own: --loss FILE.py:fn, or loss=fn in Python."
     )
 
 
@@ -110,7 +151,7 @@ def num_classes_of_output(output: Any, targets: torch.Tensor) -> int:
 
 def class_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Cross entropy; auxiliary heads (GoogLeNet, Inception v3, segmentation) are added with their weight."""
-    output = model(inputs)
+    output, targets = model(inputs), targets.long()
     loss = _cross_entropy(model_logits(output), targets)
     for name in _AUXILIARY:
         auxiliary = _part(output, name)
