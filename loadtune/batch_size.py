@@ -91,10 +91,10 @@ def find_batch_size(
 
 def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
     """On a CPU even the first size may take long, so the smallest batch is timed before."""
-    smallest = min(max(2, facts.min_batch_size), facts.dataset_length)
+    smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
     scout = bench.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
-    return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
+    return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.smallest_batch)
 
 
 def _caps(
@@ -107,7 +107,7 @@ def _caps(
             f"{', '.join(facts.precisions)} there. Choose one of these, or another device."
         )
     least = facts.min_batch_size
-    if facts.dataset_length < least:
+    if facts.dataset_length is not None and facts.dataset_length < least:
         raise WorkloadError(
             f"the dataset has {facts.dataset_length} sample, but the model needs at least {least} samples to train "
             "(batch normalization does). Pass a larger dataset."
@@ -118,7 +118,9 @@ def _caps(
             "normalization does). Raise max_batch_size, or leave it out."
         )
     # The number of random samples is not limited.
-    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length} if has_length else {}
+    caps: dict[CeilingLimit, int] = {}
+    if has_length and facts.dataset_length is not None:
+        caps["dataset"] = facts.dataset_length
     if max_batch_size is not None:
         caps["cap"] = max_batch_size
     return caps

@@ -129,6 +129,16 @@ class WorkloadFacts:
     """What a batch looks like, in words. None: a pair of tensors, or a result of an older version."""
 
     @property
+    def smallest_batch(self) -> int:
+        """Smallest batch that can be trained: the only one where the batch size is fixed."""
+        return self.fixed_batch_size or self.min_batch_size
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Largest batch that there are samples for. None: a stream that does not tell its length."""
+        return self.fixed_batch_size or self.dataset_length
+
+    @property
     def takes_channels_last(self) -> bool:
         """Whether batches are 4-D tensors, for which channels_last exists."""
         return len(self.input_shape) == 3
