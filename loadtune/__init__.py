@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
     from loadtune.study.compare import compare
-    from loadtune.tune import tune_loader
+    from loadtune.tuning import tune_loader
 
 __all__ = [
     "BenchError",

@@ -244,7 +244,7 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
 
 def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
-    from loadtune.tune import tune_loader
+    from loadtune.tuning import tune_loader
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
         return tune_loader(config, folder=folder, listener=display, resume=resume, reopen=reopen)

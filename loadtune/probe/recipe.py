@@ -7,7 +7,6 @@ so that the study keeps to the loader's dimensions.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import get_args
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.step_limit import largest_within
@@ -62,15 +61,15 @@ def choose_recipes(
     facts: WorkloadFacts,
     precisions: tuple[Precision, ...],
     *,
-    optimizer: str,
+    optimizer: OptimizerName | None,
     largest: int | None,
     time_budget_s: float,
     memory_format: MemoryFormat | None = None,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
-    `largest` bounds the batch (dataset length, ``--max-batch-size``); None: nothing does. `memory_format` is taken whatever it gains; None:
-    the faster one is. Raises WorkloadError where no precision trains.
+    `largest` bounds the batch (dataset length, ``--max-batch-size``); None: nothing does. `memory_format` is taken
+    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises WorkloadError where no precision trains.
     """
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []
@@ -163,7 +162,7 @@ def _best_recipe(
     facts: WorkloadFacts,
     plain: ComputePoint,
     point_s: float,
-    optimizer: str,
+    optimizer: OptimizerName | None,
     memory_format: MemoryFormat | None,
 ) -> tuple[RecipeChoice, list[str]]:
     """Climb from the plain recipe: each change is tried on the best so far and kept if it pays."""
@@ -189,7 +188,7 @@ def _pays(point: ComputePoint, best: ComputePoint) -> bool:
 
 
 def _changes(
-    facts: WorkloadFacts, precision: Precision, optimizer: str, memory_format: MemoryFormat | None
+    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName | None, memory_format: MemoryFormat | None
 ) -> dict[str, Callable[[Recipe], Recipe]]:
     """None where the user's own step decides. An optimizer of the user's own is fused or not as it was made."""
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
@@ -197,6 +196,6 @@ def _changes(
         return changes
     if facts.takes_channels_last and memory_format != "contiguous":
         changes["channels_last"] = lambda recipe: replace(recipe, memory_format="channels_last")
-    if optimizer in get_args(OptimizerName) and (precision, optimizer) not in BREAKS_FUSED:
+    if optimizer is not None and (precision, optimizer) not in BREAKS_FUSED:
         changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
     return changes

@@ -104,8 +104,12 @@ def precision_text(precision: Precision) -> str:
     return PRECISION_TEXT["own"] if precision == "own" else precision
 
 
+def memory_format_text(recipe: Recipe) -> str:
+    return PRECISION_TEXT["own"] if recipe.precision == "own" else recipe.memory_format
+
+
 def recipe_text(recipe: Recipe) -> str:
-    return ", ".join(_recipe_parts(recipe)) or "plain"
+    return "as in your step" if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
 
 
 def recipe_line(choice: RecipeChoice) -> str:

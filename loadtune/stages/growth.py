@@ -45,7 +45,10 @@ def _sentence(found: Findings, fit: MemoryGrowth, length: int | None) -> str:
 
 
 def _full_text(found: Findings, fit: MemoryGrowth, length: int | None) -> str:
-    """When RAM is full: within the first epoch (or of a stream, of unknown length), or in a later one if the growth goes on from epoch to epoch."""
+    """When RAM is full: within the first epoch, or in a later one if the growth goes on from epoch to epoch.
+
+    `length` None: a stream that does not tell. Nothing is said of its epochs.
+    """
     samples = int(found.host.ram_available_bytes / fit.bytes_per_sample)
     rates = [measured.samples_per_s for _, measured in _timed(found)]
     rate = found.best.samples_per_s if found.best else max(rates)

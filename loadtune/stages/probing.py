@@ -63,7 +63,7 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             run.bench,
             facts,
             config.considered or facts.precisions,
-            optimizer=config.workload.optimizer,
+            optimizer=config.workload.named_optimizer,
             largest=min(bounds, default=None),
             time_budget_s=config.time_budget_s,
             memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),

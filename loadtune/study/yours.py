@@ -41,8 +41,8 @@ def your_config(
 ) -> TrialConfig:
     """The configuration to compare with: given settings, PyTorch's defaults for the rest, and the plain recipe.
 
-    `own_loader` has the settings that no option gives. `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not. Without
-    `can_pin` nothing is pinned.
+    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not. Without
+    `can_pin` nothing is pinned. `own_loader` is the user's own, whose prefetch_factor and in_order no option gives.
     """
     usual = own_loader or LoaderConfig(batch_size=1)
     loader = LoaderConfig(
@@ -117,9 +117,11 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
             f"{counted(facts.fixed_batch_size, 'sample')} each. Pass a loader with batch_size=... to tune it."
         )
     if facts.max_workers is not None:
-        tried = "0 and 1 worker were tried" if facts.max_workers == 1 else f"0 to {facts.max_workers} workers were tried"
+        tried = (
+            "0 and 1 worker were tried" if facts.max_workers == 1 else f"0 to {facts.max_workers} workers were tried"
+        )
         notes.append(
-            f"The stream is not shared out among workers, so that more than {_word(facts.max_workers)} would repeat "
+            f"The stream is not shared out among workers, so that more than {_word(most)} would repeat "
             f"its samples: {tried}. Share it out with torch.utils.data.get_worker_info() to try more."
         )
         loader = facts.own_loader
