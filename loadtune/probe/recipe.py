@@ -69,7 +69,8 @@ def choose_recipes(
     """Time the candidates on one resident batch each and keep the fastest.
 
     `largest` bounds the batch (dataset length, ``--max-batch-size``); None: nothing does. `memory_format` is taken
-    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises WorkloadError where no precision trains.
+    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises
+    WorkloadError where no precision trains.
     """
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []

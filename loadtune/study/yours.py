@@ -117,9 +117,8 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
             f"{counted(facts.fixed_batch_size, 'sample')} each. Pass a loader with batch_size=... to tune it."
         )
     if facts.max_workers is not None:
-        tried = (
-            "0 and 1 worker were tried" if facts.max_workers == 1 else f"0 to {facts.max_workers} workers were tried"
-        )
+        most = facts.max_workers
+        tried = "0 and 1 worker were tried" if most == 1 else f"0 to {most} workers were tried"
         notes.append(
             f"The stream is not shared out among workers, so that more than {_word(most)} would repeat "
             f"its samples: {tried}. Share it out with torch.utils.data.get_worker_info() to try more."
