@@ -43,7 +43,7 @@ def best_recipe(
     return _best_config(path, strict, keep_batch_size)[1].recipe
 
 
-def apply(result: TuningResult, loader: "DataLoader[Any]", keep_batch_size: bool = False) -> "DataLoader[Any]":
+def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
     """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays unchanged.
 
     Dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing context, timeout

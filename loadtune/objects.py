@@ -97,7 +97,7 @@ def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects 
     from loadtune.workload.live import LiveParts, pack_parts
 
     parts: dict[str, Any] = {str(name): part for name, part in given.items()}
-    if _is_loader(job.loader):
+    if is_loader(job.loader):
         from loadtune.workload.loaders import LoaderParts
 
         parts["loader"] = LoaderParts.of(job.loader)  # type: ignore[arg-type]  # no function that returns one
@@ -137,7 +137,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(f"{name}=..." for name in names)
 
 
-def _is_loader(part: object) -> bool:
+def is_loader(part: object) -> bool:
     """Whether it is a DataLoader; needs no torch."""
     return any(
         each.__name__ == "DataLoader" and each.__module__.startswith("torch.utils.data") for each in type(part).__mro__
@@ -168,7 +168,7 @@ def _check_objects(job: Job) -> None:
 
 
 def _check_data(job: Job) -> None:
-    if _is_loader(job.dataset):
+    if is_loader(job.dataset):
         raise UsageError(
             "dataset is a DataLoader. Pass it as loader: tune(loader, model=...). Its settings are then the baseline."
         )
@@ -178,7 +178,7 @@ def _check_data(job: Job) -> None:
             f"dataset is a {type(dataset).__name__}; it can be a dataset, with `__getitem__` or `__iter__`, or a "
             "function without arguments that returns one."
         )
-    if not (job.loader is None or _is_loader(job.loader) or callable(job.loader)):
+    if not (job.loader is None or is_loader(job.loader) or callable(job.loader)):
         raise UsageError(
             f"loader is a {type(job.loader).__name__}; it can be a torch.utils.data.DataLoader, or a function without "
             "arguments that returns one. Pass a dataset as dataset=...."

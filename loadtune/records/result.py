@@ -1,7 +1,7 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from loadtune.records.bottleneck import Bottleneck
 from loadtune.records.configs import Precision, TrialConfig
@@ -11,9 +11,6 @@ from loadtune.records.memory import MemoryCeiling
 from loadtune.records.score import Objective, Score
 from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.workload import TuneConfig, WorkloadFacts
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
@@ -221,12 +218,6 @@ class TuningResult:
         trained = {choice.chosen for choice in self.recipes if choice.chosen.precision == precision}
         points = [point for point in self.compute_points if point.recipe in trained]
         return max(points, key=lambda point: point.samples_per_s, default=None)
-
-    def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
-        """`loadtune.apply`: a new DataLoader like `loader`, with the settings of the best configuration."""
-        from loadtune.adopt import apply
-
-        return apply(self, loader, keep_batch_size)
 
     @property
     def frontier(self) -> tuple[Trial, ...]:

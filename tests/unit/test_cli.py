@@ -34,7 +34,7 @@ class FakeTuner:
         self.result: TuningResult = load_result(KEPT)
 
     def tune(
-        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool, reopen: bool
+        self, *, config: TuneConfig, folder: Path, listener: Callable[[Progress], None], resume: bool, reopen: bool
     ) -> TuningResult:
         self.asked.append(config)
         self.reopened.append(reopen)
@@ -72,7 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> HostFacts:
 @pytest.fixture
 def tuner(machine: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("loadtune.tune.tune_loader", fake.tune)
+    monkeypatch.setattr("loadtune.tuning.tune", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
 
