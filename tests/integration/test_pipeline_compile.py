@@ -10,7 +10,7 @@ from loadtune.errors import BenchError, WorkloadError
 from loadtune.probe.compiling import compile_recipes
 from loadtune.probe.compute import compute_curve
 from loadtune.probe.recipe import Recipes, choose_recipes
-from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig
+from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
 from loadtune.report.export import recipe_code
 from loadtune.report.journal import read_journal
 from loadtune.study.alternation import LOOKS
