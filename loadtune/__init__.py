@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from loadtune.adopt import best_loader_kwargs, best_recipe
+    from loadtune.adopt import apply, best_loader_kwargs, best_recipe
     from loadtune.batch_size import find_batch_size
     from loadtune.checking import check_baseline
     from loadtune.errors import (
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     )
     from loadtune.footprint.trace import trace_memory
     from loadtune.handover import export_tensorboard
+    from loadtune.objects import Job
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
     from loadtune.study.compare import compare
-    from loadtune.tune import tune_loader
+    from loadtune.tuning import tune
 
 __all__ = [
     "BenchError",
     "DeviceError",
+    "Job",
     "LoadtuneError",
     "MachineMismatchError",
     "MachineMismatchWarning",
@@ -49,6 +51,7 @@ __all__ = [
     "WorkloadSpec",
     "YourSettings",
     "__version__",
+    "apply",
     "best_loader_kwargs",
     "best_recipe",
     "check_baseline",
@@ -58,10 +61,12 @@ __all__ = [
     "find_batch_size",
     "load_result",
     "trace_memory",
-    "tune_loader",
+    "tune",
 ]
 
 _HOME = {
+    "Job": "loadtune.objects",
+    "apply": "loadtune.adopt",
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
     "check_baseline": "loadtune.checking",
@@ -71,7 +76,7 @@ _HOME = {
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
     "trace_memory": "loadtune.footprint.trace",
-    "tune_loader": "loadtune.tune",
+    "tune": "loadtune.tuning",
     **dict.fromkeys(
         ("MemoryCeiling", "TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"
     ),

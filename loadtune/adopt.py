@@ -1,4 +1,4 @@
-"""The confirmed winner of a stored result, as arguments for a training script.
+"""The confirmed winner of a stored result, as arguments for a training script or as a new DataLoader.
 
 In: the path of a result. Out: DataLoader arguments or the recipe. Apart from the report, because it compares this
 machine with the one that the result was measured on, and warns where they differ.
@@ -6,12 +6,15 @@ machine with the one that the result was measured on, and warns where they diffe
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning
 from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
-from loadtune.records.chosen import chosen_winner
+from loadtune.records.chosen import chosen_winner, loader_kwargs
 from loadtune.report.store import load_result
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 
 def best_loader_kwargs(
@@ -20,12 +23,14 @@ def best_loader_kwargs(
     """The DataLoader arguments of the best configuration: ``DataLoader(dataset, **best_loader_kwargs())``.
 
     ``path`` is as in `load_result`: a file, a folder, or None for the newest result. ``keep_batch_size`` returns the
-    best configuration at the batch size that the run was given, instead of the best at any batch size.
+    best configuration at the batch size that the run was given, instead of the best at any batch size. Where your batch
+    sampler or dataset makes the batches, ``batch_size`` is not among them.
 
     Warns with MachineMismatchWarning where GPU, usable cores or torch differ from the result's; ``strict`` raises
     MachineMismatchError instead. Raises ResultError where the result has no confirmed winner.
     """
-    return _best_config(path, strict, keep_batch_size).loader.kwargs()
+    result, config = _best_config(path, strict, keep_batch_size)
+    return loader_kwargs(result, config)
 
 
 def best_recipe(
@@ -35,10 +40,27 @@ def best_recipe(
 
     Arguments and errors are those of `best_loader_kwargs`, whose arguments were measured together with this recipe.
     """
-    return _best_config(path, strict, keep_batch_size).recipe
+    return _best_config(path, strict, keep_batch_size)[1].recipe
 
 
-def _best_config(path: str | os.PathLike[str] | None, strict: bool, keep_batch_size: bool) -> TrialConfig:
+def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
+    """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays unchanged.
+
+    Dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing context, timeout
+    and ``drop_last`` are the same objects. ``keep_batch_size`` takes the best configuration at the batch size that the
+    run was given. A loader whose batch sampler or dataset makes the batches keeps them.
+
+    Raises ResultError where the result has no confirmed winner.
+    """
+    config = chosen_winner(result, keep_batch_size=keep_batch_size).config
+    from loadtune.workload.loaders import LoaderParts  # imports torch, which whoever has a loader has done
+
+    return LoaderParts.of(loader).make(config.loader)
+
+
+def _best_config(
+    path: str | os.PathLike[str] | None, strict: bool, keep_batch_size: bool
+) -> tuple[TuningResult, TrialConfig]:
     from loadtune.host import read_host  # not at import: the driver's library loads with it
 
     result = load_result(path)
@@ -49,7 +71,7 @@ def _best_config(path: str | os.PathLike[str] | None, strict: bool, keep_batch_s
     if found:
         message = _mismatch(found) + " Another configuration may be the best here: run `loadtune run` on this machine."
         warnings.warn(message, MachineMismatchWarning, stacklevel=3)  # the line that called the public function
-    return config
+    return result, config
 
 
 def differences(result: TuningResult, here: HostFacts) -> list[str]:

@@ -121,6 +121,11 @@ def _setting_of(name: str, word: str) -> Setting:
     return found
 
 
+def is_import_path(word: str) -> bool:
+    """``pkg.mod:name`` or ``FILE.py:name``."""
+    return re.fullmatch(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*", word) is not None
+
+
 def optimizer_of(word: str) -> OptimizerName:
     if word not in get_args(OptimizerName):
         raise UsageError(f"--optimizer is {word!r}; it must be sgd (with momentum 0.9) or adamw.")
@@ -228,6 +233,8 @@ def check(config: TuneConfig) -> TuneConfig:
     check_at_least("--image-size", config.workload.image_size, 1)
     check_at_least("--num-classes", config.workload.num_classes, 1)
     _check_seed(config.seed)
+    _check_job(config.workload)
+    _check_step(config)
     _check_batches(config)
     _check_fixed(config)
     return config
@@ -250,6 +257,90 @@ def check_seconds(flag: str, value: float) -> None:
 def _check_seed(value: int) -> None:
     if not 0 <= value <= _LARGEST_SEED:
         raise UsageError(f"--seed is {value}; it must be from 0 to {_LARGEST_SEED}. Choose one, or leave --seed out.")
+
+
+_OPTIONS = {"data_root": "--data-root", "compute_loss": "--compute-loss"}
+
+
+def _option(name: str) -> str:
+    return _OPTIONS.get(name, f"--{name}")
+
+
+def check_options(given: Collection[str]) -> None:
+    """Refuse options that rule each other out, also where the value is the default one. `given`: their names."""
+    if "loader" in given:
+        _refuse_beside_loader([name for name in ("dataset", "data_root", "collate") if name in given])
+    if "step" in given:
+        held = ("model", "loss", "compute_loss", "optimizer", "accumulate", "amp", "precision")
+        _refuse_beside_step([_option(name) for name in held if name in given])
+
+
+def _check_job(spec: WorkloadSpec) -> None:
+    """Parts of a job that rule each other out, and what is no import path."""
+    check_at_least("--accumulate", spec.accumulate, 1)
+    check_at_least("--batch-dim", spec.batch_dim, 0)
+    usual = WorkloadSpec()
+    changed = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(usual, field.name)]
+    if spec.loader is not None:
+        _refuse_beside_loader([name for name in ("dataset", "data_root", "collate") if name in changed])
+    if spec.loss is not None and spec.compute_loss is not None:
+        raise UsageError(
+            "--loss and --compute-loss are both given. --compute-loss takes the place of --loss: leave one of them out."
+        )
+    if spec.step is not None:
+        held = ("model", "loss", "compute_loss", "optimizer", "accumulate")
+        _refuse_beside_step([_option(name) for name in held if name in changed])
+    for name in ("loader", "collate", "loss", "compute_loss", "step", "optimizer"):
+        value = getattr(spec, name)
+        if value is None or name in spec.objects or not isinstance(value, str) or is_import_path(value):
+            continue
+        if name != "optimizer" or value not in get_args(OptimizerName):
+            names = "sgd (with momentum 0.9), adamw or " if name == "optimizer" else ""
+            raise UsageError(
+                f"{_option(name)} is {value!r}; it must be {names}an import path, pkg.mod:name or FILE.py:name, such as"
+                f" train.py:{_EXAMPLES[name]}."
+            )
+
+
+_EXAMPLES = {
+    "loader": "make_loader",
+    "collate": "collate",
+    "loss": "loss",
+    "compute_loss": "compute_loss",
+    "step": "make_step",
+    "optimizer": "make_optimizer",
+}
+
+
+def _refuse_beside_loader(names: list[str]) -> None:
+    if names:
+        found = ", ".join(_option(name) for name in names)
+        raise UsageError(
+            f"--loader is given together with {found}, but the loader brings its own dataset and collate function. "
+            f"Leave {found} out, or leave --loader out."
+        )
+
+
+def _refuse_beside_step(found: list[str]) -> None:
+    if found:
+        raise UsageError(
+            f"--step is given together with {', '.join(found)}, but the step holds model, loss, optimizer and "
+            f"precision. Leave {', '.join(found)} out, or leave --step out."
+        )
+
+
+_OF_THE_STEP = ("precision", "memory_format", "compile")
+
+
+def _check_step(config: TuneConfig) -> None:
+    """A training step of the user's own decides the recipe."""
+    if config.workload.step is None:
+        return
+    found = ["--amp"] if config.yours.precision not in (None, "own") else []
+    found += [] if config.precisions is None else ["--precision"]
+    found += [f"--fix {fixed.name}" for fixed in config.fix if fixed.name in _OF_THE_STEP]
+    found += [f"--tune {name}" for name in config.tune if name in _OF_THE_STEP]
+    _refuse_beside_step(found)
 
 
 def _check_batches(config: TuneConfig) -> None:

@@ -28,7 +28,9 @@ def find_batch_size(
     model_or_factory: "torch.nn.Module | Callable[[], torch.nn.Module] | str",
     input_shape_or_dataset: Any,
     *,
-    loss: "Callable[[Any, torch.Tensor], torch.Tensor] | None" = None,
+    loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
+    compute_loss: Callable[[Any, Any], Any] | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer]" = "sgd",
     precision: Precision = "fp32",
     num_steps: int = 3,
@@ -50,9 +52,11 @@ def find_batch_size(
     model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model;
         or an import path ``pkg.mod:factory``.
     input_shape_or_dataset: the shape of one sample, for random float32 inputs; or a map-style dataset, a function or
-        class without arguments that returns one, an import path, or ``FakeData``.
+        class without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``.
     loss: (outputs, targets) → scalar tensor. None: cross entropy. It takes outputs of shape (batch, classes),
         (batch, classes, …) or (batch, …, classes).
+    compute_loss: (model, batch) → scalar tensor, in place of ``loss``, for samples that are no (input, target).
+    collate: the collate function for a dataset. None: PyTorch's.
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer.
     precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision).
     num_steps: number of training steps that each size has to complete.
@@ -77,7 +81,16 @@ def find_batch_size(
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
     classes = None if num_classes is None else at_least_1("num_classes", num_classes)
-    spec, objects = workload_of(model_or_factory, input_shape_or_dataset, loss, optimizer, classes, output_shape)
+    spec, objects = workload_of(
+        model_or_factory,
+        input_shape_or_dataset,
+        loss,
+        optimizer,
+        classes,
+        output_shape,
+        compute_loss=compute_loss,
+        collate=collate,
+    )
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
     with BenchClient(spec, chosen, objects=objects) as bench:
@@ -91,10 +104,10 @@ def find_batch_size(
 
 def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
     """On a CPU even the first size may take long, so the smallest batch is timed before."""
-    smallest = min(max(2, facts.min_batch_size), facts.dataset_length)
+    smallest = min(max(2, facts.smallest_batch), facts.largest_batch or 2)
     scout = bench.time_compute(recipe, smallest, 0.0)  # where it fails, the probe says why
     known = {smallest: scout.quickest_step_s} if isinstance(scout, ComputePoint) else {}
-    return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.min_batch_size)
+    return StepLimit(seconds=STEP_LIMIT_S, known=known, admitted=facts.smallest_batch)
 
 
 def _caps(
@@ -107,7 +120,12 @@ def _caps(
             f"{', '.join(facts.precisions)} there. Choose one of these, or another device."
         )
     least = facts.min_batch_size
-    if facts.dataset_length < least:
+    if facts.fixed_batch_size is not None:
+        raise UsageError(
+            f"the loader's batch sampler or dataset makes batches of {facts.fixed_batch_size} samples, so no other "
+            "size can be tried. Pass a loader with batch_size=..., or the dataset."
+        )
+    if facts.dataset_length is not None and facts.dataset_length < least:
         raise WorkloadError(
             f"the dataset has {facts.dataset_length} sample, but the model needs at least {least} samples to train "
             "(batch normalization does). Pass a larger dataset."
@@ -118,7 +136,9 @@ def _caps(
             "normalization does). Raise max_batch_size, or leave it out."
         )
     # The number of random samples is not limited.
-    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length} if has_length else {}
+    caps: dict[CeilingLimit, int] = {}
+    if has_length and facts.dataset_length is not None:
+        caps["dataset"] = facts.dataset_length
     if max_batch_size is not None:
         caps["cap"] = max_batch_size
     return caps

@@ -8,13 +8,13 @@ import operator
 from typing import Any, cast, get_args
 
 from loadtune.errors import UsageError
-from loadtune.objects import label_of
+from loadtune.objects import is_loader, label_of
 from loadtune.records import PRECISIONS, LiveObjects, MemoryFormat, OptimizerName, Recipe, WorkloadSpec
 
 _RANDOM = "random"
 _WANTED_DATA = (
-    "Pass the shape of one sample such as (3, 224, 224), a map-style dataset, a function without arguments that "
-    "returns one, or an import path `pkg.mod:factory`."
+    "Pass the shape of one sample such as (3, 224, 224), a map-style dataset, a DataLoader, a function without "
+    "arguments that returns a dataset, or an import path `pkg.mod:factory`."
 )
 
 
@@ -64,17 +64,24 @@ def workload_of(
     optimizer: object,
     num_classes: int | None,
     output_shape: object = None,
+    *,
+    compute_loss: object = None,
+    collate: object = None,
 ) -> tuple[WorkloadSpec, LiveObjects | None]:
     """Names into the spec, objects packed. Raises UsageError where an argument can be neither."""
     shape = _shape(data)
     _check_kinds(model, data, loss, optimizer)
+    _check_functions(data, shape, loss, compute_loss, collate)
     target_shape = None if output_shape is None else _checked_output_shape(output_shape, shape, loss)
     objects: dict[str, Any] = {
         "model": None if isinstance(model, str) else model,
+        "loader": None,
         "dataset": None if isinstance(data, str) or shape else data,
+        "collate": collate,
         "input_shape": shape,
         "output_shape": target_shape,
         "loss": loss,
+        "compute_loss": compute_loss,
         "optimizer": None if isinstance(optimizer, str) else optimizer,
     }
     spec = WorkloadSpec(
@@ -88,7 +95,11 @@ def workload_of(
         return spec, None
     from loadtune.workload.live import LiveParts, pack_parts  # imports torch, which whoever has such objects has done
 
-    return spec, pack_parts(LiveParts(**objects))
+    if is_loader(data):
+        from loadtune.workload.loaders import LoaderParts
+
+        objects |= {"loader": LoaderParts.of(cast(Any, data)), "dataset": None}
+    return spec, pack_parts(LiveParts(**{name: part for name, part in objects.items() if part is not None}))
 
 
 def is_random(spec: WorkloadSpec) -> bool:
@@ -130,15 +141,25 @@ def _checked_output_shape(value: object, input_shape: object, loss: object) -> t
     return cast(tuple[int, ...], sizes)
 
 
+def _check_functions(data: object, shape: object, loss: object, compute_loss: object, collate: object) -> None:
+    for name, function in (("compute_loss", compute_loss), ("collate", collate)):
+        if not (function is None or callable(function)):
+            raise UsageError(f"{name} is {function!r}; it must be a function, or left out.")
+    if loss is not None and compute_loss is not None:
+        raise UsageError("loss and compute_loss are both given. compute_loss takes the place of loss: leave one out.")
+    if collate is not None and (shape is not None or is_loader(data)):
+        found = "a loader, which has its own" if is_loader(data) else "a shape, whose samples are random tensors"
+        raise UsageError(f"collate is given, but the second argument is {found}. Leave collate out.")
+
+
 def _check_kinds(model: object, data: object, loss: object, optimizer: object) -> None:
     if not (isinstance(model, str) or callable(model)):
         raise UsageError(
             f"the model is a {type(model).__name__}; pass a torch.nn.Module, a function without arguments that returns "
             "one, the name of a torchvision model, or an import path `pkg.mod:factory`."
         )
-    if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__")):
-        hint = " Pass its `.dataset`." if hasattr(data, "dataset") else ""
-        raise UsageError(f"the second argument is a {type(data).__name__}.{hint} {_WANTED_DATA}")
+    if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__") or is_loader(data)):
+        raise UsageError(f"the second argument is a {type(data).__name__}. {_WANTED_DATA}")
     if not (loss is None or callable(loss)):
         raise UsageError(
             f"loss is {loss!r}; it must be a function (outputs, targets) → scalar tensor. For cross entropy leave it"

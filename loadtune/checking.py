@@ -75,8 +75,8 @@ def _refuse_objects(result: TuningResult) -> None:
     named = result.config.workload.objects
     if named:
         raise ResultError(
-            f"The baseline cannot be measured again: its {' and '.join(named)} came to tune_loader as Python objects, "
-            "which are not stored. `loadtune check` needs a baseline whose dataset and model have names: torchvision "
+            f"The baseline cannot be measured again: its {' and '.join(named)} came to loadtune.tune as Python "
+            "objects, which are not stored. `loadtune check` needs a baseline whose parts have names: torchvision "
             "names, or import paths `pkg.mod:factory`."
         )
 

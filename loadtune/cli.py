@@ -17,6 +17,7 @@ import typer
 from loadtune import __version__, options
 from loadtune.arguments import (
     check,
+    check_options,
     fixed_of,
     memory_of,
     objective_of,
@@ -24,7 +25,6 @@ from loadtune.arguments import (
     probe_of,
     resumed_config,
     tuned_of,
-    workload_of,
     yours_of,
 )
 from loadtune.cli_check import check as check_command
@@ -34,7 +34,7 @@ from loadtune.cli_report import report
 from loadtune.cli_results import compare, export, schema
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError, OutOfTimeError
-from loadtune.records import HostFacts, TuneConfig, TuningResult
+from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec
 from loadtune.terminal import print_whatever_the_locale, show
 from loadtune.units import counted
 
@@ -85,7 +85,14 @@ def run(
     data_root: options.DataRoot = None,
     image_size: options.ImageSize = None,
     num_classes: options.NumClasses = None,
+    loader: options.Loader = None,
+    collate: options.Collate = None,
+    loss: options.Loss = None,
+    compute_loss: options.ComputeLoss = None,
     optimizer: options.Optimizer = "sgd",
+    step: options.Step = None,
+    accumulate: options.Accumulate = 1,
+    batch_dim: options.BatchDim = None,
     batch_size: options.BatchSize = None,
     num_workers: options.NumWorkers = None,
     pin_memory: options.PinMemory = None,
@@ -118,7 +125,22 @@ def run(
     of its own. Ctrl-C ends the run early and keeps what was measured.
     """
     with told_plainly(debug):
-        workload = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, seed)
+        workload = WorkloadSpec(
+            dataset=dataset,
+            model=model,
+            data_root=data_root,
+            image_size=image_size,
+            num_classes=num_classes,
+            loader=loader,
+            collate=collate,
+            loss=loss,
+            compute_loss=compute_loss,
+            optimizer=optimizer,
+            step=step,
+            accumulate=accumulate,
+            batch_dim=batch_dim,
+            seed=seed,
+        )
         yours = yours_of(batch_size, num_workers, pin_memory, persistent_workers, amp)
         config = TuneConfig(
             workload=workload,
@@ -139,6 +161,7 @@ def run(
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         given = _given(ctx)
+        check_options(given)
         folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
         reopen = folder is not None and "trials" in given
         _run(config, folder, Printed(as_json=json, verbose=verbose, quiet=quiet), reopen=reopen, debug=debug)
@@ -244,10 +267,10 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
 
 def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
-    from loadtune.tune import tune_loader
+    from loadtune.tuning import tune
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
-        return tune_loader(config, folder=folder, listener=display, resume=resume, reopen=reopen)
+        return tune(config=config, folder=folder, listener=display, resume=resume, reopen=reopen)
 
 
 def _print_machine(facts: HostFacts, requested: str | None, printed: Printed) -> None:

@@ -5,14 +5,53 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+_PATH = "pkg.mod:name or FILE.py:name"
+
 Dataset = Annotated[
-    str, typer.Option(help="FakeData, a class name of torchvision.datasets, or pkg.mod:factory (your own).")
+    str, typer.Option(help=f"FakeData, a class name of torchvision.datasets, or your factory: {_PATH}.")
 ]
-Model = Annotated[str, typer.Option(help="A model name of torchvision, or pkg.mod:factory (your own).")]
+Model = Annotated[str, typer.Option(help=f"A model name of torchvision, or your factory: {_PATH}.")]
+Loader = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH:FN",
+        help="Function that returns your DataLoader: in place of --dataset. Its settings are the baseline.",
+    ),
+]
+Collate = Annotated[
+    str | None, typer.Option(metavar="PATH:FN", help="Collate function for --dataset. [default: PyTorch's]")
+]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH:FN", help="fn(outputs, targets). [default: cross entropy; for mappings the model's own loss]"
+    ),
+]
+ComputeLoss = Annotated[
+    str | None, typer.Option(metavar="PATH:FN", help="fn(model, batch) that returns the loss; in place of --loss.")
+]
+Step = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH:FN",
+        help="make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then.",
+    ),
+]
+Accumulate = Annotated[
+    int, typer.Option(metavar="N", help="Batches whose gradients are summed before each step of the optimizer.")
+]
+BatchDim = Annotated[
+    int | None, typer.Option(metavar="N", help="Dimension of a batch's tensors that counts samples. [default: found]")
+]
 DataRoot = Annotated[str | None, typer.Option(help="Folder that the torchvision dataset reads.")]
 ImageSize = Annotated[int | None, typer.Option(help="Image height and width in pixels. [default: the model's]")]
 NumClasses = Annotated[int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")]
-Optimizer = Annotated[str, typer.Option(metavar="sgd|adamw", help="The optimizer; sgd has momentum 0.9.")]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        metavar="sgd|adamw|PATH:FN", help="sgd (with momentum 0.9), adamw, or fn(parameters) that returns an optimizer."
+    ),
+]
 BatchSize = Annotated[
     int | None, typer.Option(help="Baseline: your batch size. The best at this size is reported too. [default: 64]")
 ]
@@ -118,6 +157,8 @@ Examples:
   loadtune run --dataset FakeData --model resnet50
   loadtune run --dataset train:make_dataset --model train:make_model \\
     --batch-size 64 --num-workers 4 --pin-memory --amp bf16
+  loadtune run --loader train.py:make_loader --model train.py:make_model \\
+    --loss train.py:loss --optimizer train.py:make_optimizer
   loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
     --time-budget 120 --precision bf16
   loadtune run --resume"""

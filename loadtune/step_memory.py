@@ -7,7 +7,7 @@ nor study. The bench measures; this process estimates, and creates no CUDA conte
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import (
@@ -147,11 +147,9 @@ def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
         return None
 
 
-def _what_if(
-    plan: "StepPlan", optimizer: OptimizerName, wanted: Wanted, meter: Meter | None, room: _Room
-) -> Iterator[WhatIf]:
+def _what_if(plan: "StepPlan", optimizer: str, wanted: Wanted, meter: Meter | None, room: _Room) -> Iterator[WhatIf]:
     precisions = PRECISIONS if meter is None else meter.describe().precisions
-    for name, variant in variants(wanted, optimizer, plan.inputs.shape, precisions):
+    for name, variant in variants(wanted, cast(OptimizerName, optimizer), plan.inputs.shape, precisions):
         yield _row(plan, name, variant, meter, room)
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
         inputs=_shape_of(inputs),
         targets=SampleShape(shape=tuple(targets.shape[1:]), dtype=torch.long),
         optimizer=spec.optimizer,
-        make_optimizer=_maker(spec.optimizer),
+        make_optimizer=_maker(cast(OptimizerName, spec.optimizer)),
         precision=precision,
         has_loss=not targets.is_floating_point(),
     )

@@ -102,7 +102,7 @@ class MemoryProbe:
         if self._most:
             return
         tries = self._tries
-        _first(tries, min(LOW, max(tries.smallest, tries.cap // 4)))
+        _first(tries, max(tries.smallest, min(LOW, tries.cap // 4)))
         self._most = len(tries.reports) - 1 + MAX_PROBES
         _second(tries, self._most)
 
@@ -148,10 +148,9 @@ def _limit_of(tries: Tries) -> CeilingLimit:
     return "memory" if end is not None and end < walls[0].batch_size else "failure"
 
 
-def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str | None:
-    """What the last batch of an epoch would end in. None: it is full, or it trains."""
-    left = dataset_length % batch_size
-    if not 0 < left < smallest:
+def left_over_note(dataset_length: int | None, batch_size: int, smallest: int) -> str | None:
+    """What the last batch of an epoch would end in. None: it is full, or it trains, or nobody knows."""
+    if dataset_length is None or not 0 < (left := dataset_length % batch_size) < smallest:
         return None
     return (
         f"Keep drop_last=True: with batch size {batch_size} the last batch of an epoch has {left} of the "
@@ -160,7 +159,7 @@ def left_over_note(dataset_length: int, batch_size: int, smallest: int) -> str |
 
 
 def _notes(dataset_length: int | None, sizes: tuple[int, ...], smallest: int) -> tuple[str, ...]:
-    notes = [left_over_note(dataset_length, size, smallest) for size in sizes] if dataset_length else []
+    notes = [left_over_note(dataset_length, size, smallest) for size in sizes]
     return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 

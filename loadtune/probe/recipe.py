@@ -61,22 +61,23 @@ def choose_recipes(
     facts: WorkloadFacts,
     precisions: tuple[Precision, ...],
     *,
-    optimizer: OptimizerName,
-    largest: int,
+    optimizer: OptimizerName | None,
+    largest: int | None,
     time_budget_s: float,
     memory_format: MemoryFormat | None = None,
 ) -> Recipes:
     """Time the candidates on one resident batch each and keep the fastest.
 
-    `largest` bounds the batch (dataset length, ``--max-batch-size``). `memory_format` is taken whatever it gains; None:
-    the faster one is. Raises WorkloadError where no precision trains.
+    `largest` bounds the batch (dataset length, ``--max-batch-size``); None: nothing does. `memory_format` is taken
+    whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises
+    WorkloadError where no precision trains.
     """
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     reference: ComputePoint | None = None
     for precision in precisions:
-        plain = _time_plain(bench, precision, batch_size, facts.min_batch_size, point_s)
+        plain = _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
             continue
@@ -118,12 +119,13 @@ def point_seconds(time_budget_s: float) -> float:
     return min(1.0, STEP_SHARE * time_budget_s)
 
 
-def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int, time_budget_s: float) -> int:
+def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None, time_budget_s: float) -> int:
     """The batch whose step is affordable.
 
     Climbs from the smallest batch by what each size shows: a small batch says little of a larger one's step.
     """
-    smallest = min(max(2, facts.min_batch_size), largest)
+    largest = largest or MODERATE_BATCH
+    smallest = min(max(2, facts.smallest_batch), largest)
     step_limit_s = STEP_SHARE * time_budget_s
     scout, step_s = _scout(bench, facts, smallest), dict[int, float]()
     while True:
@@ -161,7 +163,7 @@ def _best_recipe(
     facts: WorkloadFacts,
     plain: ComputePoint,
     point_s: float,
-    optimizer: OptimizerName,
+    optimizer: OptimizerName | None,
     memory_format: MemoryFormat | None,
 ) -> tuple[RecipeChoice, list[str]]:
     """Climb from the plain recipe: each change is tried on the best so far and kept if it pays."""
@@ -187,11 +189,14 @@ def _pays(point: ComputePoint, best: ComputePoint) -> bool:
 
 
 def _changes(
-    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName, memory_format: MemoryFormat | None
+    facts: WorkloadFacts, precision: Precision, optimizer: OptimizerName | None, memory_format: MemoryFormat | None
 ) -> dict[str, Callable[[Recipe], Recipe]]:
+    """None where the user's own step decides. An optimizer of the user's own is fused or not as it was made."""
     changes: dict[str, Callable[[Recipe], Recipe]] = {}
+    if precision == "own":
+        return changes
     if facts.takes_channels_last and memory_format != "contiguous":
         changes["channels_last"] = lambda recipe: replace(recipe, memory_format="channels_last")
-    if (precision, optimizer) not in BREAKS_FUSED:
+    if optimizer is not None and (precision, optimizer) not in BREAKS_FUSED:
         changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
     return changes

@@ -3,6 +3,8 @@
 Apart from the record, because the error is about the request, not about what was found.
 """
 
+from typing import Any
+
 from loadtune.errors import ResultError
 from loadtune.records.configs import TrialConfig
 from loadtune.records.confirmed import ruled_out
@@ -28,6 +30,12 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
         f"The run of {result.created} has no confirmed winner{_reason(result, why)} Only a confirmed configuration is"
         " exported. Name another result, or run `loadtune run` again; --resume continues a run that was cut short."
     )
+
+
+def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:
+    """What ``DataLoader`` takes, without the batch size where the user's batch sampler or dataset makes the batches."""
+    fixed = result.facts is not None and result.facts.fixed_batch_size is not None
+    return {name: value for name, value in config.loader.kwargs().items() if not (fixed and name == "batch_size")}
 
 
 def why_unconfirmed(result: TuningResult, winner: Winner) -> Unconfirmed | None:

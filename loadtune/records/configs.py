@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 Precision = Literal["fp32", "fp16", "bf16", "own"]
-"""Autocast's dtype, which is what "AMP on or off" really asks; fp32 is AMP off. fp16 comes with a GradScaler. ``own``: a
-training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
+"""Autocast's dtype, which is what "AMP on or off" really asks; fp32 is AMP off. fp16 comes with a GradScaler.
+``own``: a training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 """Those that can be chosen."""
 

@@ -1,7 +1,7 @@
 """What to train, and what the training process found out about it."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from loadtune.records.configs import PRECISIONS, Dimension, Fixed, LoaderConfig, OptionalDimension, Precision, Setting
 from loadtune.records.memory import ProbeMode
@@ -49,6 +49,18 @@ class WorkloadSpec:
     objects: tuple[WorkloadPart, ...] = ()
     """Parts that were passed to ``tune`` as Python objects; set by it. Such a part's name is a label of its class, from
     which nothing can be built."""
+
+    @property
+    def title(self) -> str:
+        """``FakeData + resnet50``, for people."""
+        return f"{self.loader or self.dataset} + {self.step or self.model}"
+
+    @property
+    def named_optimizer(self) -> OptimizerName | None:
+        """None: a function of the user's own makes the optimizer, or the training step has it."""
+        if self.step is not None or "optimizer" in self.objects:
+            return None
+        return next((name for name in get_args(OptimizerName) if name == self.optimizer), None)
 
     @property
     def label(self) -> str:
@@ -121,13 +133,23 @@ class WorkloadFacts:
     """What a batch has where no other size can be chosen: the user's batch sampler or dataset makes the batches.
     None: any size can be."""
     max_workers: int | None = None
-    """Workers beyond which samples would repeat: 1 for a stream that is not shared out among workers. None: no bound."""
+    """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
     sample_tokens: float | None = None
     """Tokens of a sample, padding included, where batches have ``input_ids``."""
     largest_sample_bytes: int | None = None
     """Of the largest sample that was seen. None: all samples have one size."""
     structure: str | None = None
     """What a batch looks like, in words. None: a pair of tensors, or a result of an older version."""
+
+    @property
+    def smallest_batch(self) -> int:
+        """Smallest batch that can be trained: the only one where the batch size is fixed."""
+        return self.fixed_batch_size or self.min_batch_size
+
+    @property
+    def largest_batch(self) -> int | None:
+        """Largest batch that there are samples for. None: a stream that does not tell its length."""
+        return self.fixed_batch_size or self.dataset_length
 
     @property
     def takes_channels_last(self) -> bool:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loadtune.records import TuningResult
+from loadtune.records.chosen import loader_kwargs
 from loadtune.report.bottleneck import short_lines
+from loadtune.report.export import has_own_loader
 from loadtune.report.figures import Table, answer_table
 from loadtune.report.view import batch_caution, seen_once, warning
 from loadtune.units import counted
@@ -37,7 +39,7 @@ class Answer:
 def answer(result: TuningResult, folder: Path, *, has_page: bool, resume_command: str | None = None) -> Answer:
     """`resume_command` is set where the run was cut short and can go on."""
     return Answer(
-        title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
+        title=f"{result.config.workload.title} on {result.device.name}",
         warning=warning(result),
         table=answer_table(result),
         lines=(*seen_once(result), *short_lines(result), *batch_caution(result), *_reasons(result)),
@@ -54,8 +56,9 @@ def _reasons(result: TuningResult) -> tuple[str, ...]:
 def _code(result: TuningResult) -> tuple[str, ...]:
     if result.best is None:
         return ()
-    settings = [f"{name}={value!r}" for name, value in result.best.config.loader.kwargs().items()]
-    arguments = ", ".join(["dataset", "shuffle=True", "drop_last=True", *settings])
+    settings = [f"{name}={value!r}" for name, value in loader_kwargs(result, result.best.config).items()]
+    others = ["..."] if has_own_loader(result) else ["shuffle=True", "drop_last=True"]
+    arguments = ", ".join(["dataset", *others, *settings])
     indented = textwrap.wrap(arguments + ",", _WIDTH, initial_indent="    ", subsequent_indent="    ")
     return ("loader = DataLoader(", *indented, ")")
 

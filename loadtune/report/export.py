@@ -4,7 +4,8 @@ The code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's
 because code is tested by running it.
 """
 
-from loadtune.records import OptimizerName, TrialConfig
+from loadtune.records import TrialConfig, TuningResult, WorkloadSpec
+from loadtune.records.chosen import loader_kwargs
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
@@ -17,31 +18,70 @@ _OPTIMIZER = {
 _LINE = 76
 
 
-def loader_code(config: TrialConfig) -> str:
-    """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch."""
-    chosen = "".join(f"    {name}={value!r},\n" for name, value in config.loader.kwargs().items())
-    return (
-        "from torch.utils.data import DataLoader\n\n"
-        "loader = DataLoader(\n    dataset,\n    shuffle=True,\n    drop_last=True,\n" + chosen + ")\n"
-    )
+def has_own_loader(result: TuningResult) -> bool:
+    """Whether the settings are for a ``DataLoader`` of the user's own, which has more arguments than those."""
+    spec = result.config.workload
+    return spec.loader is not None or "loader" in spec.objects
 
 
-def recipe_code(config: TrialConfig, optimizer: OptimizerName, device: str = "cuda") -> str:
-    """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``."""
+def loader_code(result: TuningResult, config: TrialConfig) -> str:
+    """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch.
+
+    Of a loader of the user's own the other arguments stay, such as its sampler.
+    """
+    chosen = "".join(f"    {name}={value!r},\n" for name, value in loader_kwargs(result, config).items())
+    others = "    shuffle=True,\n    drop_last=True,\n"
+    if has_own_loader(result):
+        others = "    # your other arguments, such as sampler and collate_fn\n"
+    return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
+
+
+def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda") -> str:
+    """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``.
+
+    A function of the user's own has the name of the option that takes it.
+    """
+    if config.precision == "own":
+        return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
     scaler = f'scaler = torch.amp.GradScaler("{device}")\n' if config.precision == "fp16" else ""
     return (
         "import torch\n\n"
         + f'model = model.to("{device}"{_memory_format(config)})\n'
-        + "# set your own learning rate\n"
-        + f"optimizer = torch.optim.{_OPTIMIZER[optimizer]}{_fused(config)}\n)\n"
+        + _optimizer(config, spec)
         + _compile(config)
         + scaler
-        + "\nfor inputs, targets in loader:\n"
-        + "".join(f"    {line}\n" for line in _step(config, device))
+        + _loop(spec)
+        + "".join(f"    {line}\n" for line in _step(config, spec, device))
     )
 
 
-def _step(config: TrialConfig, device: str) -> list[str]:
+def _optimizer(config: TrialConfig, spec: WorkloadSpec) -> str:
+    if spec.named_optimizer is None:
+        return "optimizer = make_optimizer(model.parameters())  # your own function\n"
+    return (
+        f"# set your own learning rate\noptimizer = torch.optim.{_OPTIMIZER[spec.named_optimizer]}{_fused(config)}\n)\n"
+    )
+
+
+def _loop(spec: WorkloadSpec) -> str:
+    batch = "batch" if _has_own_loss(spec) else "inputs, targets"
+    if spec.accumulate == 1:
+        return f"\nfor {batch} in loader:\n"
+    batch = batch if _has_own_loss(spec) else f"({batch})"
+    return f"\nfor number, {batch} in enumerate(loader, start=1):\n"
+
+
+def _has_own_loss(spec: WorkloadSpec) -> bool:
+    """Whether a function of the user's own calls the model."""
+    return spec.compute_loss is not None or "compute_loss" in spec.objects
+
+
+def _step(config: TrialConfig, spec: WorkloadSpec, device: str) -> list[str]:
+    copied = ["# move the tensors of the batch to the device"] if _has_own_loss(spec) else _copy(config, device)
+    return [*copied, *_forward(config, spec, device), *_update(config, spec)]
+
+
+def _copy(config: TrialConfig, device: str) -> list[str]:
     asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
     arguments = f'"{device}"{asynchronous}{_memory_format(config)}'
     on_one_line = f"inputs = inputs.to({arguments})"
@@ -49,23 +89,27 @@ def _step(config: TrialConfig, device: str) -> list[str]:
     return [
         *([on_one_line] if fits else ["inputs = inputs.to(", f"    {arguments}", ")"]),
         f'targets = targets.to("{device}"{asynchronous})',
-        *_forward(config, device),
-        "optimizer.zero_grad(set_to_none=True)",
-        *_update(config),
     ]
 
 
-def _forward(config: TrialConfig, device: str) -> list[str]:
-    forward = "loss = loss_fn(model(inputs), targets)"
+def _forward(config: TrialConfig, spec: WorkloadSpec, device: str) -> list[str]:
+    forward = "loss = compute_loss(model, batch)" if _has_own_loss(spec) else "loss = loss_fn(model(inputs), targets)"
     if config.precision == "fp32":
         return [forward]
     return [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward}"]
 
 
-def _update(config: TrialConfig) -> list[str]:
-    if config.precision == "fp16":
-        return ["scaler.scale(loss).backward()", "scaler.step(optimizer)", "scaler.update()"]
-    return ["loss.backward()", "optimizer.step()"]
+def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
+    scaled = config.precision == "fp16"
+    loss = "loss" if spec.accumulate == 1 else f"loss / {spec.accumulate}"
+    backward = f"scaler.scale({loss}).backward()" if scaled else f"{loss}.backward()"
+    update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
+    if spec.accumulate == 1:
+        return ["optimizer.zero_grad(set_to_none=True)", backward, *update]
+    if not scaled:
+        backward = f"({loss}).backward()"
+    update = [*update, "optimizer.zero_grad(set_to_none=True)"]
+    return [backward, f"if number % {spec.accumulate} == 0:", *(f"    {line}" for line in update)]
 
 
 def _memory_format(config: TrialConfig) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
 from loadtune.records.confirmed import compute_fraction
 from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilization_rows
+from loadtune.report.wording import memory_format_text, precision_text
 from loadtune.units import (
     MISSING,
     bytes_text,
@@ -40,6 +41,8 @@ class _Column:
     """None: it was not confirmed."""
     assumed: tuple[str, ...]
     compute_fraction: float | None
+    sample_tokens: float | None
+    """Tokens of a sample. None: samples are no text."""
 
     def assumed_mark(self, setting: str) -> str:
         return " (assumed)" if setting in self.assumed else ""
@@ -81,6 +84,7 @@ def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
         finalist=_finalist(result, winner.config),
         assumed=(),
         compute_fraction=winner.compute_fraction,
+        sample_tokens=_sample_tokens(result),
     )
 
 
@@ -93,7 +97,12 @@ def _baseline_column(result: TuningResult, yours: TrialConfig) -> _Column:
         finalist=finalist,
         assumed=result.assumed,
         compute_fraction=_compute_fraction(result, finalist),
+        sample_tokens=_sample_tokens(result),
     )
+
+
+def _sample_tokens(result: TuningResult) -> float | None:
+    return None if result.facts is None else result.facts.sample_tokens
 
 
 def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
@@ -115,6 +124,7 @@ def _answer_rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str
         *settings,
         *((name, cell) for name, (cell, usual) in optional.items() if any(cell(column) != usual for column in columns)),
         *_objective_rows(columns)[:2],
+        *_token_rows(columns),
         *_epoch_rows(columns),
         *([] if device_kind == "cpu" else [("GPU utilization", lambda c: gpu_text(_telemetry(c)))]),
         ("CPU utilization", lambda c: cpu_text(_telemetry(c))),
@@ -127,8 +137,8 @@ def _settings() -> list[tuple[str, _Cell]]:
         ("batch_size", lambda c: f"{c.config.batch_size}{c.assumed_mark('batch_size')}"),
         ("num_workers", lambda c: f"{c.config.loader.num_workers}{c.assumed_mark('num_workers')}"),
         ("pin_memory", lambda c: f"{c.config.loader.pin_memory}{c.assumed_mark('pin_memory')}"),
-        ("precision", lambda c: f"{c.config.precision}{c.assumed_mark('precision')}"),
-        ("memory format", lambda c: c.config.recipe.memory_format),
+        ("precision", lambda c: f"{precision_text(c.config.precision)}{c.assumed_mark('precision')}"),
+        ("memory format", lambda c: memory_format_text(c.config.recipe)),
     ]
 
 
@@ -147,6 +157,7 @@ def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell
         *_settings(),
         *((name, cell) for name, (cell, _) in _optional_settings().items()),
         *_objective_rows(columns),
+        *_token_rows(columns),
         *_epoch_rows(columns),
         ("share of compute-only", lambda c: percent_text(c.compute_fraction)),
         ("blocked in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
@@ -161,6 +172,18 @@ def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
     if any(column.winner and column.winner.efficiency for column in columns):
         return [("samples/J (95% CI)", _efficiency), ("gain (99% CI)", _efficiency_gain), *rows]
     return rows
+
+
+def _token_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
+    """Tokens per second, padding included; none where samples are no text."""
+    return [("tokens/s", _tokens)] if any(column.sample_tokens is not None for column in columns) else []
+
+
+def _tokens(column: _Column) -> str:
+    known = column.winner or column.finalist
+    if known is None or column.sample_tokens is None:
+        return MISSING
+    return number_text(known.samples_per_s * column.sample_tokens)
 
 
 def _epoch_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:

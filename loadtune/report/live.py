@@ -58,7 +58,7 @@ def plain_line(progress: Progress) -> str | None:
 
 
 class LiveDisplay:
-    """A listener: ``with LiveDisplay(sys.stderr) as display: tune_loader(config, listener=display)``."""
+    """A listener: ``with LiveDisplay(sys.stderr) as display: tune(config=config, listener=display)``."""
 
     def __init__(self, stream: TextIO, *, quiet: bool = False) -> None:
         """``quiet`` shows warnings only."""

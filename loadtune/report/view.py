@@ -137,7 +137,7 @@ def summary(result: TuningResult) -> Summary:
         Section(title="Notes", lines=result.notes),
     )
     return Summary(
-        title=f"{result.config.workload.dataset} + {result.config.workload.model} on {result.device.name}",
+        title=f"{result.config.workload.title} on {result.device.name}",
         warning=warning(result),
         figures=table,
         sections=tuple(section for section in sections if section.lines),
@@ -214,12 +214,12 @@ def _code(result: TuningResult) -> tuple[Section, ...]:
     """At the user's batch size only what differs from the best."""
     if result.best is None:
         return ()
-    best, optimizer, kind = result.best.config, result.config.workload.optimizer, result.device.kind
-    blocks = {"Loader": loader_code(best), "Training step": recipe_code(best, optimizer, kind)}
+    best, spec, kind = result.best.config, result.config.workload, result.device.kind
+    blocks = {"Loader": loader_code(result, best), "Training step": recipe_code(best, spec, kind)}
     if result.best_at_your_batch is not None:
         fixed = result.best_at_your_batch.config
-        blocks["Loader at your batch size"] = loader_code(fixed)
-        blocks["Training step at your batch size"] = recipe_code(fixed, optimizer, kind)
+        blocks["Loader at your batch size"] = loader_code(result, fixed)
+        blocks["Training step at your batch size"] = recipe_code(fixed, spec, kind)
     shown = {code: title for title, code in reversed(blocks.items())}  # of two alike, the first title stays
     return tuple(
         Section(title=title, lines=tuple(code.rstrip("\n").split("\n")))

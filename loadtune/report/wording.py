@@ -22,12 +22,18 @@ VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
 daemons that hold less stand on many machines."""
 
-PRECISION_TEXT: Mapping[Precision, str] = {"fp32": "fp32 (no AMP)", "fp16": "fp16 (AMP)", "bf16": "bf16 (AMP)"}
+PRECISION_TEXT: Mapping[Precision, str] = {
+    "fp32": "fp32 (no AMP)",
+    "fp16": "fp16 (AMP)",
+    "bf16": "bf16 (AMP)",
+    "own": "your step's own",
+}
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "GPU memory",
     "failure": "an error at larger batches that is not out of memory",
     "dataset": "the length of the dataset",
+    "fixed": "your loader, which makes batches of this size only",
     "cap": "--max-batch-size",
     "host_memory": "RAM: prefetched batches would not fit",
     "time": "the time of one step (1% of --time-budget)",
@@ -84,7 +90,7 @@ def searched_text(config: TrialConfig) -> str:
         f"batch {loader.batch_size}",
         counted(loader.num_workers, "worker"),
         "pinned" if loader.pin_memory else "not pinned",
-        config.precision,
+        "your step's own precision" if config.precision == "own" else config.precision,
     ]
     if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
         parts.insert(2, f"prefetch_factor={loader.prefetch_factor}")
@@ -93,13 +99,24 @@ def searched_text(config: TrialConfig) -> str:
     return ", ".join(parts)
 
 
+def precision_text(precision: Precision) -> str:
+    """``bf16``; of a training step of the user's own that it decides by itself."""
+    return PRECISION_TEXT["own"] if precision == "own" else precision
+
+
+def memory_format_text(recipe: Recipe) -> str:
+    return PRECISION_TEXT["own"] if recipe.precision == "own" else recipe.memory_format
+
+
 def recipe_text(recipe: Recipe) -> str:
-    return ", ".join(_recipe_parts(recipe)) or "plain"
+    return "as in your step" if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
 
 
 def recipe_line(choice: RecipeChoice) -> str:
     """``fp16: channels_last computes 1.93× as fast as PyTorch's defaults``."""
     parts = ", ".join(_recipe_parts(choice.chosen))
+    if choice.chosen.precision == "own":
+        return "Your training step decides precision, memory format, optimizer and torch.compile"
     if not parts:
         return f"{choice.chosen.precision}: PyTorch's defaults compute fastest"
     gain = "" if choice.gain is None else f" computes {ratio_text(choice.gain)} as fast as PyTorch's defaults"

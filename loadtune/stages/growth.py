@@ -10,7 +10,7 @@ from loadtune.units import bytes_text, count_text, counted, seconds_text
 def tell_growth(found: Findings) -> None:
     """A note where memory grows, from what was measured; else from a trial that was ended for it."""
     timed = _timed(found)
-    length, ram = found.facts.dataset_length if found.facts else 1, found.host.ram_limit_bytes
+    length, ram = found.facts.dataset_length if found.facts else None, found.host.ram_limit_bytes
     fits = (memory_growth(timed, of_workers=of_workers) for of_workers in (True, False))
     grown = [fit for fit in fits if fit is not None and fit.matters(length, ram)]
     if grown:  # the same dataset: where it keeps objects in workers, it keeps them without workers too
@@ -32,7 +32,7 @@ def _failures(found: Findings) -> list[TrialFailure]:
     return trials + [failure for finalist in found.finalists for failure in finalist.failures]
 
 
-def _sentence(found: Findings, fit: MemoryGrowth, length: int) -> str:
+def _sentence(found: Findings, fit: MemoryGrowth, length: int | None) -> str:
     who = "the workers" if fit.of_workers else "the training process"
     seen = [measured.telemetry for _, measured in _timed(found) if measured.telemetry]
     peak = max((telemetry.ram_used_bytes or 0 for telemetry in seen), default=0)
@@ -44,13 +44,16 @@ def _sentence(found: Findings, fit: MemoryGrowth, length: int) -> str:
     )
 
 
-def _full_text(found: Findings, fit: MemoryGrowth, length: int) -> str:
-    """When RAM is full: within the first epoch, or in a later one if the growth goes on from epoch to epoch."""
+def _full_text(found: Findings, fit: MemoryGrowth, length: int | None) -> str:
+    """When RAM is full: within the first epoch, or in a later one if the growth goes on from epoch to epoch.
+
+    `length` None: a stream that does not tell. Nothing is said of its epochs.
+    """
     samples = int(found.host.ram_available_bytes / fit.bytes_per_sample)
     rates = [measured.samples_per_s for _, measured in _timed(found)]
     rate = found.best.samples_per_s if found.best else max(rates)
     when = f"{count_text(samples)} samples, {seconds_text(samples / rate)} at {rate:,.0f} samples/s"
-    if samples <= length:
+    if length is None or samples <= length:
         return f"The {bytes_text(found.host.ram_available_bytes)} available at the start are full after {when}."
     epochs = counted(max(1, samples // length), "epoch")
     kept = " if persistent_workers=True keeps the workers" if fit.of_workers else ""

@@ -134,12 +134,12 @@ def _memory_probe(
     num_steps: int = 3,
     step_limit: StepLimit | None = None,
 ) -> MemoryProbe:
-    room = max(facts.min_batch_size, largest_host_batch(facts.sample_bytes, host))
+    room = max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))
     return MemoryProbe(
         bench,
         recipe,
         {**caps, "host_memory": room},
-        smallest=facts.min_batch_size,
+        smallest=facts.smallest_batch,
         num_steps=num_steps,
         step_limit=step_limit,
     )
@@ -190,7 +190,9 @@ def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
 def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
     """Limits of the batch size other than memory and the time of a step."""
     config = run.found.config
-    caps: dict[CeilingLimit, int] = {"dataset": facts.dataset_length}
+    if facts.fixed_batch_size is not None:
+        return {"fixed": facts.fixed_batch_size}
+    caps: dict[CeilingLimit, int] = {} if facts.dataset_length is None else {"dataset": facts.dataset_length}
     if config.max_batch_size is not None:
         caps["cap"] = config.max_batch_size
     return caps
@@ -201,5 +203,5 @@ def _step_limit(run: Run, facts: WorkloadFacts, point: ComputePoint) -> StepLimi
     return StepLimit(
         seconds=run.step_limit_s,
         known={point.batch_size: point.quickest_step_s},
-        admitted=max(run.found.config.named_batch_size or 1, facts.min_batch_size),
+        admitted=max(run.found.config.named_batch_size or 1, facts.smallest_batch),
     )

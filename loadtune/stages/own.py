@@ -74,7 +74,9 @@ def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recip
 
 def _plain(run: Run) -> TrialConfig:
     """As the user has it, the plain recipe included."""
-    return your_config(run.found.config.yours, ASSUMED_BATCH, can_pin=run.found.device.kind == "cuda")
+    found = run.found
+    own_loader = None if found.facts is None else found.facts.own_loader
+    return your_config(found.config.yours, ASSUMED_BATCH, can_pin=found.device.kind == "cuda", own_loader=own_loader)
 
 
 def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:

@@ -12,13 +12,12 @@ from loadtune.report.wording import recipe_line
 from loadtune.stages.resuming import check_same_workload
 from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
-from loadtune.study.yours import assumed_settings, check_against_facts
+from loadtune.study.yours import assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
 
 
 def start(run: Run) -> WorkloadFacts:
-    """Build the workload in the training process and check the options against it."""
-    run.found.assumed = assumed_settings(run.found.config.yours)
+    """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
     with run.found.stage("start"):
         if run.found.facts is None:  # else the study had its seeds, and the file may be gone
             run.found.warm = warm_start(run.found.config.warm_start)
@@ -28,16 +27,29 @@ def start(run: Run) -> WorkloadFacts:
         if run.kept is not None:
             run.begin()
         if run.found.facts is not None:
+            _settle_baseline(run.found, run.found.facts)
             return run.found.facts
         run.found.facts = facts
+        _settle_baseline(run.found, facts)
         check_against_facts(run.found.config, facts, run.found.device.kind)
-        shape = "×".join(map(str, facts.input_shape))
-        run.found.tell(
-            f"{facts.dataset_length:,} samples of {shape} {facts.input_dtype}, loaded in "
-            f"{seconds_text(facts.sample_s)} each; the model has {facts.num_parameters:,} parameters"
-        )
+        run.found.tell(_facts_text(facts))
+        for note in stream_notes(facts):
+            run.found.note(note)
         run.keep_probes()
     return facts
+
+
+def _settle_baseline(found: Findings, facts: WorkloadFacts) -> None:
+    """Settings of the user's own loader are the baseline as if they had been given."""
+    yours = with_facts(found.config.yours, facts)
+    found.config, found.assumed = replace(found.config, yours=yours), assumed_settings(yours)
+
+
+def _facts_text(facts: WorkloadFacts) -> str:
+    shape = "×".join(map(str, facts.input_shape))
+    samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
+    trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
+    return f"{samples} of {shape} {facts.input_dtype}, loaded in {seconds_text(facts.sample_s)} each{trained}"
 
 
 def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
@@ -46,17 +58,17 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
     if run.found.recipes:
         return {choice.chosen.precision: choice.chosen for choice in run.found.recipes}
     with run.found.stage("recipe"):
-        largest = min(facts.dataset_length, config.max_batch_size or facts.dataset_length)
+        bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
         chosen = choose_recipes(
             run.bench,
             facts,
             config.considered or facts.precisions,
-            optimizer=config.workload.optimizer,
-            largest=largest,
+            optimizer=config.workload.named_optimizer,
+            largest=min(bounds, default=None),
             time_budget_s=config.time_budget_s,
             memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
         )
-        if "compile" in config.tune or config.fixed("compile"):
+        if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
             chosen = compile_recipes(
                 run.bench,
                 chosen,
@@ -105,7 +117,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
             run.bench,
             known,
             run_to,
-            smallest=facts.min_batch_size,
+            smallest=facts.smallest_batch,
             clock=run.clock,
             until_s=run.until(COMPUTE_SHARE),
             point_s=min(1.0, TRIAL_SHARE * found.config.time_budget_s / 3),
@@ -128,7 +140,7 @@ def loader_top(run: Run, facts: WorkloadFacts) -> int:
     in_time = run.batch_limit_s / facts.sample_s
     moderate = max((point.batch_size for choice in run.found.recipes for point in choice.points), default=1)
     top = max(int(in_time), min(moderate, int(MODERATE_STRETCH * in_time)))
-    return max(top, facts.min_batch_size, run.found.config.named_batch_size or 1)
+    return max(top, facts.smallest_batch, run.found.config.named_batch_size or 1)
 
 
 def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:

@@ -11,6 +11,7 @@ from loadtune.errors import ResultError
 from loadtune.findings import Findings
 from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
 from loadtune.report.journal import Kept
+from loadtune.study.yours import with_facts
 from loadtune.units import bytes_text, counted
 
 _MAY_DIFFER = {"num_trials", "time_budget_s", "out", "device"}
@@ -88,6 +89,8 @@ def _differences(kept: Kept, config: TuneConfig, host: HostFacts, device: Device
     found = _unlike(head.device, device, ("kind", "uuid", "name")) + _of_another_machine(head.host, host, device)
     for name in asked:
         then, now = getattr(head.config, name), getattr(config, name)
+        if name == "yours" and kept.probed.facts is not None:  # of a loader's own settings some may be given now
+            then, now = (with_facts(each, kept.probed.facts) for each in (then, now))
         if name in ("workload", "yours"):
             found += _unlike(then, now, tuple(asdict(now)))
         else:

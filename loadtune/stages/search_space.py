@@ -41,6 +41,9 @@ _TUNED: Mapping[Dimension, tuple[Any, ...]] = {
     "in_order": (True, False),
     "persistent_workers": (True, False),
 }
+_KEPT: tuple[Dimension, ...] = ("prefetch_factor", "in_order")
+"""Settings of the user's own loader that stay where they are not tuned. Workers are kept from epoch to epoch anyway."""
+
 _DEFAULTS: Mapping[Dimension, tuple[Any, ...]] = {
     "prefetch_factor": (2,),
     "memory_format": (),
@@ -55,7 +58,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in found.ceilings}
     if found.yours is None or not found.batch_sizes:  # else they are of before an interruption, and the study has them
         top = _top(run, facts, max(ceilings.values()))
-        found.yours = _yours(run, top)
+        found.yours = _yours(run, facts, top)
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
         run.keep_probes()
     return SearchSpace(
@@ -84,7 +87,7 @@ def _top(run: Run, facts: WorkloadFacts, largest: int) -> int:
 
 
 def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
-    fixed = found.config.fixed("batch_size")
+    fixed = facts.fixed_batch_size or found.config.fixed("batch_size")
     if fixed is not None:
         if int(fixed) > max(ceilings.values()):
             raise UsageError(
@@ -93,7 +96,7 @@ def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precis
             )
         return (int(fixed),)
     saturated = knee(found.compute_points, fastest(found).recipe).batch_size
-    smallest = max(facts.min_batch_size, min(saturated, top) // LADDER_SPAN)
+    smallest = max(facts.smallest_batch, min(saturated, top) // LADDER_SPAN)
     return batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
 
 
@@ -108,6 +111,8 @@ def _num_workers(found: Findings, facts: WorkloadFacts, yours: TrialConfig) -> t
         ladder = worker_ladder(busy, (cores, yours.loader.num_workers))
     else:
         ladder = worker_ladder(most)
+    if facts.max_workers is not None:
+        ladder = tuple(count for count in ladder if count <= facts.max_workers)
     return _axis(found, "num_workers", ladder)
 
 
@@ -117,6 +122,10 @@ def _axis(found: Findings, name: Dimension, values: tuple[Any, ...]) -> tuple[An
 
 
 def _optional(found: Findings, name: Dimension) -> tuple[Any, ...]:
+    """Its values; where it is not tuned, that of the user's own loader, else PyTorch's default."""
+    own_loader = None if found.facts is None else found.facts.own_loader
+    if own_loader is not None and name in _KEPT and name not in found.config.tune:
+        return _axis(found, name, (getattr(own_loader, name),))
     return _axis(found, name, (_TUNED if name in found.config.tune else _DEFAULTS)[name])
 
 
@@ -133,14 +142,14 @@ def _named_sizes(found: Findings, ceilings: Mapping[Precision, int], top: int) -
     return (*ends, *own)
 
 
-def _yours(run: Run, top: int) -> TrialConfig:
+def _yours(run: Run, facts: WorkloadFacts, top: int) -> TrialConfig:
     """The user's own configuration; an assumed batch size is one that its precision was seen to train."""
     found = run.found
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
     largest = top if ceiling is None else min(top, ceiling.safe_batch_size)
     can_pin = found.device.kind == "cuda"
-    yours = your_config(found.config.yours, largest, can_pin=can_pin)
+    yours = your_config(found.config.yours, largest, can_pin=can_pin, own_loader=facts.own_loader)
     if found.config.yours.batch_size is None and largest < ASSUMED_BATCH:
         found.note(
             f"The baseline has batch size {largest} instead of {ASSUMED_BATCH}: larger ones were not tried in this "

@@ -20,7 +20,19 @@ _MACHINE = (
     "cuda",
     "driver",
 )
-_SAME_STEP = ("dataset", "model", "image_size", "num_classes", "optimizer")
+_SAME_STEP = (
+    "loader",
+    "dataset",
+    "collate",
+    "model",
+    "image_size",
+    "num_classes",
+    "loss",
+    "compute_loss",
+    "optimizer",
+    "step",
+    "accumulate",
+)
 """Of a `WorkloadSpec`: what makes another training step of it. Where a folder lies, and a seed, do not."""
 
 _SAME_TENSORS = ("input_shape", "input_dtype", "num_classes", "num_parameters")

@@ -37,7 +37,7 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     changes = (*machine_changes(before.host, before.device, after.host, after.device), *workload_changes(before, after))
     runs = [None if w is None else _runs(r, w.config) for r, w in ((before, old), (after, new))]
     return Comparison(
-        workload=f"{before.config.workload.dataset} + {before.config.workload.model}",
+        workload=before.config.workload.title,
         before=_side(before, old),
         after=_side(after, new),
         ratio=ratio_of(runs[0], runs[1]) if runs[0] and runs[1] else None,

@@ -34,10 +34,10 @@ class MemoryGrowth:
     longest_run: int
     """Samples of the measurement that had most."""
 
-    def matters(self, dataset_length: int, ram_bytes: int) -> bool:
+    def matters(self, dataset_length: int | None, ram_bytes: int) -> bool:
         """Whether an epoch of it, or one measurement, takes a considerable share of the RAM."""
         sure = self.bytes_per_sample - _SURE * self.half_width_bytes
-        return sure * max(dataset_length, self.longest_run) > SHARE_OF_RAM * ram_bytes
+        return sure * max(dataset_length or 0, self.longest_run) > SHARE_OF_RAM * ram_bytes
 
 
 def memory_growth(timed: Iterable[tuple[TrialConfig, Measurement]], *, of_workers: bool) -> MemoryGrowth | None:

@@ -107,7 +107,7 @@ def conclude(
     return Check(
         outcome=outcome,
         reason=problem or _reason(baseline, runs, outcome),
-        workload=f"{workload.dataset} + {workload.model}",
+        workload=workload.title,
         config=baseline.config,
         tolerance_fraction=baseline.tolerance_fraction,
         baseline_created=baseline.result.created,

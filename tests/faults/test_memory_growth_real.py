@@ -8,7 +8,7 @@ import bench_workloads
 import pytest
 from bench_rig import Windows, bench_on, trial
 
-from loadtune import TuneConfig, tune_loader
+from loadtune import TuneConfig, tune
 from loadtune.bench import client
 from loadtune.host.anonymous import anonymous_bytes
 from loadtune.host.memory import Ram
@@ -29,7 +29,7 @@ def notes_of(dataset, num_workers, folder):
         precisions=("fp32",),
         fix=(Fixed(name="num_workers", value=num_workers),),
     )
-    result = tune_loader(config, dataset=dataset, model=bench_workloads.Linear(), folder=folder)
+    result = tune(config=config, dataset=dataset, model=bench_workloads.Linear(), folder=folder)
     assert result.best is not None
     return [note for note in result.notes if "grows with each sample" in note]
 

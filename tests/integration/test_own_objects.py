@@ -1,4 +1,4 @@
-"""`tune_loader` over a script's own dataset, model and loss: run, kept, resumed, and not mistaken for names."""
+"""`tune` over a script's own dataset, model and loss: run, kept, resumed, and not mistaken for names."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from loadtune import ResultError, TuneConfig, UsageError, check_baseline, load_result, tune_loader
+from loadtune import ResultError, TuneConfig, UsageError, check_baseline, load_result, tune
 
 
 class Rows(TensorDataset):
@@ -31,7 +31,7 @@ def run(tmp_path_factory):
     )
     objects = {"dataset": Rows(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}
     before, folder = objects["model"].weight.clone(), tmp_path_factory.mktemp("objects")
-    result = tune_loader(config, **objects, folder=folder)
+    result = tune(config=config, **objects, folder=folder)
     assert torch.equal(before, objects["model"].weight)
     return config, objects, result, folder
 
@@ -54,10 +54,10 @@ def test_it_is_resumed_with_the_same_objects_alone(run):
     config, objects, result, folder = run
     more = dataclasses.replace(config, num_trials=3)
     with pytest.raises(UsageError, match=r"dataset=\.\.\., model=\.\.\., loss=\.\.\."):
-        tune_loader(dataclasses.replace(more, workload=result.config.workload), folder=folder, resume=True)
+        tune(config=dataclasses.replace(more, workload=result.config.workload), folder=folder, resume=True)
     with pytest.raises(ResultError, match="dataset_length was 256 and is 128"):
-        tune_loader(more, **objects | {"dataset": Rows(INPUTS[:128], INPUTS[:128])}, folder=folder, resume=True)
+        tune(config=more, **objects | {"dataset": Rows(INPUTS[:128], INPUTS[:128])}, folder=folder, resume=True)
     assert load_result(folder) == result
-    resumed = tune_loader(more, **objects, folder=folder, resume=True)
+    resumed = tune(config=more, **objects, folder=folder, resume=True)
     assert resumed.trials[: len(result.trials)] == result.trials
     assert resumed.best is not None

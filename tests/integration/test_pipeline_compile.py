@@ -10,7 +10,7 @@ from loadtune.errors import BenchError, WorkloadError
 from loadtune.probe.compiling import compile_recipes
 from loadtune.probe.compute import compute_curve
 from loadtune.probe.recipe import Recipes, choose_recipes
-from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig
+from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
 from loadtune.report.export import recipe_code
 from loadtune.report.journal import read_journal
 from loadtune.study.alternation import LOOKS
@@ -87,7 +87,7 @@ def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
     assert result.best is not None
     assert result.best.config.recipe.compile
     assert not any("torch.compile runs" in note for note in result.notes)
-    assert "torch.compile(model, dynamic=False)" in recipe_code(result.best.config, "sgd")
+    assert "torch.compile(model, dynamic=False)" in recipe_code(result.best.config, WorkloadSpec())
 
 
 def test_what_compiling_took_is_told_and_kept(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_page_that_cannot_be_written_is_a_note(tmp_path: Path, monkeypatch, tr
     def fail(*_: object) -> None:
         raise trouble
 
-    monkeypatch.setattr("loadtune.tune.write_page", fail)
+    monkeypatch.setattr("loadtune.tuning.write_page", fail)
     warned: list[str | None] = []
     result = tune_fake(FakeBench(), tmp_path, listener=lambda progress: warned.append(progress.message))
     assert result.best is not None

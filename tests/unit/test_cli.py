@@ -34,7 +34,7 @@ class FakeTuner:
         self.result: TuningResult = load_result(KEPT)
 
     def tune(
-        self, config: TuneConfig, *, folder: Path, listener: Callable[[Progress], None], resume: bool, reopen: bool
+        self, *, config: TuneConfig, folder: Path, listener: Callable[[Progress], None], resume: bool, reopen: bool
     ) -> TuningResult:
         self.asked.append(config)
         self.reopened.append(reopen)
@@ -72,7 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> HostFacts:
 @pytest.fixture
 def tuner(machine: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("loadtune.tune.tune_loader", fake.tune)
+    monkeypatch.setattr("loadtune.tuning.tune", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -102,6 +102,7 @@ def test_verbose_prints_the_details_before_the_answer(tuner: FakeTuner) -> None:
 
 def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words = "--dataset CIFAR10 --model a.b:c --data-root d --image-size 32 --num-classes 10 --optimizer adamw"
+    words += " --collate a.b:collate --loss train.py:loss --accumulate 2 --batch-dim 1"
     words += " --batch-size 8 --num-workers 0 --pin-memory --persistent-workers --amp off --device cuda"
     words += " --precision bf16,off --precision BF16"
     words += " --max-batch-size 64 --max-workers 2 --trials 3 --time-budget 9.5 --out o --seed 4"
@@ -117,7 +118,14 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
         "data_root": "d",
         "image_size": 32,
         "num_classes": 10,
+        "loader": None,
+        "collate": "a.b:collate",
+        "loss": "train.py:loss",
+        "compute_loss": None,
         "optimizer": "adamw",
+        "step": None,
+        "accumulate": 2,
+        "batch_dim": 1,
         "seed": 4,
         "objects": (),
     }
@@ -173,6 +181,26 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ("--max-workers -1", "--max-workers is -1;"),
         ("--image-size 0", "--image-size is 0;"),
         ("--num-classes -3", "--num-classes is -3;"),
+        ("--accumulate 0", "--accumulate is 0;"),
+        ("--batch-dim -1", "--batch-dim is -1;"),
+        ("--loader make_loader", "--loader is 'make_loader'; it must be an import path"),
+        ("--compute-loss a.b:", "--compute-loss is 'a.b:'"),
+        (
+            "--optimizer rmsprop",
+            "--optimizer is 'rmsprop'; it must be sgd (with momentum 0.9), adamw or an import path",
+        ),
+        ("--loader a:b --dataset FakeData", "--loader is given together with --dataset, but"),
+        ("--loader a:b --data-root d --collate a:c", "together with --data-root, --collate, but"),
+        ("--loss a:b --compute-loss a:c", "--loss and --compute-loss are both given"),
+        ("--step a:b --model resnet50", "--step is given together with --model, but"),
+        (
+            "--step a:b --loss a:c --optimizer sgd --accumulate 1",
+            "together with --loss, --optimizer, --accumulate, but",
+        ),
+        ("--step a:b --amp off --precision bf16", "together with --amp, --precision, but"),
+        ("--step a:b --fix precision=bf16", "together with --fix precision, but"),
+        ("--step a:b --fix memory_format=contiguous", "together with --fix memory_format, but"),
+        ("--step a:b --tune compile,memory_format", "together with --tune memory_format, --tune compile, but"),
         ("--seed -1", "--seed is -1;"),
         ("--seed 4294967296", "--seed is 4294967296;"),
         ("--amp on", "--amp is 'on' … off … fp32 … fp16 … bf16"),

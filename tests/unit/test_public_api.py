@@ -45,7 +45,9 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_the_public_surface_is_what_it_says() -> None:
     assert loadtune.__all__ == sorted(loadtune.__all__)
     assert {
-        "tune_loader",
+        "tune",
+        "Job",
+        "apply",
         "find_batch_size",
         "MemoryCeiling",
         "TuneConfig",

@@ -1,10 +1,10 @@
-"""What a caller of `tune_loader` can mend is said before anything is measured or written."""
+"""What a caller of `tune` can mend is said before anything is measured or written."""
 
 from pathlib import Path
 
 import pytest
 
-from loadtune import TuneConfig, YourSettings, tune_loader
+from loadtune import TuneConfig, YourSettings, tune
 from loadtune.errors import UsageError
 
 
@@ -18,5 +18,5 @@ from loadtune.errors import UsageError
 )
 def test_numbers_out_of_range_are_refused(wrong, words, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        tune_loader(TuneConfig(**wrong, out=str(tmp_path / "out")))
+        tune(config=TuneConfig(**wrong, out=str(tmp_path / "out")))
     assert list(tmp_path.iterdir()) == []

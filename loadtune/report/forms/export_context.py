@@ -4,9 +4,11 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
-from loadtune.records.chosen import chosen_winner, finalist_of
+from loadtune.records.chosen import chosen_winner, finalist_of, loader_kwargs
+from loadtune.report.export import has_own_loader
 from loadtune.report.wording import interval_text
 from loadtune.units import counted
 
@@ -30,7 +32,22 @@ class ExportContext:
 
     @property
     def workload(self) -> str:
-        return f"{self.result.config.workload.dataset} + {self.result.config.workload.model}"
+        return self.result.config.workload.title
+
+    @property
+    def loader_kwargs(self) -> dict[str, Any]:
+        return loader_kwargs(self.result, self.config)
+
+    @property
+    def loader_call(self) -> str:
+        """How the exported arguments are used."""
+        others = "…" if has_own_loader(self.result) else "shuffle=True, drop_last=True"
+        return f"DataLoader(dataset, {others}, **LOADER_KWARGS)"
+
+    @property
+    def has_own_step(self) -> bool:
+        """Whether the user's training step decides precision, optimizer and all else but the loader."""
+        return self.config.precision == "own"
 
     @property
     def throughput(self) -> str:

@@ -42,8 +42,9 @@ def lightning(context: ExportContext) -> str:
     trainer: dict[str, object] = {
         "accelerator": context.result.device.kind,
         "devices": 1,
-        "precision": _LIGHTNING_PRECISION[context.config.precision],
     }
+    if not context.has_own_step:  # which decides the precision too
+        trainer["precision"] = _LIGHTNING_PRECISION[context.config.precision]
     imports = "import torch\nfrom lightning.pytorch import Callback, LightningDataModule\n"
     code = [
         comment(
@@ -54,7 +55,7 @@ def lightning(context: ExportContext) -> str:
         ),
         (imports if last else "from lightning.pytorch import LightningDataModule\n")
         + "from torch.utils.data import DataLoader\n",
-        assignment("LOADER_KWARGS", context.config.loader.kwargs()),
+        assignment("LOADER_KWARGS", context.loader_kwargs),
         _DATA_MODULE + (_INPUTS_CHANNELS_LAST + _MODEL_CHANNELS_LAST if last else "") + "\n",
         assignment("TRAINER_KWARGS", trainer),
     ]
@@ -66,24 +67,25 @@ _OF_ONE_GPU = " The batch size is per GPU: with several visible GPUs, Trainer tr
 
 def transformers(context: ExportContext) -> str:
     """``TRAINING_ARGUMENTS``, fields of ``transformers.TrainingArguments``."""
-    loader = context.config.loader.kwargs()
-    arguments: dict[str, object] = {"per_device_train_batch_size": loader.pop("batch_size")}
+    loader = context.loader_kwargs
+    fixed = "batch_size" not in loader
+    arguments: dict[str, object] = {} if fixed else {"per_device_train_batch_size": loader.pop("batch_size")}
     arguments |= {f"dataloader_{name}": value for name, value in loader.items()}
     arguments |= {"dataloader_drop_last": True}
-    arguments |= {} if context.config.precision == "fp32" else {context.config.precision: True}
-    arguments |= _optim(context.result.config.workload.optimizer, fused=context.config.recipe.fused_optimizer)
+    arguments |= {} if context.config.precision in ("fp32", "own") else {context.config.precision: True}
+    optimizer = context.result.config.workload.named_optimizer
+    arguments |= _optim(optimizer, fused=context.config.recipe.fused_optimizer) if optimizer else {}
     arguments |= {"accelerator_config": {"non_blocking": True}} if context.config.loader.pin_memory else {}
     on_cpu = context.result.device.kind == "cpu"
     arguments |= {"torch_compile": True} if context.config.recipe.compile else {}
     arguments |= {"use_cpu": True} if on_cpu else {}
-    sgd = context.result.config.workload.optimizer == "sgd"
     return "\n".join(
         [
             comment(
                 context.provenance,
                 "Use: TrainingArguments(output_dir=…, **TRAINING_ARGUMENTS)." + ("" if on_cpu else _OF_ONE_GPU),
                 *_model_channels_last(context),
-                *(_fused(context, "Trainer has no fused SGD; pass one with optimizers=") if sgd else ()),
+                *(_fused(context, "Trainer has no fused SGD; pass one with optimizers=") if optimizer == "sgd" else ()),
             ),
             assignment("TRAINING_ARGUMENTS", arguments),
         ]
@@ -92,19 +94,21 @@ def transformers(context: ExportContext) -> str:
 
 def accelerate(context: ExportContext) -> str:
     """``ACCELERATOR_KWARGS``, and the loader's arguments, which PyTorch takes."""
-    arguments: dict[str, object] = {"mixed_precision": _ACCELERATE_PRECISION[context.config.precision]}
+    arguments: dict[str, object] = {}
+    if not context.has_own_step:  # which decides the precision too
+        arguments["mixed_precision"] = _ACCELERATE_PRECISION[context.config.precision]
     arguments |= {"cpu": True} if context.result.device.kind == "cpu" else {}
     plugins = _plugins(context)
     code = [
         comment(
             context.provenance,
             "Use: accelerator = Accelerator(**ACCELERATOR_KWARGS), then accelerator.prepare(model, optimizer,"
-            " DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS)).",
+            f" {context.loader_call}).",
             *_model_channels_last(context),
             *_fused(context, "The optimizer"),
         ),
         *([f"from accelerate.utils import {', '.join(name for name, _ in plugins.values())}\n"] if plugins else []),
-        assignment("LOADER_KWARGS", context.config.loader.kwargs()),
+        assignment("LOADER_KWARGS", context.loader_kwargs),
         assignment("ACCELERATOR_KWARGS", arguments),
     ]
     lines = (f'ACCELERATOR_KWARGS["{key}"] = {name}({given})\n' for key, (name, given) in plugins.items())
@@ -149,7 +153,8 @@ def _lightning_compiled(context: ExportContext) -> tuple[str, ...]:
 
 
 def _fused(context: ExportContext, where: str) -> tuple[str, ...]:
-    if not context.config.recipe.fused_optimizer:
+    optimizer = context.result.config.workload.named_optimizer
+    if optimizer is None or not context.config.recipe.fused_optimizer:
         return ()
-    name = {"sgd": "SGD", "adamw": "AdamW"}[context.result.config.workload.optimizer]
+    name = {"sgd": "SGD", "adamw": "AdamW"}[optimizer]
     return (f"{where}: torch.optim.{name}(…, fused=True), as measured.",)

@@ -1,5 +1,6 @@
 """Forms for any program: JSON, environment variables, Markdown."""
 
+from loadtune.records import Recipe
 from loadtune.report.bottleneck import bottleneck_text
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.forms.export_context import ExportContext
@@ -15,9 +16,9 @@ def json(context: ExportContext) -> str:
     winner, result = context.winner, context.result
     return as_json(
         {
-            "loader": context.config.loader.kwargs(),
-            "recipe": context.config.recipe,
-            "optimizer": result.config.workload.optimizer,
+            "loader": context.loader_kwargs,
+            "recipe": None if context.has_own_step else context.config.recipe,
+            "optimizer": None if context.has_own_step else result.config.workload.optimizer,
             "samples_per_s": winner.samples_per_s,
             "half_width_fraction": winner.half_width_fraction,
             "objective": result.config.objective,
@@ -35,12 +36,14 @@ def json(context: ExportContext) -> str:
 def env(context: ExportContext) -> str:
     """``LOADTUNE_BATCH_SIZE=256``, …; booleans as 1 and 0. No comments, because $GITHUB_ENV allows none."""
     recipe = context.config.recipe
-    values = context.config.loader.kwargs() | {
-        "precision": recipe.precision,
-        "memory_format": recipe.memory_format,
-        "fused_optimizer": recipe.fused_optimizer,
-        "compile": recipe.compile,
-    }
+    values = context.loader_kwargs
+    if not context.has_own_step:
+        values |= {
+            "precision": recipe.precision,
+            "memory_format": recipe.memory_format,
+            "fused_optimizer": recipe.fused_optimizer,
+            "compile": recipe.compile,
+        }
     words = {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
     return "".join(f"{_PREFIX}{name.upper()}={value}\n" for name, value in words.items())
 
@@ -48,12 +51,10 @@ def env(context: ExportContext) -> str:
 def markdown(context: ExportContext) -> str:
     """A table and code for a pull request, a wiki or a job's summary."""
     config, kind = context.config, context.result.device.kind
-    rows = [(name, f"`{value}`") for name, value in config.loader.kwargs().items()]
+    rows = [(name, f"`{value}`") for name, value in context.loader_kwargs.items()]
     rows += [
         ("precision", PRECISION_TEXT[config.precision]),
-        ("memory format", config.recipe.memory_format),
-        ("fused optimizer", "yes" if config.recipe.fused_optimizer else "no"),
-        *([("torch.compile", "yes")] if config.recipe.compile else []),
+        *([] if context.has_own_step else _recipe_rows(config.recipe)),
         ("throughput", f"**{context.throughput}**"),
         ("speed-up", _speedup(context)),
         *([] if context.efficiency is None else [("chosen for", f"**{context.efficiency}**")]),
@@ -61,13 +62,21 @@ def markdown(context: ExportContext) -> str:
         ("bottleneck", _bound(context)),
     ]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    step = recipe_code(config, context.result.config.workload.optimizer, kind)
+    step = recipe_code(config, context.result.config.workload, kind)
     return (
         f"### {_escaped(context.workload)} on {_escaped(context.result.device.name)}\n\n"
         f"| | |\n|---|---|\n{table}\n"
         f"{_escaped(context.provenance)}\n\n"
-        f"```python\n{loader_code(config)}\n{step}```\n"
+        f"```python\n{loader_code(context.result, config)}\n{step}```\n"
     )
+
+
+def _recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
+    return [
+        ("memory format", recipe.memory_format),
+        ("fused optimizer", "yes" if recipe.fused_optimizer else "no"),
+        *([("torch.compile", "yes")] if recipe.compile else []),
+    ]
 
 
 def _speedup(context: ExportContext) -> str:

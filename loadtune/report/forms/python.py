@@ -9,20 +9,17 @@ from loadtune.report.forms.export_context import ExportContext, assignment, comm
 def python_module(context: ExportContext) -> str:
     """``loader_kwargs.py``: two dictionaries; importing it imports nothing else."""
     recipe = context.config.recipe
-    return "\n".join(
-        [
-            comment(
-                context.provenance,
-                "Use: DataLoader(dataset, shuffle=True, drop_last=True, **LOADER_KWARGS). Train with RECIPE too: the"
-                " throughput was measured with both.",
-            ),
-            assignment("LOADER_KWARGS", context.config.loader.kwargs()),
-            assignment("RECIPE", {field.name: getattr(recipe, field.name) for field in fields(recipe)}),
-        ]
-    )
+    with_recipe = "" if context.has_own_step else " Train with RECIPE too: the throughput was measured with both."
+    parts = [
+        comment(context.provenance, f"Use: {context.loader_call}.{with_recipe}"),
+        assignment("LOADER_KWARGS", context.loader_kwargs),
+    ]
+    if not context.has_own_step:
+        parts.append(assignment("RECIPE", {field.name: getattr(recipe, field.name) for field in fields(recipe)}))
+    return "\n".join(parts)
 
 
 def pytorch_loop(context: ExportContext) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``."""
-    step = recipe_code(context.config, context.result.config.workload.optimizer, context.result.device.kind)
-    return "\n".join([comment(context.provenance), loader_code(context.config), step])
+    step = recipe_code(context.config, context.result.config.workload, context.result.device.kind)
+    return "\n".join([comment(context.provenance), loader_code(context.result, context.config), step])

@@ -157,7 +157,7 @@ def _cells(
     gain, share = (None, None) if best is None else (best.gain, best.compute_fraction)
     return (
         Cell(text=_when(run)),
-        Cell(text=f"{workload.dataset} + {workload.model}"),
+        Cell(text=workload.title),
         Cell(text=f"{run.device.name}, {counted(run.host.num_usable_cores, 'core')}"),
         *(cell for objective in objectives for cell in _figures(best, objective)),
         Cell(text=since),

@@ -18,8 +18,18 @@ Trace = dict[str, Any]
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 
-PRECISION_COLOUR: Mapping[Precision, str] = {"fp32": BLUE, "fp16": ORANGE, "bf16": GREEN}
-PRECISION_SYMBOL: Mapping[Precision, str] = {"fp32": "circle", "fp16": "square", "bf16": "diamond"}
+PRECISION_COLOUR: Mapping[Precision, str] = {
+    "fp32": BLUE,
+    "fp16": ORANGE,
+    "bf16": GREEN,
+    "own": BLUE,
+}
+PRECISION_SYMBOL: Mapping[Precision, str] = {
+    "fp32": "circle",
+    "fp16": "square",
+    "bf16": "diamond",
+    "own": "circle",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

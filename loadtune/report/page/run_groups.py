@@ -47,7 +47,7 @@ def _step_text(spec: WorkloadSpec) -> str:
     size = "" if spec.image_size is None else f", {spec.image_size} pixels"
     classes = "" if spec.num_classes is None else f", {counted(spec.num_classes, 'class')}"
     optimizer = "" if spec.optimizer == WorkloadSpec().optimizer else f", {spec.optimizer}"
-    return f"{spec.dataset} + {spec.model}{size}{classes}{optimizer}"
+    return f"{spec.title}{size}{classes}{optimizer}"
 
 
 def changes(runs: Sequence[TuningResult]) -> list[Change]:

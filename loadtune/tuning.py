@@ -14,7 +14,7 @@ from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
-from loadtune.objects import refuse_recursion, with_objects
+from loadtune.objects import Job, job_of, refuse_nothing, refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
@@ -28,15 +28,20 @@ from loadtune.stages.run import LOG_FILE
 if TYPE_CHECKING:
     import torch
     from torch import nn
-    from torch.utils.data import Dataset
+    from torch.utils.data import DataLoader, Dataset
 
 
-def tune_loader(
-    config: TuneConfig,
+def tune(
+    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | Job | None" = None,
     *,
     dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None,
+    collate: Callable[[list[Any]], Any] | None = None,
     model: "nn.Module | Callable[[], nn.Module] | None" = None,
-    loss: "Callable[[Any, torch.Tensor], torch.Tensor] | None" = None,
+    loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
+    compute_loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
+    step: Callable[[Any], Callable[[Any], Any]] | None = None,
+    config: TuneConfig | None = None,
     folder: Path | None = None,
     listener: Listener | None = None,
     resume: bool = False,
@@ -44,9 +49,17 @@ def tune_loader(
 ) -> TuningResult:
     """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
 
-    dataset: a map-style dataset, or a function without arguments that returns one. None: ``config.workload`` names it.
-    model: a ``torch.nn.Module``, or a function without arguments that returns one. None: ``config.workload`` names it.
-    loss: (outputs, targets) → scalar tensor. None: cross entropy.
+    loader: a DataLoader, a function without arguments that returns one, or a `Job` that holds all parts. The loader's
+        settings are the baseline.
+    dataset, collate: instead of a loader a dataset, or a function without arguments that returns one, and its collate
+        function.
+    model: a ``torch.nn.Module``, or a function without arguments that returns one.
+    loss: (outputs, targets) → scalar tensor. None: cross entropy, or ``model(**batch).loss`` for mappings.
+    compute_loss: (model, batch) → scalar tensor, in place of ``loss``.
+    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
+    step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
+        optimizer. It is not changed: only the loader is tuned.
+    config: how long, and what to search. It can also name what is not passed here. None: the defaults.
 
     Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
     ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
@@ -56,8 +69,21 @@ def tune_loader(
     confirmed. Raises LoadtuneError for an error that the user can correct, OutOfTimeError where time ended before a
     trial was measured.
     """
-    refuse_recursion("tune_loader")
-    config, objects = with_objects(check(config), dataset=dataset, model=model, loss=loss)
+    refuse_recursion("loadtune.tune")
+    job = job_of(
+        loader,
+        dataset=dataset,
+        collate=collate,
+        model=model,
+        loss=loss,
+        compute_loss=compute_loss,
+        optimizer=optimizer,
+        step=step,
+    )
+    if config is None:
+        refuse_nothing(job)
+    config, objects = with_objects(check(config or TuneConfig()), job)
+    check(config)  # the parts that were passed beside those that were named
     host = read_host()
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":
@@ -107,7 +133,7 @@ def tune_on(
     resume: bool = False,
     reopen: bool = False,
 ) -> TuningResult:
-    """`tune_loader` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
+    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
     found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
     bench.finish_by(clock.now() + found.left_s)
     kept = read_journal(folder) if resume else None

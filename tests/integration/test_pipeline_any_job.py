@@ -1,0 +1,153 @@
+"""Jobs of any kind over a fake bench: streams, loaders and training steps of the user's own, samples that differ."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pipeline_rig import tune_fake
+
+import loadtune
+from loadtune.errors import UsageError
+from loadtune.records import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.report.figures import answer_table
+from loadtune.report.forms.write import FORMS, export
+from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.view import summary
+from loadtune.testing import FakeBench, Surface, fake_facts
+
+OWN = LoaderConfig(batch_size=128, num_workers=4, pin_memory=True, prefetch_factor=4, persistent_workers=False)
+STEP = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6}, full_w={"own": 600.0})
+
+
+def bench(surface: Surface | None = None, **facts) -> FakeBench:
+    surface = surface or Surface()
+    return FakeBench(surface, seed=1, facts=replace(fake_facts(surface), **facts))
+
+
+def row(result, name: str) -> tuple[str, ...] | None:
+    table = answer_table(result)
+    assert table is not None
+    return next((cells[1:] for cells in table.rows if cells[0] == name), None)
+
+
+def test_a_stream_of_unknown_length_is_tuned_and_nothing_is_said_of_epochs(tmp_path: Path) -> None:
+    told: list[str] = []
+    result = tune_fake(bench(dataset_length=None), tmp_path, listener=lambda p: told.append(p.message or ""))
+    assert result.best is not None
+    assert any(message.startswith("a stream of samples of 3×224×224") for message in told)
+    assert not any(name.startswith("epoch of") for name, *_ in answer_table(result).rows)  # type: ignore[union-attr]
+    assert all(ceiling.limit != "dataset" for ceiling in result.ceilings)
+
+
+def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path: Path) -> None:
+    result = tune_fake(bench(own_loader=OWN), tmp_path)
+    assert result.yours is not None
+    assert result.yours.loader == OWN
+    assert result.assumed == ("precision",)
+    assert result.best_at_your_batch is not None
+    assert result.best_at_your_batch.config.batch_size == 128
+    assert {trial.config.loader.prefetch_factor for trial in result.trials} == {4}, "it is not tuned"
+
+
+def test_an_option_goes_before_the_users_loader(tmp_path: Path) -> None:
+    result = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(yours=YourSettings(num_workers=2, batch_size=64)))
+    assert result.yours is not None
+    assert (result.yours.loader.num_workers, result.yours.batch_size) == (2, 64)
+    assert result.yours.loader.pin_memory
+
+
+def test_a_run_with_a_loader_of_ones_own_is_resumed_with_or_without_its_settings(tmp_path: Path) -> None:
+    first = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=3))
+    for config in (TuneConfig(num_trials=4), replace(first.config, num_trials=5)):
+        again = tune_fake(bench(own_loader=OWN), tmp_path, config, resume=True)
+        assert again.yours == first.yours
+        assert again.assumed == first.assumed
+
+
+def test_batches_that_the_loader_makes_are_the_only_size(tmp_path: Path) -> None:
+    result = tune_fake(bench(own_loader=replace(OWN, batch_size=24), fixed_batch_size=24), tmp_path)
+    assert result.best is not None
+    assert result.batch_sizes == (24,)
+    assert {trial.config.batch_size for trial in result.trials} == {24}
+    assert {probe.batch_size for ceiling in result.ceilings for probe in ceiling.probes} == {24}
+    assert {point.batch_size for point in result.compute_points} == {24}
+    assert {ceiling.limit for ceiling in result.ceilings} == {"fixed"}
+    assert any(note.startswith("The batch size was not tuned: your loader's batch sampler") for note in result.notes)
+    assert all(export(result, form) for form in FORMS)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (TuneConfig(yours=YourSettings(batch_size=8)), "--batch-size is 8, but your loader's batch sampler"),
+        (TuneConfig(fix=(Fixed(name="batch_size", value=8),)), "--fix batch_size is 8"),
+        (TuneConfig(max_batch_size=64), "--max-batch-size is 64"),
+    ],
+)
+def test_no_other_size_can_be_asked_for_then(tmp_path: Path, config: TuneConfig, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tune_fake(bench(own_loader=OWN, fixed_batch_size=24), tmp_path, config)
+
+
+def test_a_stream_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: Path) -> None:
+    result = tune_fake(bench(own_loader=OWN, max_workers=1, dataset_length=None), tmp_path)
+    assert result.best is not None
+    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1}
+    assert result.yours is not None
+    assert result.yours.loader.num_workers == 1
+    assert any("0 and 1 worker were tried" in note for note in result.notes)
+    assert any(note.startswith("Your loader has 4 workers, each of which") for note in result.notes)
+    for config in (
+        TuneConfig(yours=YourSettings(num_workers=2)),
+        TuneConfig(fix=(Fixed(name="num_workers", value=2),)),
+    ):
+        with pytest.raises(UsageError, match=r"num.workers is 2, but the stream is not shared out"):
+            tune_fake(bench(max_workers=1), tmp_path, config)
+
+
+def test_the_largest_batch_may_not_be_below_the_loaders(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="baseline's batch size is 128, as in your loader"):
+        tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(max_batch_size=64))
+
+
+def test_tokens_per_second_stand_beside_samples_per_second(tmp_path: Path) -> None:
+    result = tune_fake(bench(sample_tokens=512.0), tmp_path)
+    assert result.best is not None
+    cells = row(result, "tokens/s")
+    assert cells is not None
+    assert cells[0].replace(",", "") == f"{result.best.samples_per_s * 512:.0f}"
+    assert len(cells) == 2, "of the winner and of the baseline"
+    assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()
+    assert row(tune_fake(bench(), tmp_path), "tokens/s") is None
+
+
+def test_samples_that_differ_in_size_are_a_note(tmp_path: Path) -> None:
+    result = tune_fake(bench(largest_sample_bytes=2**20), tmp_path)
+    assert any(note.startswith("Samples differ in size. Memory was probed with the largest") for note in result.notes)
+
+
+def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
+    config = TuneConfig(workload=WorkloadSpec(step="train.py:make_step"))
+    facts = {"precisions": ("own",), "num_parameters": 0}
+    result = tune_fake(bench(STEP, **facts), tmp_path, config)
+    assert result.best is not None
+    assert {point.recipe.precision for point in result.compute_points} == {"own"}
+    (choice,) = result.recipes
+    assert len(choice.points) == 1, "there is nothing to compare"
+    assert row(result, "precision") == ("your step's own",) * 2
+    assert "precision" not in result.assumed
+    assert summary(result).title.startswith("FakeData + train.py:make_step")
+    for form in FORMS:
+        text = export(result, form)
+        assert "autocast" not in text
+        assert "mixed_precision" not in text
+        assert "RECIPE" not in text
+    assert (tmp_path / PAGE_FILE).exists()
+    assert loadtune.compare(result, result).ratio is not None
+
+
+def test_an_optimizer_of_ones_own_is_never_fused(tmp_path: Path) -> None:
+    config = TuneConfig(workload=WorkloadSpec(optimizer="train.py:make_optimizer"))
+    result = tune_fake(bench(), tmp_path, config)
+    assert not any(point.recipe.fused_optimizer for choice in result.recipes for point in choice.points)
+    assert all("make_optimizer" in export(result, form) for form in ("pytorch", "markdown", "json"))

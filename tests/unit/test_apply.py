@@ -1,0 +1,143 @@
+"""A loader with the winner's settings loads the same samples in the same order."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
+
+from loadtune import ResultError, apply
+from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, TuningResult
+from loadtune.report.store import load_result
+
+KEPT = Path(__file__).parents[1] / "golden" / "result.json"
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Stream(IterableDataset[int]):
+    """Shared out among workers."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(first, 24, step))
+
+
+class Backwards(SequentialSampler):
+    def __iter__(self):
+        return iter(range(len(self.data_source) - 1, -1, -1))
+
+
+class Growing(BatchSampler):
+    """Batches of 1, 2, 3 … samples."""
+
+    def __init__(self):
+        pass
+
+    def __iter__(self):
+        return iter([list(range(at * (at + 1) // 2, (at + 1) * (at + 2) // 2)) for at in range(5)])
+
+    def __len__(self):
+        return 5
+
+
+def collate(samples):
+    return torch.tensor(samples)
+
+
+def started(worker_id):
+    pass
+
+
+def won(loader: LoaderConfig) -> TuningResult:
+    result = load_result(KEPT)
+    assert result.best is not None
+    best = dataclasses.replace(result.best, config=TrialConfig(loader=loader, recipe=result.best.config.recipe))
+    return dataclasses.replace(result, best=best, finalists=())
+
+
+def settings(num_workers: int, batch_size: int = 4) -> LoaderConfig:
+    return LoaderConfig(batch_size=batch_size, num_workers=num_workers, prefetch_factor=3)
+
+
+def drawn(loader) -> list[int]:
+    return [int(each) for batch in loader for each in batch]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["seeded", "sampler", "batch_sampler", "stream"])
+def test_the_same_samples_come_in_the_same_order(kind: str, num_workers: int) -> None:
+    def made() -> "DataLoader[int]":
+        if kind == "seeded":
+            return DataLoader(Numbers(), 8, shuffle=True, generator=torch.Generator().manual_seed(3))
+        if kind == "sampler":
+            return DataLoader(Numbers(), 8, sampler=Backwards(Numbers()))
+        if kind == "batch_sampler":
+            return DataLoader(Numbers(), batch_sampler=Growing())
+        return DataLoader(Stream(), 8)
+
+    found = drawn(apply(won(settings(num_workers)), made()))
+    in_order = drawn(made())
+    if kind == "stream" and num_workers == 2:  # each worker has a half, batch by batch
+        assert sorted(found) == in_order
+    else:
+        assert found == in_order
+
+
+def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
+    generator = torch.Generator()
+    loader = DataLoader(
+        Numbers(),
+        8,
+        shuffle=True,
+        num_workers=1,
+        collate_fn=collate,
+        drop_last=True,
+        timeout=7,
+        worker_init_fn=started,
+        multiprocessing_context="spawn",
+        generator=generator,
+    )
+    tuned = apply(won(settings(2, batch_size=5)), loader)
+    assert (tuned.batch_size, tuned.num_workers, tuned.prefetch_factor) == (5, 2, 3)
+    assert tuned.persistent_workers
+    assert tuned.dataset is loader.dataset
+    assert tuned.sampler is loader.sampler
+    assert (tuned.collate_fn, tuned.worker_init_fn) == (collate, started)
+    assert (tuned.drop_last, tuned.timeout, tuned.generator) == (True, 7, generator)
+    assert tuned.multiprocessing_context.get_start_method() == "spawn"
+    assert (loader.batch_size, loader.num_workers) == (8, 1)
+
+
+def test_a_batch_sampler_stays_and_its_batches_too() -> None:
+    sampler = Growing()
+    tuned = apply(won(settings(1)), DataLoader(Numbers(), batch_sampler=sampler))
+    assert tuned.batch_sampler is sampler
+    assert [len(batch) for batch in tuned] == [1, 2, 3, 4, 5]
+
+
+def test_the_batch_size_of_the_run_can_be_kept() -> None:
+    result = won(settings(0))
+    assert result.best is not None
+    at_yours = dataclasses.replace(result.best, config=TrialConfig(loader=settings(0, 8), recipe=Recipe()))
+    tuned = apply(
+        dataclasses.replace(result, best_at_your_batch=at_yours), DataLoader(Numbers(), 8), keep_batch_size=True
+    )
+    assert tuned.batch_size == 8
+
+
+def test_nothing_unconfirmed_is_applied() -> None:
+    result = load_result(KEPT)
+    with pytest.raises(ResultError, match="no confirmed winner"):
+        apply(dataclasses.replace(result, best=None), DataLoader(Numbers()))
+    unnamed = dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None)
+    with pytest.raises(ResultError, match="--batch-size"):
+        apply(unnamed, DataLoader(Numbers()), keep_batch_size=True)
