@@ -6,13 +6,39 @@ object, and whoever has one has imported it.
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from loadtune.errors import UsageError
 from loadtune.records import LiveObjects, TuneConfig, WorkloadPart
 
 _BENCH_MAIN = "loadtune.bench.__main__"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job as Python objects. None: the part was not given."""
+
+    loader: Any = None
+    """A ``DataLoader``, whose settings are the baseline."""
+    dataset: Any = None
+    """A dataset, or a function without arguments that returns one; in place of ``loader``."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """The collate function for ``dataset``. None: PyTorch's."""
+    model: Any = None
+    """A module, or a function without arguments that returns one."""
+    loss: Callable[..., Any] | None = None
+    """(outputs, targets) -> scalar."""
+    compute_loss: Callable[..., Any] | None = None
+    """(model, batch) -> scalar."""
+    optimizer: Any = None
+    """A name, or a function (parameters) -> optimizer."""
+    step: Callable[..., Any] | None = None
+    """(device) -> step(batch); in place of model, loss and optimizer."""
+    accumulate: int = 1
+    """Batches whose gradients are summed before the optimizer steps."""
+    precision: Literal["fp32", "fp16", "bf16"] | None = None
+    """The baseline's. None: not known."""
 
 
 def with_objects(
