@@ -100,8 +100,7 @@ def from_trainer(trainer: Any) -> Job:
         )
     if trainer.train_dataset is None:
         raise UsageError("The Trainer has no train_dataset. Pass one: Trainer(..., train_dataset=...).")
-    if args.gradient_checkpointing:
-        trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)  # as `train()` does first
+    _checkpoint_activations(trainer.model, args)
     own_loss = type(trainer).compute_loss is not Trainer.compute_loss
     own_loss = own_loss or trainer.compute_loss_func is not None or trainer.label_smoother is not None
     lasting = _DetachedTrainer(trainer, without=(*_NOT_NEEDED, *_DATA))
@@ -194,7 +193,8 @@ class _DetachedTrainer:
         labels = inputs.get("labels")
         counted = self.trainer.model_accepts_loss_kwargs or self.trainer.compute_loss_func is not None
         num_items = labels.ne(-100).sum() if counted and isinstance(labels, torch.Tensor) else None
-        return self.trainer.compute_loss(model, inputs, num_items_in_batch=num_items)  # type: ignore[no-any-return]
+        loss: torch.Tensor = self.trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+        return loss
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimizer of the model's parameters; the argument only fits the usual form of such functions."""
@@ -205,6 +205,16 @@ class _DetachedTrainer:
         made = self.trainer.create_optimizer()
         self.trainer.optimizer = None
         return made  # type: ignore[no-any-return]
+
+
+def _checkpoint_activations(model: Any, args: Any) -> None:
+    """As ``train()`` does first; transformers 5 renamed it."""
+    if getattr(args, "activation_checkpointing", False):
+        options = dict(args.activation_checkpointing_kwargs or {})
+        layers = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None, **layers)
+    elif getattr(args, "gradient_checkpointing", False):
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
 
 def _trainer_precision(args: Any) -> Literal["fp32", "fp16", "bf16"]:

@@ -233,6 +233,13 @@ class TestTrainer:
         loss.backward()
         make_optimizer([]).step()
 
+    def test_activations_are_checkpointed_as_the_arguments_say(self, made):
+        fields = pytest.importorskip("transformers").TrainingArguments.__dataclass_fields__
+        name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+        model, make_optimizer, _ = unpickled(from_trainer(made({name: True})))
+        assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        assert_optimizer_belongs_to(make_optimizer([]), model)
+
     def test_without_a_dataset_it_is_refused(self, made):
         trainer = made()
         trainer.train_dataset = None
