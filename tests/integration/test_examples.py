@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def named_functions(script: Path) -> dict[str, object]:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     words = tune_command(script)
-    paths = {option: path for option, path in zip(words, words[1:], strict=False) if ":" in path}
+    paths = {option: path for option, path in pairwise(words) if ":" in path}
     assert all(path.startswith(f"examples/{script.name}:") for path in paths.values())
     return {option: getattr(module, path.partition(":")[2]) for option, path in paths.items()}
 
@@ -70,10 +71,14 @@ def script(request) -> Path:
 
 
 @pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
-def test_the_command_parses_and_its_functions_train_a_batch(script: Path) -> None:
+def test_its_command_parses(script: Path) -> None:
     program, command, *arguments = tune_command(script)
     assert (program, command) == ("loadtune", "run")
-    typer.main.get_group(app).commands["run"].make_context("run", arguments)
+    assert typer.main.get_group(app).commands["run"].make_context("run", arguments).info_name == "run"
+
+
+@pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
+def test_the_functions_it_names_train_a_batch(script: Path) -> None:
     functions = named_functions(script)
     loader = functions["--loader"]() if "--loader" in functions else DataLoader(functions["--dataset"](), batch_size=4)
     batch = next(iter(loader))
