@@ -39,10 +39,10 @@ def collate(samples):
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, 64, padding_idx=0)
-        layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, batch_first=True)
+        self.embedding = nn.Embedding(WORDS, 32, padding_idx=0)
+        layer = nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=64, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
-        self.head = nn.Linear(64, CLASSES)
+        self.head = nn.Linear(32, CLASSES)
 
     def forward(self, input_ids, attention_mask, labels):
         hidden = self.encoder(self.embedding(input_ids), src_key_padding_mask=attention_mask == 0)
