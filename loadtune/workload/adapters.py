@@ -1,0 +1,223 @@
+"""Jobs of other libraries: a Lightning module, a Hugging Face Trainer, a timm model.
+
+In: the library's own object, as its user made it. Out: a `Job`, whose parts are pickled together, so that its optimizer
+holds the parameters of its model in the training process too. No such library is imported before it is needed.
+"""
+
+import inspect
+import warnings
+from collections.abc import Iterable
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from loadtune.errors import UsageError, WorkloadError
+from loadtune.objects import Job
+from loadtune.workload.factories import unknown_name
+from loadtune.workload.user_code import last_line
+
+
+def from_lightning(module: Any, datamodule: Any = None) -> Job:
+    """The job that ``Trainer().fit(module, datamodule)`` trains, on one device.
+
+    The loss is ``training_step``'s, the optimizer ``configure_optimizers``'s; learning rate schedules and callbacks are
+    left out. ``prepare_data`` and ``setup("fit")`` are called first. Raises UsageError for manual optimization, several
+    optimizers, several loaders, and methods that need a Trainer.
+    """
+    if not getattr(module, "automatic_optimization", True):
+        raise UsageError(
+            f"{type(module).__name__} has `automatic_optimization = False`: its training_step calls the optimizers "
+            f"itself. {_STEP_INSTEAD}"
+        )
+    source = module if datamodule is None else datamodule
+    _without_trainer(source, "prepare_data")
+    _without_trainer(source, "setup", "fit")
+    loader = _without_trainer(source, "train_dataloader")
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"train_dataloader of {type(source).__name__} returned a {type(loader).__name__}. loadtune tunes one "
+            "torch.utils.data.DataLoader: return one, or write the job with loadtune.Job(loader=...)."
+        )
+    optimizer = LightningOptimizer(module)
+    optimizer(module.parameters())  # what cannot be used is told before anything is measured
+    return Job(loader=loader, model=module, compute_loss=lightning_loss, optimizer=optimizer)
+
+
+def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
+    """The loss of a LightningModule's ``training_step`` for a batch that is on the device."""
+    batch = model.on_after_batch_transfer(batch, 0)
+    takes_index = len(inspect.signature(model.training_step).parameters) > 1
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")
+        result = model.training_step(batch, 0) if takes_index else model.training_step(batch)
+    loss = result.get("loss") if isinstance(result, dict) else result
+    if not isinstance(loss, torch.Tensor):
+        raise WorkloadError(
+            f"training_step of {type(model).__name__} returned a {type(result).__name__} without a loss. It has to "
+            'return the loss as a tensor, or a dict with the key "loss".'
+        )
+    return loss
+
+
+class LightningOptimizer:
+    """Parameters -> the optimizer that ``configure_optimizers`` of this module returns."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimizer of the module's parameters; the argument only fits the usual form of such functions."""
+        made = _optimizers(_without_trainer(self.module, "configure_optimizers"))
+        if len(made) != 1:
+            raise UsageError(
+                f"configure_optimizers of {type(self.module).__name__} returned {len(made)} optimizers; "
+                f"loadtune can call one. {_STEP_INSTEAD}"
+            )
+        if not isinstance(made[0], torch.optim.Optimizer):
+            raise UsageError(
+                f"configure_optimizers of {type(self.module).__name__} returned a {type(made[0]).__name__}, where a "
+                f"torch.optim.Optimizer was expected. {_STEP_INSTEAD}"
+            )
+        return made[0]
+
+
+def from_trainer(trainer: Any) -> Job:
+    """The job that ``trainer.train()`` of a Hugging Face ``Trainer`` trains, on one device.
+
+    Batches, loss and optimizer are made by the Trainer's own methods, also by those that a subclass overrides. Learning
+    rate schedules, gradient clipping and callbacks are left out. Raises UsageError for DeepSpeed and FSDP.
+    """
+    from transformers import Trainer
+
+    args = trainer.args
+    if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
+        raise UsageError(
+            "The Trainer uses DeepSpeed or FSDP, which train on several GPUs. loadtune uses one: pass a Trainer whose "
+            "TrainingArguments leave `deepspeed` and `fsdp` out."
+        )
+    if trainer.train_dataset is None:
+        raise UsageError("The Trainer has no train_dataset. Pass one: Trainer(..., train_dataset=...).")
+    _checkpoint_activations(trainer.model, args)
+    own_loss = type(trainer).compute_loss is not Trainer.compute_loss
+    own_loss = own_loss or trainer.compute_loss_func is not None or trainer.label_smoother is not None
+    lasting = _DetachedTrainer(trainer, without=(*_NOT_NEEDED, *_DATA))
+    return Job(
+        loader=_DetachedTrainer(trainer, without=_NOT_NEEDED).trainer.get_train_dataloader(),
+        model=trainer.model,
+        compute_loss=lasting.compute_loss if own_loss else None,
+        optimizer=lasting.make_optimizer,
+        accumulate=args.gradient_accumulation_steps,
+        precision=_trainer_precision(args),
+    )
+
+
+def timm_model(name: str, num_classes: int) -> nn.Module:
+    """timm's model of this name (without ``timm:``), with random weights. Raises WorkloadError where that fails."""
+    try:
+        import timm
+    except ImportError as error:
+        raise WorkloadError(
+            f"The model timm:{name} needs the package timm: {last_line(error)}. Install it: pip install timm."
+        ) from error
+    if not timm.is_model(name):
+        raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise WorkloadError(
+            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
+            "that builds the model, and name it: --model FILE.py:factory."
+        ) from error
+
+
+_STEP_INSTEAD = "Write the training step as a function and pass it: loadtune.tune(loader, step=make_step)."
+
+
+def _without_trainer(owner: Any, method: str, *arguments: Any) -> Any:
+    """What a Lightning hook returns where no Trainer is attached."""
+    try:
+        return getattr(owner, method)(*arguments)
+    except Exception as error:
+        raise UsageError(
+            f"{method} of {type(owner).__name__} raised {last_line(error)}. from_lightning calls the method without a "
+            "Trainer. If the method needs one, write the job with loadtune.Job(loader=..., model=..., "
+            "compute_loss=loadtune.lightning_loss, optimizer=...)."
+        ) from error
+
+
+def _optimizers(configured: Any) -> list[Any]:
+    """The optimizers in what ``configure_optimizers`` returned: Lightning allows six forms."""
+    if isinstance(configured, dict):
+        return [configured["optimizer"]]
+    if not isinstance(configured, (list, tuple)):
+        return [configured]
+    if len(configured) == 2 and isinstance(configured[0], list):
+        return list(configured[0])
+    return [each["optimizer"] if isinstance(each, dict) else each for each in configured]
+
+
+_NOT_NEEDED = ("accelerator", "callback_handler", "eval_dataset", "lr_scheduler", "model_wrapped", "_memory_tracker")
+_DATA = ("train_dataset", "data_collator", "optimizer")
+
+
+class _OneProcess:
+    """What a Trainer asks its accelerator for while it makes batches, a loss or an optimizer, on one device."""
+
+    parallelism_config = None
+    num_processes = 1
+    process_index = 0
+    is_main_process = True
+
+    def prepare(self, loader: Any) -> Any:
+        return loader
+
+    def unwrap_model(self, model: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        return model
+
+
+class _DetachedTrainer:
+    """A Trainer of the same class and attributes without what ties it to a process, so that it can be pickled."""
+
+    def __init__(self, trainer: Any, *, without: tuple[str, ...]) -> None:
+        self.trainer = copy(trainer)
+        self.trainer.__dict__ = {name: value for name, value in vars(trainer).items() if name not in without}
+        self.trainer.accelerator = _OneProcess()
+        self.trainer._train_batch_size = trainer.args.per_device_train_batch_size
+        self.given = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # unwrapped, once it was prepared
+
+    def compute_loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        inputs = dict(batch)  # the Trainer takes labels out
+        labels = inputs.get("labels")
+        counted = self.trainer.model_accepts_loss_kwargs or self.trainer.compute_loss_func is not None
+        num_items = labels.ne(-100).sum() if counted and isinstance(labels, torch.Tensor) else None
+        loss: torch.Tensor = self.trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+        return loss
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimizer of the model's parameters; the argument only fits the usual form of such functions."""
+        if self.given is not None:
+            groups = [dict(group) for group in self.given.param_groups]
+            return type(self.given)(groups)  # type: ignore[no-any-return]
+        self.trainer.optimizer = None
+        made = self.trainer.create_optimizer()
+        self.trainer.optimizer = None
+        return made  # type: ignore[no-any-return]
+
+
+def _checkpoint_activations(model: Any, args: Any) -> None:
+    """As ``train()`` does first; transformers 5 renamed it."""
+    if getattr(args, "activation_checkpointing", False):
+        options = dict(args.activation_checkpointing_kwargs or {})
+        layers = {name: options.pop(name) for name in ("every_n_layers", "offload") if name in options}
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None, **layers)
+    elif getattr(args, "gradient_checkpointing", False):
+        model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
+
+
+def _trainer_precision(args: Any) -> Literal["fp32", "fp16", "bf16"]:
+    if args.bf16:
+        return "bf16"
+    return "fp16" if args.fp16 else "fp32"

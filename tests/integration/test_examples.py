@@ -1,0 +1,115 @@
+"""Each script of the examples trains by itself, and is tuned by the command in its docstring."""
+
+import ast
+import importlib.util
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from torch.utils.data import DataLoader
+
+from loadtune import load_result
+from loadtune.cli import app
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+NEEDS = {"huggingface_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
+"""Packages that loadtune does not need."""
+BUDGET_S = 12
+"""For one script: start, two trials of few batches, and a short comparison."""
+MAX_BATCH_SIZE = 64
+
+
+def tune_command(script: Path) -> list[str]:
+    """The words after ``Tune:`` in the docstring."""
+    found = re.search(r"^Tune:\s+(.*)", ast.get_docstring(ast.parse(script.read_text("utf-8"))) or "", re.M | re.S)
+    assert found is not None
+    return shlex.split(found[1])
+
+
+def by_command() -> list[Path]:
+    return [script for script in SCRIPTS if script.stem not in NEEDS]
+
+
+def named_functions(script: Path) -> dict[str, object]:
+    """``--option examples/x.py:name`` in the command → what that name is."""
+    spec = importlib.util.spec_from_file_location(script.stem, script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    words = tune_command(script)
+    paths = {option: path for option, path in pairwise(words) if ":" in path}
+    assert all(path.startswith(f"examples/{script.name}:") for path in paths.values())
+    return {option: getattr(module, path.partition(":")[2]) for option, path in paths.items()}
+
+
+def loss_of(functions: dict[str, object], model: torch.nn.Module, batch: object) -> torch.Tensor:
+    """As loadtune computes it, from what the command names."""
+    if compute_loss := functions.get("--compute-loss"):
+        return compute_loss(model, batch)
+    if isinstance(batch, Mapping):
+        return model(**batch).loss
+    inputs, targets = batch
+    return functions.get("--loss", torch.nn.functional.cross_entropy)(model(inputs), targets)
+
+
+@pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)
+def script(request) -> Path:
+    for package in NEEDS.get(request.param.stem, ()):
+        pytest.importorskip(package)
+    return request.param
+
+
+@pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
+def test_its_command_parses(script: Path) -> None:
+    program, command, *arguments = tune_command(script)
+    assert (program, command) == ("loadtune", "run")
+    assert typer.main.get_group(app).commands["run"].make_context("run", arguments).info_name == "run"
+
+
+@pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
+def test_the_functions_it_names_train_a_batch(script: Path) -> None:
+    functions = named_functions(script)
+    loader = functions["--loader"]() if "--loader" in functions else DataLoader(functions["--dataset"](), batch_size=4)
+    batch = next(iter(loader))
+    if make_step := functions.get("--step"):
+        make_step(torch.device("cpu"))(batch)
+        return
+    model = functions["--model"]()
+    loss = loss_of(functions, model, batch)
+    assert torch.isfinite(loss)
+    loss.backward()
+    functions.get("--optimizer", torch.optim.SGD)(model.parameters()).step()
+
+
+def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "argv", [str(script), *(["--train"] if script.stem in NEEDS else [])])
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def test_it_is_tuned(script: Path, tmp_path: Path) -> None:
+    budget_s = BUDGET_S + (4 if script.stem in NEEDS else 0)  # their packages take seconds to import
+    words, short = tune_command(script), ["--time-budget", str(budget_s), "--out", str(tmp_path)]
+    if words[0] == "loadtune":
+        words = ["-m", *words]
+        short += ["--device", "cpu", "--max-workers", "1", "--trials", "2", "--max-batch-size", str(MAX_BATCH_SIZE)]
+    else:
+        words = words[1:]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [sys.executable, *words, *short], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90
+    )
+    assert ran.returncode in (0, 1), ran.stdout + ran.stderr  # 1: a busy machine told no configurations apart
+    (stored,) = tmp_path.glob("*/*/result.json")
+    assert any(trial.measurement for trial in load_result(stored).trials), ran.stdout + ran.stderr

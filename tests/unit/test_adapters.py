@@ -1,0 +1,264 @@
+"""Jobs made from a Lightning module, a Hugging Face Trainer and a timm model, as the training process receives them."""
+
+import warnings
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from loadtune.errors import UsageError, WorkloadError
+from loadtune.workload.adapters import from_lightning, from_trainer, timm_model
+
+BATCH = (torch.rand(4, 3), torch.rand(4, 1))
+
+
+def unpickled(job):
+    """(model, optimizer function, loss function), pickled together as for the training process."""
+    return cloudpickle.loads(cloudpickle.dumps((job.model, job.optimizer, job.compute_loss)))
+
+
+def assert_optimizer_belongs_to(optimizer, model):
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert held == {id(parameter) for parameter in model.parameters()}
+
+
+class TestLightning:
+    @pytest.fixture
+    def module(self):
+        """Of a class that each form of ``configure_optimizers`` and ``training_step`` can be set on."""
+        lightning = pytest.importorskip("lightning")
+
+        class Module(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(3, 1)
+                self.form = "plain"
+
+            def training_step(self, batch, batch_idx):
+                loss = nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+                self.log("loss", loss, prog_bar=True)
+                return loss
+
+            def configure_optimizers(self):
+                optimizer = torch.optim.AdamW(self.parameters(), lr=0.125)
+                scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+                return {
+                    "plain": optimizer,
+                    "list": [optimizer],
+                    "dict": {"optimizer": optimizer, "lr_scheduler": scheduler},
+                    "dicts": [{"optimizer": optimizer}],
+                    "schedulers": ([optimizer], [scheduler]),
+                    "two": [optimizer, torch.optim.SGD(self.parameters())],
+                    "none": None,
+                }[self.form]
+
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(*BATCH), batch_size=2, num_workers=1)
+
+        return Module()
+
+    @pytest.mark.parametrize("form", ["plain", "list", "dict", "dicts", "schedulers"])
+    def test_the_optimizer_steps_the_unpickled_model(self, module, form):
+        module.form = form
+        model, make_optimizer, compute_loss = unpickled(from_lightning(module))
+        optimizer = make_optimizer(model.parameters())
+        assert_optimizer_belongs_to(optimizer, model)
+        assert optimizer.defaults["lr"] == 0.125
+        before = model.layer.weight.detach().clone()
+        compute_loss(model, BATCH).backward()
+        optimizer.step()
+        assert not torch.equal(before, model.layer.weight)
+
+    def test_each_call_makes_a_fresh_optimizer(self, module):
+        make_optimizer = from_lightning(module).optimizer
+        assert make_optimizer([]) is not make_optimizer([])
+
+    def test_logging_without_a_trainer_says_nothing(self, module):
+        job = from_lightning(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            job.compute_loss(job.model, BATCH)
+
+    @pytest.mark.parametrize(("form", "said"), [("two", "2 optimizers"), ("none", "NoneType")])
+    def test_other_optimizers_are_refused(self, module, form, said):
+        module.form = form
+        with pytest.raises(UsageError, match=f"{said}.*step=make_step"):
+            from_lightning(module)
+
+    def test_manual_optimization_is_refused(self, module):
+        module.automatic_optimization = False
+        with pytest.raises(UsageError, match="step=make_step"):
+            from_lightning(module)
+
+    def test_a_step_without_an_index_that_returns_a_dict(self, module):
+        type(module).training_step = lambda self, batch: {"loss": self.layer(batch[0]).sum()}
+        job = from_lightning(module)
+        assert job.compute_loss(job.model, BATCH).shape == ()
+
+    def test_a_step_without_a_loss_is_an_error(self, module):
+        type(module).training_step = lambda self, batch: None
+        job = from_lightning(module)
+        with pytest.raises(WorkloadError, match="NoneType without a loss"):
+            job.compute_loss(job.model, BATCH)
+
+    def test_what_needs_a_trainer_is_named(self, module):
+        type(module).configure_optimizers = lambda self: torch.optim.SGD(
+            self.parameters(), self.trainer.estimated_stepping_batches
+        )
+        with pytest.raises(UsageError, match="configure_optimizers of Module raised"):
+            from_lightning(module)
+
+    def test_the_datamodule_is_prepared_and_its_loader_kept(self, module):
+        lightning = pytest.importorskip("lightning")
+
+        class Data(lightning.LightningDataModule):
+            def prepare_data(self):
+                self.called = ["prepare_data"]
+
+            def setup(self, stage):
+                self.called.append(stage)
+
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(*BATCH), batch_size=3)
+
+        data = Data()
+        job = from_lightning(module, data)
+        assert data.called == ["prepare_data", "fit"]
+        assert job.loader.batch_size == 3
+        assert job.precision is None
+
+    def test_several_loaders_are_refused(self, module):
+        type(module).train_dataloader = lambda self: [DataLoader([1]), DataLoader([2])]
+        with pytest.raises(UsageError, match="returned a list"):
+            from_lightning(module)
+
+
+ROWS = [{"input_ids": [1 + row % 5] * 4, "labels": row % 2, "note": "unused"} for row in range(12)]
+
+
+def weighted_loss(outputs, labels, num_items_in_batch=None):
+    return nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+
+class TestTrainer:
+    @pytest.fixture
+    def made(self, tmp_path):
+        """Arguments of TrainingArguments, of Trainer, and its class → the Trainer of a tiny model."""
+        transformers = pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+
+        def make(arguments=None, cls=transformers.Trainer, **others):
+            config = transformers.BertConfig(
+                vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+            )
+            args = transformers.TrainingArguments(
+                output_dir=str(tmp_path), use_cpu=True, report_to=[], **(arguments or {})
+            )
+            model = transformers.BertForSequenceClassification(config)
+            return cls(model=model, args=args, train_dataset=ROWS, **others)
+
+        return make
+
+    def test_the_loader_has_the_arguments_settings(self, made):
+        arguments = {
+            "per_device_train_batch_size": 5,
+            "dataloader_num_workers": 1,
+            "dataloader_pin_memory": False,
+            "dataloader_prefetch_factor": 3,
+            "dataloader_persistent_workers": True,
+            "dataloader_drop_last": True,
+            "gradient_accumulation_steps": 4,
+            "bf16": True,
+        }
+        job = from_trainer(made(arguments))
+        loader = job.loader
+        assert type(loader) is DataLoader
+        assert (loader.batch_size, loader.num_workers, loader.pin_memory) == (5, 1, False)
+        assert (loader.prefetch_factor, loader.persistent_workers, loader.drop_last) == (3, True, True)
+        assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
+        assert (job.accumulate, job.precision, job.compute_loss) == (4, "bf16", None)
+
+    def test_unused_columns_are_removed(self, made):
+        batch = next(iter(from_trainer(made()).loader))
+        assert sorted(batch) == ["input_ids", "labels"]
+
+    def test_the_optimizer_is_the_trainers(self, made):
+        trainer = made({"learning_rate": 0.125, "weight_decay": 0.5})
+        model, make_optimizer, _ = unpickled(from_trainer(trainer))
+        optimizer = make_optimizer(model.parameters())
+        assert_optimizer_belongs_to(optimizer, model)
+        assert isinstance(optimizer, torch.optim.AdamW)
+        assert [group["weight_decay"] for group in optimizer.param_groups] == [0.5, 0.0]
+        assert {group["lr"] for group in optimizer.param_groups} == {0.125}
+        assert make_optimizer([]) is not optimizer
+        assert trainer.optimizer is None
+
+    def test_an_optimizer_that_was_passed_is_made_again(self, made):
+        transformers = pytest.importorskip("transformers")
+        model = transformers.BertForSequenceClassification(
+            transformers.BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        )
+        trainer = made()
+        trainer.model, trainer.optimizer = model, torch.optim.SGD(model.parameters(), lr=0.125)
+        copied, make_optimizer, _ = unpickled(from_trainer(trainer))
+        optimizer = make_optimizer([])
+        assert_optimizer_belongs_to(optimizer, copied)
+        assert (type(optimizer), optimizer.param_groups[0]["lr"]) == (torch.optim.SGD, 0.125)
+
+    @pytest.mark.parametrize("kind", ["function", "subclass", "smoothing"])
+    def test_a_loss_of_ones_own_is_the_trainers(self, made, kind):
+        transformers = pytest.importorskip("transformers")
+
+        class Doubled(transformers.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                return 2 * super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+
+        trainer = {
+            "function": lambda: made(compute_loss_func=weighted_loss),
+            "subclass": lambda: made(cls=Doubled),
+            "smoothing": lambda: made({"label_smoothing_factor": 0.1}),
+        }[kind]()
+        job = from_trainer(trainer)
+        model, make_optimizer, compute_loss = unpickled(job)
+        model.eval()
+        trainer.model.eval()
+        batch = next(iter(job.loader))
+        keys = sorted(batch)
+        loss = compute_loss(model, batch)
+        assert sorted(batch) == keys
+        given = torch.tensor(len(batch["labels"]))
+        assert torch.allclose(loss, trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=given))
+        loss.backward()
+        make_optimizer([]).step()
+
+    def test_activations_are_checkpointed_as_the_arguments_say(self, made):
+        fields = pytest.importorskip("transformers").TrainingArguments.__dataclass_fields__
+        name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+        model, make_optimizer, _ = unpickled(from_trainer(made({name: True})))
+        assert any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        assert_optimizer_belongs_to(make_optimizer([]), model)
+
+    def test_without_a_dataset_it_is_refused(self, made):
+        trainer = made()
+        trainer.train_dataset = None
+        with pytest.raises(UsageError, match="no train_dataset"):
+            from_trainer(trainer)
+
+
+class TestTimm:
+    def test_a_model_by_name(self):
+        pytest.importorskip("timm")
+        model = timm_model("resnet18", 7)
+        assert model(torch.rand(2, 3, 32, 32)).shape == (2, 7)
+
+    def test_an_unknown_name_gets_near_ones(self):
+        pytest.importorskip("timm")
+        with pytest.raises(WorkloadError, match="Did you mean resnet18"):
+            timm_model("resnet18x", 7)
+
+    def test_without_timm_the_error_says_what_to_install(self, monkeypatch):
+        monkeypatch.setitem(__import__("sys").modules, "timm", None)
+        with pytest.raises(WorkloadError, match="pip install timm"):
+            timm_model("resnet18", 7)
