@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from loadtune.report.store import load_result
     from loadtune.study.compare import compare
     from loadtune.tuning import tune
+    from loadtune.workload.adapters import from_lightning, from_trainer, lightning_loss
 
 __all__ = [
     "BenchError",
@@ -59,12 +60,16 @@ __all__ = [
     "export",
     "export_tensorboard",
     "find_batch_size",
+    "from_lightning",
+    "from_trainer",
+    "lightning_loss",
     "load_result",
     "trace_memory",
     "tune",
 ]
 
 _HOME = {
+    **dict.fromkeys(("from_lightning", "from_trainer", "lightning_loss"), "loadtune.workload.adapters"),
     "Job": "loadtune.objects",
     "apply": "loadtune.adopt",
     "best_loader_kwargs": "loadtune.adopt",

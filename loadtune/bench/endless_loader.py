@@ -54,7 +54,7 @@ class EndlessShuffle(Sampler[int]):
 
 
 def _drawn(workload: Workload, sampler: Iterable[int] | None, seed: int) -> dict[str, Any]:
-    """What is drawn, and in which order, as arguments of a DataLoader: the user's own order without end, or `sampler`."""
+    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end, or `sampler`."""
     parts: LoaderParts = workload.loader
     if parts.is_iterable:
         return {}
@@ -161,8 +161,8 @@ class EndlessLoader:
             batch = self._next(self._iterator)
             if batch is None:
                 raise WorkloadError(
-                    f"An epoch with {self.config} has no batch: the stream is empty, or shorter than one batch for each "
-                    "worker. Give it more samples, or allow fewer workers and smaller batches: --max-workers, "
+                    f"An epoch with {self.config} has no batch: the stream is empty, or shorter than one batch for "
+                    "each worker. Give it more samples, or allow fewer workers and smaller batches: --max-workers, "
                     "--max-batch-size."
                 )
         if self._first_s is None:

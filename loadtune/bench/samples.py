@@ -64,8 +64,8 @@ class Samples:
         self.places = self._places()
         if not self.places.count:
             raise WorkloadError(
-                f"How many samples a batch has cannot be told from {structure_text(self.batch)}. Say which dimension of "
-                "its tensors counts them: --batch-dim, or WorkloadSpec(batch_dim=...)."
+                f"How many samples a batch has cannot be told from {structure_text(self.batch)}. Say which dimension "
+                "of its tensors counts them: --batch-dim, or WorkloadSpec(batch_dim=...)."
             )
         self.num = self._own_size()
         """Samples of a batch as the user's code makes them, or of `batch`."""

@@ -59,7 +59,7 @@ def check_budget(run: Run) -> None:
 
 def _tell_gained(run: Run, gained_bytes: float, budget: int) -> None:
     """Once: what is free is read again and again. What a bench that died gives back, context and model, is not told."""
-    model_bytes = 4 * run.found.facts.num_parameters if run.found.facts else 0
+    model_bytes = 4 * (run.found.facts.num_parameters or 0) if run.found.facts else 0
     told = any(note.endswith(GAINED) for note in run.found.notes)
     bound = any(ceiling.limit == "memory" for ceiling in run.found.ceilings)
     if bound and not told and gained_bytes > 2 * _worth_a_word(budget) + model_bytes:

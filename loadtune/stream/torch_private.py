@@ -115,12 +115,13 @@ def reads_worker_info(dataset: Any, worker_init_fn: Any) -> bool:
     if worker_init_fn is not None:
         return True  # its business, mostly
     info = _AskedInfo(dataset)
-    before = _utils.worker._worker_info
+    worker: Any = _utils.worker
+    before = worker._worker_info
     try:
-        _utils.worker._worker_info = info
+        worker._worker_info = info
         next(iter(dataset), None)
     except Exception:  # says the same when it is read in earnest
         return info.asked
     finally:
-        _utils.worker._worker_info = before
+        worker._worker_info = before
     return info.asked

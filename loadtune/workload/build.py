@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ class Workload:
 
     @property
     def optimizer(self) -> OptimizerName | OptimizerFactory:
-        return self.own_optimizer or cast(OptimizerName, self.spec.optimizer)
+        return self.own_optimizer or self.spec.named_optimizer or "sgd"
 
     @property
     def has_own_code(self) -> bool:

@@ -16,8 +16,8 @@ from loadtune.workload.user_code import last_line, user_traceback
 
 
 def is_import_path(name: str) -> bool:
-    """True for ``pkg.mod:factory``: torchvision's names have no colon."""
-    return ":" in name
+    """True for ``pkg.mod:factory``: torchvision's names have no colon, and timm's begin with ``timm:``."""
+    return ":" in name and not name.startswith("timm:")
 
 
 def call_factory(path: str, option: str) -> Any:

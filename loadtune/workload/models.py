@@ -11,8 +11,12 @@ from torch import nn
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.units import counted
+from loadtune.workload.adapters import timm_model
 from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
 from loadtune.workload.user_code import last_line
+
+TIMM = "timm:"
+"""Before a name of timm's."""
 
 Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
 
@@ -64,6 +68,8 @@ def make_model(
 
     ``own_training``: what the model itself would do in training is called, or is meant to be left out.
     """
+    if own is None and spec.model.startswith(TIMM):
+        return timm_model(spec.model.removeprefix(TIMM), num_classes)
     if own is not None or is_import_path(spec.model):
         if isinstance(own, nn.Module):
             made = own
@@ -99,8 +105,8 @@ def _without_own_training(model: nn.Module) -> nn.Module:
             f"The model {type(model).__name__} is a LightningModule, or has its methods. loadtune runs a training step "
             "of its own: forward pass, loss, backward pass, optimizer. It would ignore the model's training_step and "
             "configure_optimizers, and measure another training than yours. In Python, "
-            "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, with "
-            "its loss and its optimizer."
+            "loadtune.from_lightning(module, datamodule) makes a job of it. Or pass the torch.nn.Module inside it, "
+            "with its loss and its optimizer."
         )
     return model
 

@@ -13,8 +13,8 @@ from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 _WANTED = (
     "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
-    "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on other "
-    "samples: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+    "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on "
+    "other samples: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
 )
 
 
@@ -99,7 +99,10 @@ def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Excepti
                 "with torchvision.transforms.ToTensor()."
             )
     seen = " and ".join(sample_text(sample) for sample in samples[:2])
-    return f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. Give your own collate function with --collate or --loader."
+    return (
+        f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. Give your own collate "
+        "function with --collate or --loader."
+    )
 
 
 _SAME_SHAPE = {"input": "crop, resize or pad the inputs", "target": "pad or cut the targets to one shape"}
