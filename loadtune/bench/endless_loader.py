@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
-from loadtune.errors import WorkloadError
 from loadtune.records import LoaderConfig, WorkerShare
 from loadtune.stream import torch_private
 from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
-from loadtune.stream.worker_rows import num_made
+from loadtune.stream.worker_rows import WorkerTimes, num_made
 from loadtune.workload import Batch, Endless, LoaderParts, Workload, note_index
 
 # From a connection that a dying worker closed until its death can be seen.
@@ -34,6 +33,10 @@ class _Waited:
     num_batches: int = 0
     wait_s: float = 0.0
     max_wait_s: float = 0.0
+
+
+class NoBatchError(Exception):
+    """An epoch has no full batch."""
 
 
 class EndlessShuffle(Sampler[int]):
@@ -153,18 +156,14 @@ class EndlessLoader:
         return ready_s + min(made_s, default=0.0)
 
     def next_batch(self) -> Batch:
-        """The next batch; the first call starts the workers."""
+        """The next batch; the first call starts the workers. Raises NoBatchError where an epoch has none."""
         batch = self._next(self.start())
         if batch is None:  # the epoch of the stream or of the given sampler is over
             self._position = 0
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)
             if batch is None:
-                raise WorkloadError(
-                    f"An epoch with {self.config} has no batch: the stream is empty, or shorter than one batch for "
-                    "each worker. Give it more samples, or allow fewer workers and smaller batches: --max-workers, "
-                    "--max-batch-size."
-                )
+                raise NoBatchError
         if self._first_s is None:
             self._first_s = time.monotonic() - self._begun_s
         self._position += 1
@@ -185,9 +184,10 @@ class EndlessLoader:
 
     def num_ahead(self) -> float | None:
         """Batches made and not handed out, those in the making by how far they have come. None: there is no worker."""
-        if not self._waits or self._iterator is None:
+        workers = self._clocks()
+        if not workers or self._iterator is None:
             return None
-        return num_made(self._iterator.workers(), time.monotonic()) - self._iterator.num_delivered()
+        return num_made(workers, time.monotonic()) - self._iterator.num_delivered()
 
     def waited(self, seconds: float) -> None:
         """Book the wait for the batch that was just handed out with the worker that made it: they take turns."""
@@ -198,9 +198,7 @@ class EndlessLoader:
             waits.max_wait_s = max(waits.max_wait_s, seconds)
 
     def shares(self) -> tuple[WorkerShare, ...]:
-        """What each worker did so far. Empty: there are none."""
-        if not self._waits or self._iterator is None:
-            return ()
+        """What each worker did so far. Empty: there are none, or they have no clocks, as those of a stream."""
         return tuple(
             dataclasses.replace(
                 WorkerShare(num_made=times.num_timed, made_s=times.made_s, max_made_s=times.max_made_s),
@@ -208,8 +206,12 @@ class EndlessLoader:
                 wait_s=waits.wait_s,
                 max_wait_s=waits.max_wait_s,
             )
-            for waits, times in zip(self._waits, self._iterator.workers(), strict=True)
+            for waits, times in zip(self._waits, self._clocks(), strict=False)
         )
+
+    def _clocks(self) -> list[WorkerTimes]:
+        """Of the workers of this configuration. Empty: there are none, or they tell no times."""
+        return [] if not self._waits or self._iterator is None else self._iterator.workers()
 
     def close(self) -> None:
         """End the workers."""

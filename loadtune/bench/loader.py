@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from loadtune.bench.attribution import Marks, marks_for
-from loadtune.bench.endless_loader import EndlessLoader
+from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
 from loadtune.bench.line import Line
 from loadtune.bench.pinned import page_lock_s
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.units import counted
 from loadtune.workload import Batch
 
 
@@ -44,6 +45,13 @@ class TrainingLoop:
         """
         try:
             return self._time_training(trainer, config, window_s, line, begins)
+        except NoBatchError:
+            self.end()
+            what = (
+                f"an epoch has no full batch of {config.batch_size} with {counted(config.loader.num_workers, 'worker')}"
+            )
+            message = f"{what}: the stream is too short for it"
+            return TrialFailure(kind="unsupported", phase=line.phase, message=message)
         except BaseException:
             self.end()
             raise

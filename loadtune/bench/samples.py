@@ -22,6 +22,7 @@ from loadtune.workload import (
     collate_samples,
     fetch_samples,
     last_line,
+    num_bytes,
     places_along,
     places_of,
     places_of_ready,
@@ -38,6 +39,8 @@ _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 # Where samples differ in size, so many more are read to find large ones, and so many of the largest are kept.
 _MORE_SAMPLES, _NUM_LARGEST = 240, 8
+# A batch of the largest is so much larger where samples count as different.
+_DIFFERENT = 1.02
 # Batches of so many samples are compared to find where samples lie in a batch.
 _FEWER, _MORE = 2, 3
 
@@ -89,8 +92,12 @@ class Samples:
 
     @property
     def largest_bytes(self) -> int | None:
-        """Of the largest sample that was read. None: all have one size."""
-        return None if self._largest is None else max(map(_size_of, self._largest))
+        """Of a sample, in a batch of the largest that were read. None: all have one size."""
+        if self._largest is None:
+            return None
+        batch = self._collated(self._largest)
+        largest, mean = num_bytes(batch) / self.places.num_samples(batch), num_bytes(self.batch) / self.num_in_batch
+        return round(largest) if largest > _DIFFERENT * mean else None
 
     def resident(self, batch_size: int, trainer: Trainer, *, largest: bool = False) -> Batch:
         """A few samples, repeated to the batch's size, on the device. ``largest``: of the largest that were read."""
