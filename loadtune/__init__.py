@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from loadtune.adopt import apply, best_loader_kwargs, best_recipe
+    from loadtune.adopt import best_loader_kwargs, best_recipe
     from loadtune.batch_size import find_batch_size
     from loadtune.checking import check_baseline
     from loadtune.errors import (
@@ -52,7 +52,6 @@ __all__ = [
     "WorkloadSpec",
     "YourSettings",
     "__version__",
-    "apply",
     "best_loader_kwargs",
     "best_recipe",
     "check_baseline",
@@ -71,7 +70,6 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("from_lightning", "from_trainer", "lightning_loss"), "loadtune.workload.adapters"),
     "Job": "loadtune.objects",
-    "apply": "loadtune.adopt",
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
     "check_baseline": "loadtune.checking",

@@ -44,14 +44,7 @@ def best_recipe(
 
 
 def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
-    """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays unchanged.
-
-    Dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing context, timeout
-    and ``drop_last`` are the same objects. ``keep_batch_size`` takes the best configuration at the batch size that the
-    run was given. A loader whose batch sampler or dataset makes the batches keeps them.
-
-    Raises ResultError where the result has no confirmed winner.
-    """
+    """See `TuningResult.apply`."""
     config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     from loadtune.workload.loaders import LoaderParts  # imports torch, which whoever has a loader has done
 

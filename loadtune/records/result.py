@@ -1,7 +1,7 @@
 """What a run found: trials, finalists, the bottleneck, and the whole record that is written to ``result.json``."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from loadtune.records.bottleneck import Bottleneck
 from loadtune.records.configs import Precision, TrialConfig
@@ -11,6 +11,9 @@ from loadtune.records.memory import MemoryCeiling
 from loadtune.records.score import Objective, Score
 from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.workload import TuneConfig, WorkloadFacts
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
 
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
@@ -209,6 +212,18 @@ class TuningResult:
     """Likewise."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
+
+    def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
+        """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays as it
+        is: the same dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing
+        context, timeout and ``drop_last``.
+
+        ``keep_batch_size`` takes the best configuration at the batch size that the run was given. A loader whose batch
+        sampler or dataset makes the batches keeps them. Raises ResultError where there is no confirmed winner.
+        """
+        from loadtune.adopt import apply
+
+        return apply(self, loader, keep_batch_size=keep_batch_size)
 
     def compute_only(self, precision: Precision) -> ComputePoint | None:
         """The fastest, at any batch size, under the recipe that this precision is trained with.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
-from loadtune import ResultError, apply
+from loadtune import ResultError
 from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.store import load_result
 
@@ -84,7 +84,7 @@ def test_the_same_samples_come_in_the_same_order(kind: str, num_workers: int) ->
             return DataLoader(Numbers(), batch_sampler=Growing())
         return DataLoader(Stream(), 8)
 
-    found = drawn(apply(won(settings(num_workers)), made()))
+    found = drawn(won(settings(num_workers)).apply(made()))
     in_order = drawn(made())
     if kind == "stream" and num_workers == 2:  # each worker has a half, batch by batch
         assert sorted(found) == in_order
@@ -106,7 +106,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
         multiprocessing_context="spawn",
         generator=generator,
     )
-    tuned = apply(won(settings(2, batch_size=5)), loader)
+    tuned = won(settings(2, batch_size=5)).apply(loader)
     assert (tuned.batch_size, tuned.num_workers, tuned.prefetch_factor) == (5, 2, 3)
     assert tuned.persistent_workers
     assert tuned.dataset is loader.dataset
@@ -119,7 +119,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
 
 def test_a_batch_sampler_stays_and_its_batches_too() -> None:
     sampler = Growing()
-    tuned = apply(won(settings(1)), DataLoader(Numbers(), batch_sampler=sampler))
+    tuned = won(settings(1)).apply(DataLoader(Numbers(), batch_sampler=sampler))
     assert tuned.batch_sampler is sampler
     assert [len(batch) for batch in tuned] == [1, 2, 3, 4, 5]
 
@@ -128,16 +128,15 @@ def test_the_batch_size_of_the_run_can_be_kept() -> None:
     result = won(settings(0))
     assert result.best is not None
     at_yours = dataclasses.replace(result.best, config=TrialConfig(loader=settings(0, 8), recipe=Recipe()))
-    tuned = apply(
-        dataclasses.replace(result, best_at_your_batch=at_yours), DataLoader(Numbers(), 8), keep_batch_size=True
-    )
+    both = dataclasses.replace(result, best_at_your_batch=at_yours)
+    tuned = both.apply(DataLoader(Numbers(), 8), keep_batch_size=True)
     assert tuned.batch_size == 8
 
 
 def test_nothing_unconfirmed_is_applied() -> None:
     result = load_result(KEPT)
     with pytest.raises(ResultError, match="no confirmed winner"):
-        apply(dataclasses.replace(result, best=None), DataLoader(Numbers()))
+        dataclasses.replace(result, best=None).apply(DataLoader(Numbers()))
     unnamed = dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None)
     with pytest.raises(ResultError, match="--batch-size"):
-        apply(unnamed, DataLoader(Numbers()), keep_batch_size=True)
+        unnamed.apply(DataLoader(Numbers()), keep_batch_size=True)

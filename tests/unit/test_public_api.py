@@ -47,8 +47,10 @@ def test_the_public_surface_is_what_it_says() -> None:
     assert {
         "tune",
         "Job",
-        "apply",
         "find_batch_size",
+        "from_lightning",
+        "from_trainer",
+        "lightning_loss",
         "MemoryCeiling",
         "TuneConfig",
         "WorkloadSpec",
