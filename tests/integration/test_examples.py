@@ -9,16 +9,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from bench_rig import CPU, Windows
 from torch.utils.data import DataLoader
 
-from loadtune import load_result
+from loadtune import WorkloadSpec, load_result
+from loadtune.bench import BenchClient
 from loadtune.cli import app
+from loadtune.records import BatchTry, LoaderConfig, Recipe, TrainingRun, TrialConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -34,6 +38,13 @@ def tune_command(script: Path) -> list[str]:
     found = re.search(r"^Tune:\s+(.*)", ast.get_docstring(ast.parse(script.read_text("utf-8"))) or "", re.M | re.S)
     assert found is not None
     return shlex.split(found[1])
+
+
+def parsed(script: Path) -> typer.Context:
+    """What the command line makes of the command."""
+    program, command, *arguments = tune_command(script)
+    assert (program, command) == ("loadtune", "run")
+    return typer.main.get_group(app).commands["run"].make_context("run", arguments)
 
 
 def by_command() -> list[Path]:
@@ -72,9 +83,7 @@ def script(request) -> Path:
 
 @pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
 def test_its_command_parses(script: Path) -> None:
-    program, command, *arguments = tune_command(script)
-    assert (program, command) == ("loadtune", "run")
-    assert typer.main.get_group(app).commands["run"].make_context("run", arguments).info_name == "run"
+    assert parsed(script).info_name == "run"
 
 
 @pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
@@ -98,7 +107,29 @@ def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+@pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
+def test_the_training_process_trains_it(script: Path, monkeypatch, tmp_path: Path) -> None:
+    """Described, probed for memory at twice its batch size, and timed with a worker."""
+    monkeypatch.chdir(ROOT)
+    asked = parsed(script).params
+    spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
+    with BenchClient(spec, CPU, log_path=tmp_path / "bench.log", hang_s=60.0) as bench:
+        facts = bench.describe()
+        loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=1)
+        recipe = Recipe(precision=facts.precisions[0])
+        tried = bench.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
+        assert tried.failure is None
+        assert tried.batch_size == 2 * loader.batch_size
+        timed = bench.time_training(TrialConfig(loader=loader, recipe=recipe), 0.2, Windows(2))
+    assert isinstance(timed, TrainingRun)
+    assert all(window.num_samples == window.num_steps * loader.batch_size for window in timed.windows)
+    assert ("stream" if facts.dataset_length is None else "rows") == ("stream" if script.stem == "shards" else "rows")
+
+
+@pytest.mark.parametrize("script", [ROOT / "examples" / "detection.py", ROOT / "examples" / "lightning_module.py"])
 def test_it_is_tuned(script: Path, tmp_path: Path) -> None:
+    for package in NEEDS.get(script.stem, ()):
+        pytest.importorskip(package)
     budget_s = BUDGET_S + (4 if script.stem in NEEDS else 0)  # their packages take seconds to import
     words, short = tune_command(script), ["--time-budget", str(budget_s), "--out", str(tmp_path)]
     if words[0] == "loadtune":
