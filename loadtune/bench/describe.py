@@ -2,7 +2,7 @@
 
 import contextlib
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -90,15 +90,22 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
         what = f"model {workload.spec.model}" if workload.make_step is None else f"the step {workload.spec.step}"
         raise WorkloadError(
             f"{what} does not train on a batch of samples like "
-            f"{sample_text(sample)}: {last_line(error)}. {_shape_advice(workload)}",
+            f"{sample_text(sample)}: {last_line(error)}. {_shape_advice(workload, sample)}",
             user_traceback(error) if workload.has_own_code else None,
         ) from error
 
 
-def _shape_advice(workload: Workload) -> str:
+def _shape_advice(workload: Workload, sample: Any) -> str:
     samples = workload.dataset
     if workload.own_batches:
         return "The function is given batches as the loader makes them, on the device."
+    if isinstance(sample, Mapping) and not workload.own_loss:
+        return (
+            "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
+            "a function `fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
+        )
+    if not isinstance(samples, RandomSamples) and workload.own_loader:
+        return "The model has to take what the loader delivers: change one of them."
     if not isinstance(samples, RandomSamples):
         return "The model has to take what the dataset delivers: change --image-size, the dataset or the model."
     if samples.output_shape is not None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch
+from loadtune.workload.batches import Batch, structure_text
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
 
 _WANTED = (
@@ -125,7 +125,7 @@ def sample_text(sample: Any) -> str:
     """``(float32 tensor (3, 224, 224), int 7)``: what a sample looks like, for an error."""
     if isinstance(sample, (tuple, list)):
         return f"({', '.join(_part_text(part) for part in sample[:4])}{', …' if len(sample) > 4 else ''})"
-    return _part_text(sample)
+    return structure_text(sample) if isinstance(sample, Mapping) else _part_text(sample)
 
 
 def _part_text(part: Any) -> str:
