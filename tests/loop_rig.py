@@ -26,6 +26,9 @@ class SleepingTrainer:
         time.sleep(self.step_s)
         self.num_steps += 1
 
+    def num_samples(self, batch: Any) -> int:
+        return len(batch[0])
+
     def synchronize(self) -> None: ...
 
     def loss_is_finite(self) -> bool | None:

@@ -9,6 +9,7 @@ import torch
 from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks
 from torch import nn
 from torch.nn.functional import cross_entropy
+from workload_rig import workload_of
 
 from loadtune.bench.account import Measured, StepMeter, owned
 from loadtune.bench.allocator_log import CudaAllocatorLog, counted_events, standing_blocks
@@ -33,7 +34,7 @@ from loadtune.records import (
     block_bytes,
 )
 from loadtune.stream.sample_table import SampleTable
-from loadtune.workload import Workload, checkpointed
+from loadtune.workload import checkpointed
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -199,14 +200,8 @@ class Pulse:
 def measured(
     precision: Precision = "fp32", optimizer: StepOptimizer = "sgd", *, checkpoint: bool = False
 ) -> tuple[Measured, FakeBooks]:
-    workload = Workload(
-        spec=WorkloadSpec(),
-        family="classification",
-        dataset=[],  # type: ignore[arg-type]
-        model=conv_net(),
-        task=lambda model, inputs, targets: cross_entropy(model(inputs), targets),
-        forward=lambda model, inputs: model(inputs),
-        num_classes=5,
+    workload = workload_of(
+        [], conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5
     )
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from workload_rig import workload_of
 
 from loadtune.bench import BenchClient
 from loadtune.bench.compiling import Compiler
@@ -118,13 +119,14 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     trainer: Any = SimpleNamespace(
         device=torch.device("cpu"),
         to_device=lambda batch: batch,
+        num_samples=lambda batch: len(batch[0]),
         step=step,
         synchronize=lambda: None,
         num_halvings=lambda: 0.0,
         loss_is_finite=lambda: None,
         num_compiled=lambda: min(num_steps, last_compiled),
     )
-    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
+    workload = workload_of(dataset)
     line: Any = SimpleNamespace(
         enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
     )

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
+from workload_rig import workload_of
 
-from loadtune.bench.describe import Samples
+from loadtune.bench.samples import Samples
 from loadtune.stream.sample_table import SampleTable
 
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
@@ -30,9 +31,7 @@ class Sleeping(Dataset[Any]):
 
 
 def first_samples(dataset: Any) -> Samples:
-    spec = SimpleNamespace(seed=0)
-    workload: Any = SimpleNamespace(dataset=dataset, dataset_length=len(dataset), own_loss=True, spec=spec)
-    return Samples(workload, LINE)
+    return Samples(workload_of(dataset, own_loss=True), LINE)
 
 
 def test_a_sample_costs_what_reading_it_takes_and_waiting_is_no_cpu_time() -> None:

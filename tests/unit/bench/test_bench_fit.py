@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from workload_rig import workload_of
 
 from loadtune.bench.allocations import AllocationRecorder
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
-from loadtune.records import FitReport, Recipe, WorkloadSpec
-from loadtune.workload import Workload
+from loadtune.records import FitReport, Recipe
 
 CPU = torch.device("cpu")
 BATCH = 6
@@ -77,15 +77,7 @@ def run(
     model: Watched, verification: Verification | None, num_steps: int = 3, line: QuietLine | None = None
 ) -> FitReport:
     dataset: Any = [(torch.zeros(4), 0)]
-    workload = Workload(
-        spec=WorkloadSpec(),
-        family="classification",
-        dataset=dataset,
-        model=model,
-        task=task,
-        forward=forward,
-        num_classes=3,
-    )
+    workload = workload_of(dataset, model, task)
     trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
     samples = torch.rand(3, 4), torch.arange(3)
     quiet: Any = line or QuietLine()

@@ -4,13 +4,13 @@ import itertools
 import multiprocessing
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
 from torch.utils.data import Dataset, get_worker_info
+from workload_rig import workload_of
 
 from loadtune.bench import loader as loop_module
 from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
@@ -60,10 +60,6 @@ class LongToTake(Sleeping):
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index), Unwieldy(part=torch.zeros(1))
-
-
-def workload_of(dataset: Sleeping) -> Any:
-    return SimpleNamespace(dataset=dataset, dataset_length=len(dataset), spec=SimpleNamespace(seed=0))
 
 
 def run(

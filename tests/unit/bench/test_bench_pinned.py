@@ -8,7 +8,9 @@ import torch
 
 from loadtune.bench import pinned
 from loadtune.bench.pinned import PinnedBlocks, page_lock_s
+from loadtune.bench.samples import Samples
 from loadtune.bench.session import Session
+from loadtune.bench.training import PAIR
 from loadtune.records import LoaderConfig
 
 SAMPLE_BYTES = 1000
@@ -131,7 +133,9 @@ def test_a_session_says_what_a_sample_takes() -> None:
     session = Session.__new__(Session)
     inputs = torch.zeros(16, 3, 8, 8)
     asked: list[int] = []
-    session._samples = SimpleNamespace(batch=(inputs, torch.zeros(16)))  # type: ignore[assignment]
+    samples = Samples.__new__(Samples)
+    samples.batch, samples.places = (inputs, torch.zeros(16)), PAIR
+    session._samples = samples
     session._pinned = SimpleNamespace(keep_for=lambda loader, sample_bytes: asked.append(sample_bytes))  # type: ignore[assignment]
     session._keep_pinned_for(config())
     assert asked == [3 * 8 * 8 * 4]

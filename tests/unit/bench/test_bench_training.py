@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from workload_rig import workload_of
 
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.records import Recipe, WorkloadSpec
@@ -34,15 +35,7 @@ def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def workload() -> Workload:
     torch.manual_seed(0)
     dataset: Any = [(torch.zeros(1, 8, 8), 0)]
-    return Workload(
-        spec=WorkloadSpec(),
-        family="classification",
-        dataset=dataset,
-        model=gray(),
-        task=task,
-        forward=forward,
-        num_classes=3,
-    )
+    return workload_of(dataset, gray(), task)
 
 
 def strides(model: nn.Module) -> list[tuple[int, ...]]:

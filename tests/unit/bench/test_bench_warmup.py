@@ -20,8 +20,13 @@ class Counting:
     def __init__(self, halvings: Callable[[int], float], compiled: Callable[[int], int] = lambda steps: 0) -> None:
         self.num_steps, self._halvings, self._compiled = 0, halvings, compiled
 
+    device, accumulate = torch.device("cpu"), 1
+
     def step(self, batch: Any) -> None:
         self.num_steps += 1
+
+    def num_samples(self, batch: Any) -> int:
+        return len(batch[0])
 
     def synchronize(self) -> None: ...
 

@@ -95,7 +95,7 @@ def test_whole_numbers_of_any_shape_are_targets(target):
 
 @pytest.mark.parametrize("target", [0.5, torch.zeros(3), True])
 def test_other_targets_need_a_loss(target):
-    with pytest.raises(WorkloadError, match="pass a loss function"):
+    with pytest.raises(WorkloadError, match="give a loss function"):
         collate_samples([(torch.zeros(2), target)] * 2, [0, 1])
     assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1], any_target=True)[1].dtype != torch.long
 
