@@ -1,0 +1,188 @@
+"""Training steps, samples and batches of jobs that are not pairs of tensors."""
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
+from workload_rig import workload_of
+
+from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
+from loadtune.bench.loss_watch import LossWatch
+from loadtune.bench.samples import Samples
+from loadtune.bench.training import OwnStep, ResidentModel, Trainer
+from loadtune.errors import WorkloadError
+from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
+from loadtune.stream.sample_table import SampleTable
+from loadtune.workload import LoaderParts
+from loadtune.workload.tasks import own_computation
+
+CPU = torch.device("cpu")
+LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
+
+
+def rows(num: int = 64) -> list[Any]:
+    return [{"x": torch.full((3,), float(at)), "y": torch.tensor(1.0)} for at in range(num)]
+
+
+def squared(model: nn.Module, batch: Any) -> torch.Tensor:
+    return (model(batch["x"])[:, 0] - batch["y"]).square().mean()
+
+
+def trainer_of(compute_loss: Any, accumulate: int = 1, **given: Any) -> tuple[Trainer, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    spec = WorkloadSpec(accumulate=accumulate)
+    own = own_computation(compute_loss)
+    workload = workload_of(rows(), model, compute_loss=own, own_batches=True, spec=spec, **given)
+    return Trainer(ResidentModel(workload, CPU), Recipe(), workload), model
+
+
+def test_gradients_of_several_batches_are_summed_before_the_optimizer_steps() -> None:
+    def plain(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    batches = [{"x": torch.rand(4, 3), "y": torch.rand(4)} for _ in range(3)]
+    trainer, model = trainer_of(squared, accumulate=3, own_optimizer=plain)
+    before = model.weight.detach().clone()
+    for batch in batches[:2]:
+        trainer.step(batch)
+        assert torch.equal(model.weight, before)
+    trainer.step(batches[2])
+    whole = {name: torch.cat([batch[name] for batch in batches]) for name in ("x", "y")}
+    at_once, other = trainer_of(squared, own_optimizer=plain)
+    at_once.step(whole)
+    assert torch.allclose(model.weight, other.weight)
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda model, batch: model(batch["x"]), "one number"),
+        (lambda model, batch: 0.5, "one number"),
+        (lambda model, batch: squared(model, batch).detach(), "without a gradient"),
+    ],
+)
+def test_a_loss_has_to_be_one_number_with_a_gradient(loss: Any, words: str) -> None:
+    trainer, _ = trainer_of(loss)
+    with pytest.raises(WorkloadError, match=words):
+        trainer.step({"x": torch.rand(2, 3), "y": torch.rand(2)})
+
+
+def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
+    made, seen = list[torch.device](), list[Any]()
+
+    def make_step(device: torch.device) -> Any:
+        made.append(device)
+        return lambda batch: seen.append(batch) or torch.tensor(float("nan"))
+
+    workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)
+    model, watch = ResidentModel(workload, CPU), LossWatch()
+    for _ in range(2):
+        trainer = OwnStep(model, Recipe(precision="own"), workload, losses=watch)
+        trainer.step("a batch")
+        trainer.close()
+    assert made == [CPU]
+    assert seen == ["a batch"] * 2
+    assert trainer.loss_is_finite() is False
+
+
+@pytest.mark.parametrize(("make_step", "words"), [(lambda device: 3, "returned a int"), (lambda: None, "TypeError")])
+def test_what_is_no_step_is_said(make_step: Any, words: str) -> None:
+    workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)
+    with pytest.raises(WorkloadError, match=words):
+        OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload)
+
+
+class Counted(IterableDataset[Any]):
+    def __init__(self, num: int, *, shared: bool) -> None:
+        self.num, self.shared = num, shared
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info() if self.shared else None
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        yield from ({"x": torch.full((2,), float(at))} for at in range(start, self.num, step))
+
+
+def samples_of(loader: DataLoader[Any]) -> Samples:
+    return Samples(workload_of(None, loader=LoaderParts.of(loader), own_batches=True), LINE)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_stream_that_asks_for_its_worker_is_shared_out(shared: bool) -> None:
+    samples = samples_of(DataLoader(Counted(40, shared=shared), 4))
+    assert samples.is_shared_out == shared
+    assert samples.num == samples.num_in_batch
+
+
+def test_an_empty_stream_is_said() -> None:
+    with pytest.raises(WorkloadError, match="stream is empty"):
+        samples_of(DataLoader(Counted(0, shared=False), 4))
+
+
+def test_ready_batches_and_own_batch_samplers_have_their_own_size() -> None:
+    ready = [{"x": torch.zeros(6, 2)} for _ in range(3)]
+
+    class Ready(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(ready)
+
+    assert samples_of(DataLoader(Ready(), batch_size=None)).num == 6
+    assert samples_of(DataLoader(rows(), batch_sampler=[[0], [1, 2, 3]])).num == 2  # type: ignore[arg-type]
+
+
+def test_samples_of_different_size_are_probed_with_the_largest() -> None:
+    def texts(num: int) -> list[list[int]]:
+        return [[1] * (5 + (50 if at % 20 == 0 else 0)) for at in range(num)]
+
+    def pad(batch: list[list[int]]) -> Any:
+        longest = max(map(len, batch))
+        return {"input_ids": torch.tensor([each + [0] * (longest - len(each)) for each in batch])}
+
+    samples = samples_of(DataLoader(texts(100), 4, collate_fn=pad))
+    trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
+    assert samples.resident(3, trainer, largest=True)["input_ids"].shape == (3, 55)
+    assert samples_of(DataLoader([[1] * 5] * 100, 4, collate_fn=pad)).largest_bytes is None
+
+
+def test_structures_that_cannot_be_repeated_are_collated_anew() -> None:
+    def join(batch: list[torch.Tensor]) -> Any:
+        return {"nodes": torch.cat(batch), "sizes": torch.tensor([len(each) for each in batch])}
+
+    samples = samples_of(DataLoader([torch.rand(3, 2) for _ in range(64)], 4, collate_fn=join))
+    trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
+    batch = samples.resident(40, trainer)
+    assert (len(batch["nodes"]), len(batch["sizes"])) == (120, 40)
+
+
+def drawn(loader: DataLoader[Any], num: int, batch_size: int = 4) -> list[list[float]]:
+    parts = LoaderParts.of(loader)
+    endless = EndlessLoader(workload_of(None, loader=parts), LoaderConfig(batch_size=batch_size))
+    try:
+        return [endless.next_batch()["x"][:, 0].tolist() for _ in range(num)]
+    finally:
+        endless.close()
+
+
+def test_a_stream_begins_again_at_its_end() -> None:
+    found = drawn(DataLoader(Counted(9, shared=False), 4), 5)
+    assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+
+
+def test_a_stream_shorter_than_a_batch_has_none() -> None:
+    with pytest.raises(NoBatchError):
+        drawn(DataLoader(Counted(3, shared=False), 4), 1)
+
+
+def test_the_order_is_the_samplers() -> None:
+    found = drawn(DataLoader(rows(10), 4, sampler=[3, 1, 2]), 3)
+    assert found == [[3, 1, 2, 3], [1, 2, 3, 1], [2, 3, 1, 2]]
+    again = drawn(DataLoader(rows(10), batch_sampler=[[1], [2, 3]]), 3)  # type: ignore[arg-type]
+    assert again == [[1], [2, 3], [1]]
+    shuffled = drawn(DataLoader(rows(10), 5, sampler=RandomSampler(rows(10))), 2, batch_size=5)
+    assert sorted(itertools.chain(*shuffled)) == list(range(10))

@@ -1,0 +1,119 @@
+"""Where batches of any structure keep their samples, and what is made of them with that."""
+
+import dataclasses
+from collections import UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+
+from loadtune.workload import (
+    map_tensors,
+    num_bytes,
+    num_tokens,
+    places_along,
+    places_of,
+    places_of_ready,
+    structure_text,
+    tensors_of,
+)
+
+
+@dataclasses.dataclass
+class Pair:
+    left: torch.Tensor
+    names: list[str]
+
+
+Named = namedtuple("Named", ["rows", "scale"])
+
+
+def detection(num: int) -> Any:
+    return [torch.rand(3, 4 + at, 5) for at in range(num)], [{"boxes": torch.rand(at + 1, 4)} for at in range(num)]
+
+
+def padded(num: int) -> Any:
+    return {"input_ids": torch.ones(num, 5 + num, dtype=torch.long), "labels": torch.zeros(num)}
+
+
+MAKERS = {
+    "tensor": lambda num: torch.rand(num, 7),
+    "pair": lambda num: (torch.rand(num, 7), torch.zeros(num)),
+    "as default_collate makes pairs": lambda num: [torch.rand(num, 7), torch.zeros(num)],
+    "mapping": lambda num: {"x": torch.rand(num, 2), "weights": torch.ones(9), "nested": {"y": torch.rand(num)}},
+    "user's mapping": lambda num: UserDict(x=torch.rand(num, 2)),
+    "detection": detection,
+    "padded": padded,
+    "time first": lambda num: torch.rand(6, num, 4),
+    "dataclass": lambda num: Pair(torch.rand(num, 2), ["a"] * num),
+    "named tuple": lambda num: Named(torch.rand(num, 2), 0.5),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_batches_are_counted_cut_and_repeated(make: Any) -> None:
+    places = places_of(make(2), make(3), 2, 3)
+    assert places.are_known
+    assert places.count
+    batch = make(4)
+    assert places.num_samples(batch) == 4
+    taken = places.take(batch, [3, 0, 3, 1, 1, 2, 0])
+    assert type(taken) is type(batch)
+    assert places.num_samples(taken) == 7
+    assert places.num_samples(batch) == 4, "the batch itself is as it was"
+
+
+def test_samples_are_those_that_were_asked_for() -> None:
+    places = places_of(torch.zeros(6, 2), torch.zeros(6, 3), 2, 3)
+    assert places.take(torch.arange(8).reshape(2, 4), [3, 0]).tolist() == [[3, 0], [7, 4]]
+    places = places_of(detection(2), detection(3), 2, 3)
+    images, targets = places.take(detection(3), [2, 2])
+    assert [image.shape[1] for image in images] == [6, 6]
+    assert [len(target["boxes"]) for target in targets] == [3, 3]
+
+
+def test_samples_joined_end_to_end_cannot_be_repeated() -> None:
+    def graph(num: int) -> Any:  # nodes of all samples one after another
+        return {"nodes": torch.rand(5 * num, 2), "sizes": torch.ones(num)}
+
+    places = places_of(graph(2), graph(3), 2, 3)
+    assert not places.are_known
+    assert places.num_samples(graph(4)) == 4
+
+
+def test_no_samples_are_counted_where_none_are_to_be_seen() -> None:
+    assert not places_of({"loss": torch.zeros(())}, {"loss": torch.zeros(())}, 2, 3).count
+
+
+def test_a_dimension_that_was_named_counts() -> None:
+    places = places_along((torch.zeros(6, 4), torch.zeros(3)), 1)
+    assert places.num_samples((torch.zeros(6, 4), torch.zeros(3))) == 4
+
+
+def test_of_ready_batches_the_first_dimension_counts() -> None:
+    batch = (torch.zeros(8, 3), torch.zeros(8), torch.zeros(2))
+    places = places_of_ready(batch)
+    assert places.num_samples(batch) == 8
+    assert [len(part) for part in places.take(batch, [0, 1, 2])] == [3, 3, 2]
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+def test_tensors_are_changed_and_nothing_else(make: Any) -> None:
+    batch = make(2)
+    before = [tensor.dtype for tensor in tensors_of(batch)]
+    changed = map_tensors(batch, lambda tensor: tensor.double())
+    assert type(changed) is type(batch)
+    assert {tensor.dtype for tensor in tensors_of(changed)} == {torch.float64}
+    assert [tensor.dtype for tensor in tensors_of(batch)] == before
+    assert num_bytes(batch) == sum(tensor.nbytes for tensor in tensors_of(batch)) > 0
+
+
+def test_tokens_are_elements_of_input_ids() -> None:
+    assert num_tokens(padded(3)) == 24
+    assert num_tokens((torch.zeros(3), torch.zeros(3))) is None
+
+
+def test_a_batch_is_described_in_words() -> None:
+    assert structure_text(padded(2)) == "{input_ids: int64 tensor (2, 7), labels: float32 tensor (2,)}"
+    assert structure_text((torch.zeros(2, 3), [torch.zeros(1)])) == "(float32 tensor (2, 3), [float32 tensor (1,)])"
+    assert structure_text(Named(torch.zeros(1), 0.5)) == "Named(float32 tensor (1,), float)"
