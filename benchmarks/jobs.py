@@ -3,8 +3,8 @@
     python benchmarks/jobs.py [NAME …] [--time-budget 120] [--out FOLDER]
     python benchmarks/jobs.py --ways [--time-budget 90] [--out FOLDER]
 
-``--ways``: one job, that of `examples/lightning_module.py` in fp32, given in four ways: dataset and model on the command
-line, loader and training step, loader and model in Python, and by the adapter. All four should give one answer.
+``--ways``: one job, that of `examples/lightning_module.py` in fp32, given in four ways: dataset and model on the
+command line, loader and training step, loader and model in Python, and by the adapter. All four should give one answer.
 """
 
 import argparse

@@ -37,8 +37,8 @@ _MAX_SAMPLES = 16  # kept, to make batches of
 # read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
 _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
-# Where samples differ in size, so many more are read to find large ones, and so many of the largest are kept.
-_MORE_SAMPLES, _NUM_LARGEST = 240, 8
+# Where samples differ in size, so many more are read, up to these bytes, and so many of the largest fill a large batch.
+_MORE_SAMPLES, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
 # A batch of the largest is so much larger where samples count as different.
 _DIFFERENT = 1.02
 # Batches of so many samples are compared to find where samples lie in a batch.
@@ -62,7 +62,7 @@ class Samples:
                 self._read_stream(line)
             else:
                 self.samples, self._indices, self.sample_s, self.sample_cpu_s = _read_samples(workload, line, note)
-            self._largest = self._find_largest(line)
+            self._by_size = self._samples_by_size(line)
         self.batch: Batch = self._collated(self.samples) if self._ready is None else self._ready
         self.places = self._places()
         if not self.places.count:
@@ -93,17 +93,22 @@ class Samples:
     @property
     def largest_bytes(self) -> int | None:
         """Of a sample, in a batch of the largest that were read. None: all have one size."""
-        if self._largest is None:
+        if self._by_size is None:
             return None
-        batch = self._collated(self._largest)
+        batch = self._collated(self._by_size[-_NUM_LARGEST:])
         largest, mean = num_bytes(batch) / self.places.num_samples(batch), num_bytes(self.batch) / self.num_in_batch
         return round(largest) if largest > _DIFFERENT * mean else None
 
     def resident(self, batch_size: int, trainer: Trainer, *, largest: bool = False) -> Batch:
-        """A few samples, repeated to the batch's size, on the device. ``largest``: of the largest that were read."""
+        """A few samples, repeated to the batch's size, on the device. ``largest``: of the largest that were read, else
+        of all sizes, as often as they were read: what is padded to the largest of few is smaller than of many."""
         if not self._workload.loader.batch_size_is_free:
             return trainer.to_device(self.batch)
-        samples = self._largest if largest and self._largest is not None else self.samples
+        if self._by_size is not None and not largest:
+            every = len(self._by_size) / batch_size
+            of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
+            return trainer.to_device(self._collated(of_all_sizes))
+        samples = self.samples if self._by_size is None else self._by_size[-_NUM_LARGEST:]
         if self.places.are_known:
             return resident_batch(self._collated(samples) if largest else self.batch, batch_size, trainer)
         return trainer.to_device(self._collated([samples[at % len(samples)] for at in range(batch_size)]))
@@ -169,21 +174,23 @@ class Samples:
         if not loader.batch_size_is_free:
             self._ready = self.samples[0] if loader.collate_fn is None else loader.collate_fn(self.samples[0])
 
-    def _find_largest(self, line: Line) -> list[Any] | None:
-        """The largest of some samples. None: all have one size."""
+    def _samples_by_size(self, line: Line) -> list[Any] | None:
+        """Samples, the largest last. None: all have one size."""
         loader, until = self._workload.loader, time.monotonic() + _MAX_SAMPLING_S
         sizes = {_size_of(sample) for sample in self.samples}
         if len(sizes) < 2 or not loader.batch_size_is_free:
             return None
         more: list[Any] = []
+        num_bytes_read = 0
         if not loader.is_iterable:
             length = self._workload.dataset_length or 1
             for index in random.Random(self._workload.spec.seed + 1).sample(range(length), min(length, _MORE_SAMPLES)):
-                if time.monotonic() > until:
+                if time.monotonic() > until or num_bytes_read > _MORE_BYTES:
                     break
                 more += fetch_samples(loader.dataset, [index])
+                num_bytes_read += _size_of(more[-1])
                 line.pulse()
-        return sorted([*self.samples, *more], key=_size_of, reverse=True)[:_NUM_LARGEST]
+        return sorted([*self.samples, *more], key=_size_of)
 
 
 def _size_of(sample: Any) -> int:

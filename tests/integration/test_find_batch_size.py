@@ -15,7 +15,7 @@ from bench_in_thread import BenchInThread
 from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from loadtune import DeviceError, LoadtuneError, UsageError, WorkloadError, find_batch_size
 
@@ -265,7 +265,6 @@ REFUSED_AT_ONCE = {
     "shape of words": ((LINEAR, ("3", 4)), {}, UsageError, ["('3', 4)", "whole numbers"]),
     "empty shape": ((LINEAR, ()), {}, UsageError, ["()", "(3, 224, 224)"]),
     "no data": ((LINEAR, None), {}, UsageError, ["NoneType", "map-style"]),
-    "a loader": ((LINEAR, DataLoader([1])), {}, UsageError, ["a DataLoader", ".dataset"]),
     "no model": ((7, (4,)), {}, UsageError, ["the model is a int", "torch.nn.Module"]),
     "no loss": ((LINEAR, (4,)), {"loss": "mse"}, UsageError, ["'mse'", "(outputs, targets)"]),
     "unknown optimizer": ((LINEAR, (4,)), {"optimizer": "adam"}, UsageError, ["'adam'", "adamw", "lambda"]),
@@ -331,7 +330,7 @@ REFUSED_BY_THE_PROCESS = {
     "loss raises": ((LINEAR, (4,)), {"loss": raises}, WorkloadError, ["ValueError: mine to mend"]),
     "optimizer raises": ((LINEAR, (4,)), {"optimizer": raises}, WorkloadError, ["ValueError: mine to mend"]),
     "no scalar": ((LINEAR, (4,)), {"loss": lambda outputs, _: outputs}, WorkloadError, ["(2, 2)", "take its mean"]),
-    "numbers without a loss": ((LINEAR, Regression()), {}, WorkloadError, ["float32 tensor (2,)", "find_batch_size"]),
+    "numbers without a loss": ((LINEAR, Regression()), {}, WorkloadError, ["float32 tensor (2,)", "loss=fn in Python"]),
     "label above the classes": ((LINEAR, [(torch.zeros(4), 2)]), {}, WorkloadError, ["target is 2", "2 classes"]),
     "data by name that needs a folder": ((LINEAR, "CIFAR10"), {}, WorkloadError, ["--data-root"]),
 }  # fmt: skip
