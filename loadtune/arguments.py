@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import fields, replace
-from typing import TypeVar, cast, get_args
+from typing import TypeVar, get_args
 
 from loadtune.errors import UsageError
 from loadtune.records import (
@@ -126,12 +126,6 @@ def is_import_path(word: str) -> bool:
     return re.fullmatch(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*", word) is not None
 
 
-def optimizer_of(word: str) -> OptimizerName:
-    if word not in get_args(OptimizerName):
-        raise UsageError(f"--optimizer is {word!r}; it must be sgd (with momentum 0.9) or adamw.")
-    return cast(OptimizerName, word)
-
-
 def memory_of(flag: str, word: str) -> int:
     """``24GiB``, ``80 GB`` or bytes as a number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", word.strip())
@@ -153,27 +147,6 @@ def share_of(flag: str, word: str) -> float:
     if not 0 < share < 1:
         raise UsageError(f"{flag} is {word!r}; it must be above 0% and below 100%, written as 5% or 0.05.")
     return share
-
-
-def workload_of(
-    dataset: str,
-    model: str,
-    data_root: str | None,
-    image_size: int | None,
-    num_classes: int | None,
-    optimizer: str,
-    seed: int,
-) -> WorkloadSpec:
-    """What to train, from the options that name it."""
-    return WorkloadSpec(
-        dataset=dataset,
-        model=model,
-        data_root=data_root,
-        image_size=image_size,
-        num_classes=num_classes,
-        optimizer=optimizer_of(optimizer),
-        seed=seed,
-    )
 
 
 def yours_of(
@@ -233,7 +206,7 @@ def check(config: TuneConfig) -> TuneConfig:
     check_at_least("--image-size", config.workload.image_size, 1)
     check_at_least("--num-classes", config.workload.num_classes, 1)
     _check_seed(config.seed)
-    _check_job(config.workload)
+    check_job(config.workload)
     _check_step(config)
     _check_batches(config)
     _check_fixed(config)
@@ -275,7 +248,7 @@ def check_options(given: Collection[str]) -> None:
         _refuse_beside_step([_option(name) for name in held if name in given])
 
 
-def _check_job(spec: WorkloadSpec) -> None:
+def check_job(spec: WorkloadSpec) -> None:
     """Parts of a job that rule each other out, and what is no import path."""
     check_at_least("--accumulate", spec.accumulate, 1)
     check_at_least("--batch-dim", spec.batch_dim, 0)

@@ -160,7 +160,7 @@ def run(
             probe=probe_of(probe),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
-        given = _given(ctx)
+        given = options.given(ctx)
         check_options(given)
         folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
         reopen = folder is not None and "trials" in given
@@ -211,12 +211,6 @@ app.command(epilog=options.MEMORY_EXAMPLES)(memory)
 for _command in (report, dashboard, export, compare, schema):
     app.command()(_command)
 app.command("check")(check_command)
-
-
-def _given(ctx: typer.Context) -> set[str]:
-    """Names of the options that were given on the command line."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from loadtune.arguments import check_at_least, memory_of, precision_of, workload_of
+from loadtune import options
+from loadtune.arguments import check_at_least, check_job, check_options, memory_of, precision_of
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
-from loadtune.options import stray
 from loadtune.records import Device, FootprintReport, WorkloadSpec
 from loadtune.terminal import show
 
@@ -30,18 +30,18 @@ _COUNTS = ("--batch-size", "--image-size", "--num-classes")
 
 
 def memory(
-    dataset: Annotated[
-        str, typer.Option(help="FakeData, a class of torchvision.datasets, or an import path pkg.mod:factory.")
-    ] = _DEFAULT.dataset,
-    model: Annotated[
-        str, typer.Option(help="A name of torchvision.models.list_models(), or an import path pkg.mod:factory.")
-    ] = _DEFAULT.model,
-    data_root: Annotated[str | None, typer.Option(help="Folder with the files of the torchvision dataset.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Height and width in pixels. [default: the model's]")] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")
-    ] = None,
-    optimizer: Annotated[str, typer.Option(metavar="sgd|adamw", help="Optimizer. sgd has momentum 0.9.")] = "sgd",
+    ctx: typer.Context,
+    dataset: options.Dataset = _DEFAULT.dataset,
+    model: options.Model = _DEFAULT.model,
+    data_root: options.DataRoot = None,
+    image_size: options.ImageSize = None,
+    num_classes: options.NumClasses = None,
+    loader: options.MemoryLoader = None,
+    collate: options.Collate = None,
+    loss: options.Loss = None,
+    compute_loss: options.ComputeLoss = None,
+    optimizer: options.Optimizer = "sgd",
+    batch_dim: options.BatchDim = None,
     batch_size: Annotated[int, typer.Option(help="Batch size of the step.")] = _DEFAULT_BATCH_SIZE,
     precision: Annotated[
         str, typer.Option(metavar="off|fp16|bf16", help="Mixed precision (AMP). off: float32.")
@@ -106,7 +106,21 @@ def memory(
         if checkpoint_segments is not None and not (checkpoint or what_if):
             raise UsageError("--checkpoint-segments needs --checkpoint or --what-if. Add one of them.")
         check_at_least("--checkpoint-segments", checkpoint_segments, 2)
-        spec = workload_of(dataset, model, data_root, image_size, num_classes, optimizer, _DEFAULT.seed)
+        spec = WorkloadSpec(
+            dataset=dataset,
+            model=model,
+            data_root=data_root,
+            image_size=image_size,
+            num_classes=num_classes,
+            loader=loader,
+            collate=collate,
+            loss=loss,
+            compute_loss=compute_loss,
+            optimizer=optimizer,
+            batch_dim=batch_dim,
+        )
+        check_options(options.given(ctx))
+        check_job(spec)
         from loadtune.step_memory import Wanted, step_report
 
         wanted = Wanted(
@@ -127,7 +141,7 @@ def _check_of_no_script(only: list[str] | None, arguments: list[str] | None) -> 
     if only:
         raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
     if arguments:
-        raise UsageError(f"{stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
+        raise UsageError(f"{options.stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
 
 
 def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_json: bool) -> NoReturn:

@@ -18,6 +18,9 @@ Loader = Annotated[
         help="Function that returns your DataLoader: in place of --dataset. Its settings are the baseline.",
     ),
 ]
+MemoryLoader = Annotated[
+    str | None, typer.Option(metavar="PATH:FN", help="Function that returns your DataLoader: in place of --dataset.")
+]
 Collate = Annotated[
     str | None, typer.Option(metavar="PATH:FN", help="Collate function for --dataset. [default: PyTorch's]")
 ]
@@ -169,3 +172,9 @@ Examples:
   loadtune memory --model vit_b_16 --precision bf16 --per-layer
   loadtune memory --model resnet50 --batch-size 32 --what-if
   loadtune memory --trace train.py"""
+
+
+def given(ctx: typer.Context) -> set[str]:
+    """Names of the options that were given on the command line."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

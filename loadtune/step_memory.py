@@ -7,14 +7,13 @@ nor study. The bench measures; this process estimates, and creates no CUDA conte
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import (
     PRECISIONS,
     Checkpoint,
     FootprintReport,
-    OptimizerName,
     Precision,
     Recipe,
     StepAccount,
@@ -149,16 +148,17 @@ def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
 
 def _what_if(plan: "StepPlan", optimizer: str, wanted: Wanted, meter: Meter | None, room: _Room) -> Iterator[WhatIf]:
     precisions = PRECISIONS if meter is None else meter.describe().precisions
-    for name, variant in variants(wanted, cast(OptimizerName, optimizer), plan.inputs.shape, precisions):
+    for name, variant in variants(wanted, optimizer, plan.input_shape if plan.has_images else (), precisions):
         yield _row(plan, name, variant, meter, room)
 
 
 def variants(
-    wanted: Wanted, optimizer: OptimizerName, input_shape: tuple[int, ...], precisions: tuple[Precision, ...]
+    wanted: Wanted, optimizer: str, input_shape: tuple[int, ...], precisions: tuple[Precision, ...]
 ) -> Iterator[tuple[str, StepVariant]]:
     """(Name, step): the step as given, then with one thing changed at a time. Only (C, H, W) has an image size."""
     given = wanted.given
-    yield f"as given: {given.recipe.precision}, {OPTIMIZER_TEXT[optimizer]}", given
+    named = next((text for name, text in OPTIMIZER_TEXT.items() if name == optimizer), optimizer)
+    yield f"as given: {given.recipe.precision}, {named}", given
     for precision in precisions:
         if precision != given.recipe.precision:
             yield PRECISION_TEXT[precision], replace(given, recipe=replace(given.recipe, precision=precision))

@@ -17,7 +17,6 @@ from loadtune.units import counted
 from loadtune.workload import (
     IGNORED_TARGET,
     Batch,
-    Places,
     RandomSamples,
     Workload,
     code_of,
@@ -26,6 +25,7 @@ from loadtune.workload import (
     num_bytes,
     num_classes_of_output,
     num_tokens,
+    sample_shape,
     sample_text,
     structure_text,
     tensors_of,
@@ -133,7 +133,7 @@ def describe(
     own = workload.make_step is not None
     return WorkloadFacts(
         dataset_length=workload.dataset_length,
-        input_shape=shape_of(batch, samples.places),
+        input_shape=sample_shape(batch, samples.places),
         input_dtype="none" if first is None else str(first.dtype).removeprefix("torch."),
         sample_bytes=num_bytes(batch) // samples.num,
         sample_s=samples.sample_s,
@@ -157,19 +157,6 @@ def describe(
         largest_sample_bytes=samples.largest_bytes,
         structure=None if is_class_pair(workload, batch) else structure_text(batch),
     )
-
-
-def shape_of(batch: Batch, places: Places) -> tuple[int, ...]:
-    """Of one sample's first tensor."""
-    first = next(tensors_of(batch), None)
-    if first is None:
-        return ()
-    while places.kind == "parts":
-        places = next(iter(places.parts.values()))
-    shape = list(first.shape)
-    if places.kind == "tensor":
-        del shape[places.dim]
-    return tuple(shape)
 
 
 def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, batch: Batch) -> int:

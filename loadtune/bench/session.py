@@ -54,7 +54,7 @@ from loadtune.records import (
     non_finite_loss,
 )
 from loadtune.units import counted
-from loadtune.workload import build_workload, checkpointed
+from loadtune.workload import build_workload, checkpointed, sample_shape
 
 
 class Session:
@@ -165,7 +165,7 @@ class Session:
             precision=asked.recipe.precision,
             optimizer=asked.optimizer or self._workload.spec.optimizer,
             batch_size=asked.batch_size,
-            input_shape=describe.shape_of(batch, trainer.places),
+            input_shape=sample_shape(batch, trainer.places),
             estimated=False,
             checkpointed=found,
             num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),

@@ -15,6 +15,7 @@ from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import (
+    PAIR,
     Batch,
     Places,
     Workload,
@@ -36,10 +37,6 @@ _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
 _NO_SCALE_GROWTH = 1_000_000
 # Real samples a resident batch repeats: enough that labels and pixels differ, few enough to be read at once.
 _NUM_RESIDENT_SAMPLES = 8
-
-
-PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
-"""Of a batch (inputs, targets)."""
 
 
 class ResidentModel:

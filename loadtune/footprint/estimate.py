@@ -17,7 +17,7 @@ from loadtune.errors import WorkloadError
 from loadtune.footprint.plan import StepPlan
 from loadtune.footprint.step import take_forward, take_step
 from loadtune.records import BatchEstimate, Checkpoint, LayerFootprint, StepAccount
-from loadtune.workload import class_loss, last_line, num_classes_of_output
+from loadtune.workload import last_line, num_classes_of_output
 
 # What a process holds of the GPU outside the allocator: measured on an H200 with torch 2.11, context and libraries.
 CUDA_CONTEXT_BYTES = 3 * 2**30 // 4
@@ -34,12 +34,12 @@ _NEEDS_VALUES = (
 
 def with_loss_if_it_applies(plan: StepPlan, batch_size: int) -> StepPlan:
     """The same plan, without a loss where cross entropy does not take the model's output: it is not class scores."""
-    if not plan.has_loss or plan.task is not class_loss:
+    if not plan.has_loss or not (plan.takes_inputs and plan.scores_classes):
         return plan
     try:
         with _named_errors(plan, batch_size), plan.fake, torch.no_grad():
-            output = plan.model(plan.inputs.batch(batch_size))
-            targets = plan.targets.batch(batch_size)
+            inputs, targets = plan.batch(batch_size)
+            output = plan.model(inputs)
     except WorkloadError:  # the estimate itself says why
         return plan
     try:
@@ -92,7 +92,7 @@ def estimate_step(plan: StepPlan, batch_size: int, checkpoint: Checkpoint | None
         precision=plan.precision,
         optimizer=plan.optimizer,
         batch_size=batch_size,
-        input_shape=plan.inputs.shape,
+        input_shape=plan.input_shape,
         estimated=True,
         has_loss=plan.has_loss,
         checkpointed=step.checkpointed,
@@ -119,7 +119,7 @@ def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
         ) from error
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
         raise WorkloadError(
-            f"{plan.name} does not train on a batch of {batch_size} inputs of shape {plan.inputs.shape}:"
+            f"{plan.name} does not train on a batch of {batch_size} inputs of shape {plan.input_shape}:"
             f" {last_line(error)}. Change --batch-size, --image-size, --dataset or --model."
         ) from error
     finally:

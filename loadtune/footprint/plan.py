@@ -7,28 +7,31 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.nn import init
 
+from loadtune.errors import WorkloadError
 from loadtune.records import OptimizerName, Precision, StepOptimizer, StepVariant, WorkloadSpec
-from loadtune.workload import Task, build_workload, class_loss, collate_samples, fetch_samples, make_optimizer
+from loadtune.workload import (
+    PAIR,
+    Batch,
+    ComputeLoss,
+    Places,
+    Task,
+    build_workload,
+    class_loss,
+    is_pair,
+    make_optimizer,
+    on_pairs,
+    sample_shape,
+    small_batch,
+    structure_text,
+)
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleShape:
-    """One tensor of a batch, without its batch dimension."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def batch(self, batch_size: int) -> torch.Tensor:
-        return torch.zeros((batch_size, *self.shape), dtype=self.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,34 +42,65 @@ class StepPlan:
     """Under which the model was made, and everything else of the step has to be."""
     name: str
     model: nn.Module
-    task: Task
-    inputs: SampleShape
-    targets: SampleShape
+    compute_loss: ComputeLoss
+    example: Batch
+    """A few samples, of which only shapes and types count."""
+    places: Places
+    """Where a batch keeps its samples."""
     optimizer: str
     make_optimizer: MakeOptimizer
     precision: Precision
+    scores_classes: bool = False
+    """Whether the loss is cross entropy on the model's output."""
+    takes_inputs: bool = True
+    """Whether batches are (inputs, targets), of which the model takes the inputs."""
     has_loss: bool = True
     """False: the backward pass starts from the mean of the model's outputs, without targets."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return sample_shape(self.example, self.places)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether inputs are one tensor of (C, H, W), which can be taken at another size."""
+        return self.takes_inputs and isinstance(self.example[0], torch.Tensor) and self.example[0].dim() == 4
+
+    def batch(self, batch_size: int) -> Batch:
+        """Zeros; fake ones under `fake`."""
+        return self.places.zeros(self.example, batch_size)
 
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
     """The workload's step. Targets of any kind are taken. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
     workload = build_workload(spec, making=_making(fake))
-    inputs, targets = collate_samples(
-        fetch_samples(workload.dataset, [0]), [0], any_target=workload.answers_with_logits
-    )
+    example, places = small_batch(workload)
+    if not places.are_known:
+        raise WorkloadError(
+            f"Where a batch keeps its samples cannot be told from {structure_text(example)}, so its memory cannot be "
+            "estimated for another batch size. Name the dimension that counts them: --batch-dim."
+        )
+    is_pair_of_ours = is_pair(example) and not workload.own_batches
+    has_loss = True
+    if is_pair_of_ours and not workload.own_loss:
+        inputs, targets = example
+        has_loss = not targets.is_floating_point()
+        example = (inputs, targets.long())
     return StepPlan(
         fake=fake,
         name=spec.model,
         model=workload.model,
-        task=workload.task,
-        inputs=_shape_of(inputs),
-        targets=SampleShape(shape=tuple(targets.shape[1:]), dtype=torch.long),
+        compute_loss=workload.compute_loss,
+        example=example,
+        places=places,
         optimizer=spec.optimizer,
-        make_optimizer=_maker(cast(OptimizerName, spec.optimizer)),
+        make_optimizer=lambda model: make_optimizer(workload.optimizer, model, fused=False),
         precision=precision,
-        has_loss=not targets.is_floating_point(),
+        scores_classes=workload.task is class_loss,
+        takes_inputs=is_pair_of_ours,
+        has_loss=has_loss,
     )
 
 
@@ -86,9 +120,10 @@ def plan_of_factory(
         fake=fake,
         name=type(model).__name__,
         model=model,
-        task=task,
-        inputs=SampleShape(shape=input_shape, dtype=torch.float32),
-        targets=SampleShape(shape=(), dtype=torch.long),
+        compute_loss=on_pairs(task, any_structure=False),
+        example=(torch.zeros(2, *input_shape), torch.zeros(2, dtype=torch.long)),
+        places=PAIR,
+        scores_classes=task is class_loss,
         optimizer=optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "own"),
         make_optimizer=_maker(optimizer) if isinstance(optimizer, str) else optimizer,
         precision=precision,
@@ -102,8 +137,10 @@ def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
         changed = replace(changed, optimizer=variant.optimizer, make_optimizer=_maker(variant.optimizer))
     if variant.image_size is not None:
         pixels = (variant.image_size, variant.image_size)
-        inputs, targets = (replace(part, shape=part.shape[:-2] + pixels) for part in (plan.inputs, plan.targets))
-        changed = replace(changed, inputs=inputs, targets=targets if len(plan.targets.shape) == 2 else plan.targets)
+        inputs, targets = plan.example
+        inputs = inputs.new_zeros((*inputs.shape[:-2], *pixels))
+        targets = targets.new_zeros((*targets.shape[:-2], *pixels)) if targets.dim() == 3 else targets
+        changed = replace(changed, example=(inputs, targets))
     return changed
 
 
@@ -135,7 +172,3 @@ def _as_it_is(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Te
 
 def _maker(name: StepOptimizer) -> MakeOptimizer:
     return lambda model: make_optimizer(name, model, fused=False)
-
-
-def _shape_of(batch: torch.Tensor) -> SampleShape:
-    return SampleShape(shape=tuple(batch.shape[1:]), dtype=batch.dtype)

@@ -17,7 +17,7 @@ from loadtune.footprint.layers import LayerWatch
 from loadtune.footprint.live import BUFFERS, GRADIENTS, INPUT, PARAMETERS, STATE, LiveMemory
 from loadtune.footprint.plan import StepPlan
 from loadtune.records import Checkpoint, Checkpointed, LayerFootprint, MemoryLines, Precision
-from loadtune.workload import checkpointed
+from loadtune.workload import Batch, checkpointed, tensors_of
 
 _AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
     "fp32": None,
@@ -70,7 +70,11 @@ def take_forward(plan: StepPlan, batch_size: int) -> Taken:
     live = LiveMemory()
     plan.model.eval()
     with _on_fake_device(plan, live), torch.no_grad(), _autocast(plan):
-        plan.model(_start(plan, live, batch_size)[0])
+        batch = _start(plan, live, batch_size)
+        if plan.takes_inputs:
+            plan.model(batch[0])
+        else:
+            plan.compute_loss(plan.model, batch)
     return Taken(largest=live.largest, at_peak=live.at_peak, peak_bytes=live.peak_bytes)
 
 
@@ -80,22 +84,23 @@ def _on_fake_device(plan: StepPlan, live: LiveMemory) -> Iterator[None]:
         yield
 
 
-def _start(plan: StepPlan, live: LiveMemory, batch_size: int) -> tuple[torch.Tensor, ...]:
-    """The batch: inputs and, for a loss, targets."""
+def _start(plan: StepPlan, live: LiveMemory, batch_size: int) -> Batch:
+    """The batch; without a loss, only its inputs."""
     live.mark(plan.model.parameters(), PARAMETERS)
     live.mark(plan.model.buffers(), BUFFERS)
-    parts = (plan.inputs, plan.targets) if plan.has_loss else (plan.inputs,)
-    batch = tuple(part.batch(batch_size) for part in parts)
-    live.mark(batch, INPUT)
+    batch = plan.batch(batch_size)
+    if not plan.has_loss:
+        batch = (batch[0],)
+    live.mark(tensors_of(batch), INPUT)
     return batch
 
 
 def _step(
-    plan: StepPlan, live: LiveMemory, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, ...]
+    plan: StepPlan, live: LiveMemory, optimizer: torch.optim.Optimizer, batch: Batch
 ) -> tuple[LayerFootprint, ...]:
     watch = LayerWatch(live)
     with watch.watching(plan.model), _autocast(plan):
-        start = plan.task(plan.model, *batch) if plan.has_loss else mean_of(plan.model(batch[0]))
+        start = plan.compute_loss(plan.model, batch) if plan.has_loss else mean_of(plan.model(batch[0]))
     torch.autograd.backward(start)
     optimizer.step()
     return watch.rows()

@@ -6,6 +6,7 @@ training process, except `live`, which also packs objects in the caller's proces
 """
 
 from loadtune.workload.batches import (
+    PAIR,
     Batch,
     Places,
     map_tensors,
@@ -14,6 +15,7 @@ from loadtune.workload.batches import (
     places_along,
     places_of,
     places_of_ready,
+    sample_shape,
     structure_text,
     tensors_of,
 )
@@ -23,21 +25,25 @@ from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
 from loadtune.workload.loaders import Endless, LoaderParts
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
-from loadtune.workload.samples import collate_samples, fetch_samples, sample_text
+from loadtune.workload.samples import collate_samples, fetch_samples, sample_text, small_batch
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
+    ComputeLoss,
     Task,
     class_dimension,
     class_loss,
     is_pair,
     model_logits,
     num_classes_of_output,
+    on_pairs,
 )
 from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
 __all__ = [
     "IGNORED_TARGET",
+    "PAIR",
     "Batch",
+    "ComputeLoss",
     "Endless",
     "LoaderParts",
     "OptimizerFactory",
@@ -61,11 +67,14 @@ __all__ = [
     "num_bytes",
     "num_classes_of_output",
     "num_tokens",
+    "on_pairs",
     "places_along",
     "places_of",
     "places_of_ready",
     "sample_index",
+    "sample_shape",
     "sample_text",
+    "small_batch",
     "structure_text",
     "tensors_of",
     "torchvision_version",

@@ -159,7 +159,10 @@ def _optimizers(configured: Any) -> list[Any]:
     return [each["optimizer"] if isinstance(each, dict) else each for each in configured]
 
 
-_NOT_NEEDED = ("accelerator", "callback_handler", "eval_dataset", "lr_scheduler", "model_wrapped", "_memory_tracker")
+_NOT_NEEDED = (
+    *("accelerator", "callback_handler", "eval_dataset", "gather_function", "lr_scheduler", "model_wrapped"),
+    "_memory_tracker",
+)
 _DATA = ("train_dataset", "data_collator", "optimizer")
 
 

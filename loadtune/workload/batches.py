@@ -110,6 +110,28 @@ class Places:
             return _rebuilt(batch, {key: part.take(inside[key], indices) for key, part in self.parts.items()})
         return batch
 
+    def zeros(self, batch: Batch, num: int) -> Batch:
+        """A batch of this many samples like those of `batch`, its tensors zero. Only where places `are_known`."""
+        if isinstance(batch, torch.Tensor):
+            shape = list(batch.shape)
+            if self.kind == "tensor":
+                shape[self.dim] = num
+            return torch.zeros(shape, dtype=batch.dtype)
+        if self.kind == "list":
+            return type(batch)([_zeros(batch[at % len(batch)]) for at in range(num)])
+        if self.kind == "parts":
+            inside = _parts(batch) or {}
+            return _rebuilt(batch, {key: part.zeros(inside[key], num) for key, part in self.parts.items()})
+        return _zeros(batch)
+
+
+def _zeros(batch: Batch) -> Batch:
+    return map_tensors(batch, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
+
+
+PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
+"""Of (inputs, targets)."""
+
 
 def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Places:
     """From a batch of ``num_fewer`` samples and one of ``num_more``."""
@@ -143,6 +165,19 @@ def places_along(batch: Batch, dim: int) -> Places:
     return (
         Places("same") if parts is None else Places("parts", parts={k: places_along(p, dim) for k, p in parts.items()})
     )
+
+
+def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
+    """Of the first tensor of one sample."""
+    first = next(tensors_of(batch), None)
+    if first is None:
+        return ()
+    while places.kind == "parts":
+        places = next(iter(places.parts.values()))
+    shape = list(first.shape)
+    if places.kind == "tensor":
+        del shape[places.dim]
+    return tuple(shape)
 
 
 def places_of_ready(batch: Batch) -> Places:

@@ -1,15 +1,19 @@
 """Samples out of a dataset: fetched one by one, collated, and every way they can be unusable said in words."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset, default_collate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, structure_text
+from loadtune.workload.batches import Batch, Places, places_along, places_of, places_of_ready, structure_text
 from loadtune.workload.user_code import last_line, sample_index, user_traceback
+
+if TYPE_CHECKING:
+    from loadtune.workload.build import Workload
 
 _WANTED = (
     "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
@@ -77,6 +81,31 @@ def collate_samples(
             "For other targets give a loss function: --loss FILE.py:fn, or loss=fn in Python."
         )
     return inputs, targets.long()
+
+
+def small_batch(workload: "Workload") -> tuple[Batch, Places]:
+    """A batch of the first two samples, and where it keeps them; of a loader that makes batches itself, its first.
+
+    Targets of any kind are taken. Raises WorkloadError.
+    """
+    loader, dim = workload.loader, workload.spec.batch_dim
+    samples = list(itertools.islice(loader.dataset, 3)) if loader.is_iterable else fetch_samples(loader.dataset, [0])
+    if not samples:
+        raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
+    if not loader.batch_size_is_free and loader.is_iterable:
+        ready = samples[0] if loader.collate_fn is None else loader.collate_fn(samples[0])
+        return ready, places_of_ready(ready) if dim is None else places_along(ready, dim)
+    fewer, more = (
+        collate_samples(
+            [samples[at % len(samples)] for at in range(num)],
+            [0] * num,
+            any_target=True,
+            any_structure=workload.own_batches,
+            collate=loader.collate_fn,
+        )
+        for num in (2, 3)
+    )
+    return fewer, places_of(fewer, more, 2, 3) if dim is None else places_along(fewer, dim)
 
 
 def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:
