@@ -24,6 +24,11 @@ def has_own_loader(result: TuningResult) -> bool:
     return spec.loader is not None or "loader" in spec.objects
 
 
+def structure_of(result: TuningResult) -> str | None:
+    """Of a batch. None: (input, class), or it was never read."""
+    return None if result.facts is None else result.facts.structure
+
+
 def loader_code(result: TuningResult, config: TrialConfig) -> str:
     """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch.
 
@@ -36,11 +41,13 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda") -> str:
+def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", structure: str | None = None) -> str:
     """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``.
 
-    A function of the user's own has the name of the option that takes it.
+    A function of the user's own has the name of the option that takes it. ``structure``: of a batch, as in
+    `WorkloadFacts`.
     """
+    whole = _whole_batch(spec, structure)
     if config.precision == "own":
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
     scaler = f'scaler = torch.amp.GradScaler("{device}")\n' if config.precision == "fp16" else ""
@@ -50,8 +57,8 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda") -
         + _optimizer(config, spec)
         + _compile(config)
         + scaler
-        + _loop(spec)
-        + "".join(f"    {line}\n" for line in _step(config, spec, device))
+        + _loop(spec, whole)
+        + "".join(f"    {line}\n" for line in _step(config, spec, device, whole))
     )
 
 
@@ -63,22 +70,24 @@ def _optimizer(config: TrialConfig, spec: WorkloadSpec) -> str:
     )
 
 
-def _loop(spec: WorkloadSpec) -> str:
-    batch = "batch" if _has_own_loss(spec) else "inputs, targets"
+def _whole_batch(spec: WorkloadSpec, structure: str | None) -> str | None:
+    """The loss of a batch that is not taken apart. None: it is (inputs, targets)."""
+    if spec.compute_loss is not None or "compute_loss" in spec.objects:
+        return "compute_loss(model, batch)"
+    return "model(**batch).loss" if structure is not None and structure.endswith("}") else None
+
+
+def _loop(spec: WorkloadSpec, whole: str | None) -> str:
+    batch = "inputs, targets" if whole is None else "batch"
     if spec.accumulate == 1:
         return f"\nfor {batch} in loader:\n"
-    batch = batch if _has_own_loss(spec) else f"({batch})"
+    batch = f"({batch})" if whole is None else batch
     return f"\nfor number, {batch} in enumerate(loader, start=1):\n"
 
 
-def _has_own_loss(spec: WorkloadSpec) -> bool:
-    """Whether a function of the user's own calls the model."""
-    return spec.compute_loss is not None or "compute_loss" in spec.objects
-
-
-def _step(config: TrialConfig, spec: WorkloadSpec, device: str) -> list[str]:
-    copied = ["# move the tensors of the batch to the device"] if _has_own_loss(spec) else _copy(config, device)
-    return [*copied, *_forward(config, spec, device), *_update(config, spec)]
+def _step(config: TrialConfig, spec: WorkloadSpec, device: str, whole: str | None) -> list[str]:
+    copied = _copy(config, device) if whole is None else ["# move the tensors of the batch to the device"]
+    return [*copied, *_forward(config, device, whole), *_update(config, spec)]
 
 
 def _copy(config: TrialConfig, device: str) -> list[str]:
@@ -92,8 +101,8 @@ def _copy(config: TrialConfig, device: str) -> list[str]:
     ]
 
 
-def _forward(config: TrialConfig, spec: WorkloadSpec, device: str) -> list[str]:
-    forward = "loss = compute_loss(model, batch)" if _has_own_loss(spec) else "loss = loss_fn(model(inputs), targets)"
+def _forward(config: TrialConfig, device: str, whole: str | None) -> list[str]:
+    forward = f"loss = {whole or 'loss_fn(model(inputs), targets)'}"
     if config.precision == "fp32":
         return [forward]
     return [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward}"]

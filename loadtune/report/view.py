@@ -9,7 +9,7 @@ from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
 from loadtune.records.chosen import was_confirmed_whole
 from loadtune.report.bottleneck import lines as bottleneck_lines
 from loadtune.report.costs import cost_lines
-from loadtune.report.export import loader_code, recipe_code
+from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
 from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text
@@ -215,11 +215,11 @@ def _code(result: TuningResult) -> tuple[Section, ...]:
     if result.best is None:
         return ()
     best, spec, kind = result.best.config, result.config.workload, result.device.kind
-    blocks = {"Loader": loader_code(result, best), "Training step": recipe_code(best, spec, kind)}
+    blocks = {"Loader": loader_code(result, best), "Training step": recipe_code(best, spec, kind, structure_of(result))}
     if result.best_at_your_batch is not None:
         fixed = result.best_at_your_batch.config
         blocks["Loader at your batch size"] = loader_code(result, fixed)
-        blocks["Training step at your batch size"] = recipe_code(fixed, spec, kind)
+        blocks["Training step at your batch size"] = recipe_code(fixed, spec, kind, structure_of(result))
     shown = {code: title for title, code in reversed(blocks.items())}  # of two alike, the first title stays
     return tuple(
         Section(title=title, lines=tuple(code.rstrip("\n").split("\n")))

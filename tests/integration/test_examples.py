@@ -23,6 +23,7 @@ from loadtune import WorkloadSpec, load_result
 from loadtune.bench import BenchClient
 from loadtune.cli import app
 from loadtune.records import BatchTry, LoaderConfig, Recipe, TrainingRun, TrialConfig
+from loadtune.step_memory import Wanted, step_report
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -124,6 +125,20 @@ def test_the_training_process_trains_it(script: Path, monkeypatch, tmp_path: Pat
     assert isinstance(timed, TrainingRun)
     assert all(window.num_samples == window.num_steps * loader.batch_size for window in timed.windows)
     assert ("stream" if facts.dataset_length is None else "rows") == ("stream" if script.stem == "shards" else "rows")
+
+
+SHAPES_SUFFICE = [script for script in by_command() if script.stem not in ("detection", "gan")]
+"""The forward pass of a detection model depends on values; a training step of one's own shows no model."""
+
+
+@pytest.mark.parametrize("script", SHAPES_SUFFICE, ids=lambda script: script.stem)
+def test_its_memory_is_estimated(script: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    asked = parsed(script).params
+    spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
+    few, many = (step_report(spec, Wanted(precision="fp32", batch_size=size), None).account for size in (4, 64))
+    assert many.num_parameters == few.num_parameters > 0
+    assert few.peak_bytes < many.peak_bytes
 
 
 @pytest.mark.parametrize("script", [ROOT / "examples" / "detection.py", ROOT / "examples" / "lightning_module.py"])

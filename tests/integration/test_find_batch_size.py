@@ -15,7 +15,7 @@ from bench_in_thread import BenchInThread
 from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 from torch import nn
 from torch._dynamo.utils import counters
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from loadtune import DeviceError, LoadtuneError, UsageError, WorkloadError, find_batch_size
 
@@ -70,6 +70,16 @@ def in_thread(monkeypatch):
 
 def find(model, data, **options):
     return find_batch_size(model, data, **{"device": "cpu", "max_batch_size": 8, "num_steps": 2} | options)
+
+
+def test_a_loader_and_a_loss_of_model_and_batch():
+    rows = [{"values": torch.rand(4), "label": torch.tensor(row % 2)} for row in range(32)]
+
+    def compute_loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["values"]), batch["label"])
+
+    ceiling = find(nn.Linear(4, 2), DataLoader(rows, batch_size=2, shuffle=True), compute_loss=compute_loss)
+    assert (ceiling.batch_size, ceiling.limit) == (8, "cap")
 
 
 def test_a_module_and_a_shape():

@@ -2,7 +2,7 @@
 
 from loadtune.records import Recipe
 from loadtune.report.bottleneck import bottleneck_text
-from loadtune.report.export import loader_code, recipe_code
+from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
 from loadtune.report.wording import PRECISION_TEXT
@@ -62,7 +62,7 @@ def markdown(context: ExportContext) -> str:
         ("bottleneck", _bound(context)),
     ]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    step = recipe_code(config, context.result.config.workload, kind)
+    step = recipe_code(config, context.result.config.workload, kind, structure_of(context.result))
     return (
         f"### {_escaped(context.workload)} on {_escaped(context.result.device.name)}\n\n"
         f"| | |\n|---|---|\n{table}\n"

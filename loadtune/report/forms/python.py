@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from loadtune.report.export import loader_code, recipe_code
+from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.forms.export_context import ExportContext, assignment, comment
 
 
@@ -21,5 +21,7 @@ def python_module(context: ExportContext) -> str:
 
 def pytorch_loop(context: ExportContext) -> str:
     """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``."""
-    step = recipe_code(context.config, context.result.config.workload, context.result.device.kind)
+    step = recipe_code(
+        context.config, context.result.config.workload, context.result.device.kind, structure_of(context.result)
+    )
     return "\n".join([comment(context.provenance), loader_code(context.result, context.config), step])

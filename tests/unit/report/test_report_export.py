@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from loadtune.records import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
 from loadtune.report.export import loader_code, recipe_code
 from loadtune.report.store import load_result
+from loadtune.workload import structure_text
 
 KEPT = load_result(Path(__file__).parents[2] / "golden" / "result.json")
 PLAIN = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
@@ -74,6 +76,21 @@ def test_a_training_step_of_ones_own_is_called_and_nothing_else() -> None:
     names = {"make_step": lambda device: steps.append, "loader": [1, 2]}
     exec(recipe_code(config, WorkloadSpec(step="train.py:make_step"), "cpu"), names)
     assert steps == [1, 2]
+
+
+def test_a_mapping_is_what_the_model_is_called_with() -> None:
+    import torch
+    from torch import nn
+
+    class Called(nn.Linear):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+            return SimpleNamespace(loss=nn.functional.cross_entropy(super().forward(input_ids), labels))
+
+    batch = {"input_ids": torch.randn(8, 4), "labels": torch.zeros(8, dtype=torch.long)}
+    model = Called(4, 2)
+    before = model.weight.clone()
+    exec(recipe_code(PLAIN, WorkloadSpec(), "cpu", structure_text(batch)), {"model": model, "loader": [batch]})
+    assert not torch.equal(before, model.weight)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
