@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # Shells start what runs in the background with Ctrl-C ignored, and whatever a test starts and interrupts inherits that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def compile_callbacks_end_with_their_test():
+    """A training process that a test runs in here keeps its callbacks as long as it lives: another test's compiling
+    would call them."""
+    yield
+    callbacks = sys.modules.get("torch._dynamo.callback")
+    if callbacks is not None:
+        callbacks.callback_handler.start_callbacks.clear()
+        callbacks.callback_handler.end_callbacks.clear()
 
 
 @pytest.fixture
