@@ -138,9 +138,11 @@ class ThroughputModel:
         """Parameters from the posterior, as logarithms, one row each."""
         chance = np.random.default_rng(seed)
         picked = chance.choice(len(self._fits), size=num, p=self.weights)
-        return np.stack(
-            [chance.multivariate_normal(self._fits[at].theta, self._fits[at].covariance, method="svd") for at in picked]
-        )
+        drawn = np.empty((num, len(self._mean)))
+        for at, fit in enumerate(self._fits):
+            rows = picked == at
+            drawn[rows] = chance.multivariate_normal(fit.theta, fit.covariance, size=rows.sum(), method="svd")
+        return drawn
 
     @property
     def scale(self) -> float:
