@@ -17,10 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.blocks import Claim, Event, Kind, Mark, PeakLines, StepHistory, lines_of
+from loadtune.bench.failures import classify_error
 from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.training import Trainer
-from loadtune.records import MemoryLines
+from loadtune.records import MEMORY_KINDS, MemoryLines
 from loadtune.workload import Batch, tensors_of
 
 # The first step makes the optimizer's state, the second chooses kernels with it in place, the third finds the cache
@@ -38,8 +39,8 @@ class Measured:
     fragmentation_bytes: int | None
     outside_bytes: int | None
     step_s: float
-    forward_only: MemoryLines
-    forward_only_peak_bytes: int
+    forward_only: MemoryLines | None
+    forward_only_peak_bytes: int | None
 
 
 class StepMeter:
@@ -70,18 +71,30 @@ class StepMeter:
         outside = self._memory.outside_bytes()
         self._line.enter("evaluation")
         self._trainer.close()  # inference has neither gradients nor the optimizer's state
-        self._run(lambda: self._trainer.evaluate(self._batch))
-        self._peaks_of(lambda: self._trainer.evaluate(self._batch), 1)
-        forward_peak = self._memory.peak_bytes()
+        forward_peak = self._evaluation_peak()
         return Measured(
             lines=lines,
             peak_bytes=peak,
             fragmentation_bytes=None if reserved is None else reserved - peak,
             outside_bytes=outside,
             step_s=statistics.median(seconds),
-            forward_only=self._watched(lambda: self._trainer.evaluate(self._batch)).at_peak,
+            forward_only=None if forward_peak is None else self._watched(self._evaluate).at_peak,
             forward_only_peak_bytes=forward_peak,
         )
+
+    def _evaluate(self) -> None:
+        self._trainer.evaluate(self._batch)
+
+    def _evaluation_peak(self) -> int | None:
+        """Of the second pass. None: the user's loss needs the model in training mode, as of a detection model."""
+        try:
+            self._run(self._evaluate)
+        except Exception as error:
+            if classify_error(error) in MEMORY_KINDS:
+                raise
+            return None
+        self._peaks_of(self._evaluate, 1)
+        return self._memory.peak_bytes()
 
     def _warm_up(self) -> None:
         self._line.enter("warm-up")

@@ -95,9 +95,10 @@ class StepAccount:
     """What each line held at the moment of the step's peak: these add up to it, but for `unexplained_bytes`."""
     peak_bytes: int
     """Most that was alive at one moment of a step whose optimizer has its state already."""
-    forward_only: MemoryLines
-    """The same at the peak of a forward pass without gradients, optimizer or its state: what inference takes."""
-    forward_only_peak_bytes: int
+    forward_only: MemoryLines | None
+    """The same at the peak of a forward pass without gradients, optimizer or its state: what inference takes. None: the
+    user's loss cannot be computed in evaluation mode."""
+    forward_only_peak_bytes: int | None
     fragmentation_bytes: int | None = None
     """Held by the allocator and not in use at the peak. None: there is no CUDA allocator to ask."""
     outside_bytes: int | None = None
@@ -111,8 +112,10 @@ class StepAccount:
         return self.peak_bytes - self.at_peak.total_bytes
 
     @property
-    def forward_only_unexplained_bytes(self) -> int:
+    def forward_only_unexplained_bytes(self) -> int | None:
         """The same of a forward pass."""
+        if self.forward_only is None or self.forward_only_peak_bytes is None:
+            return None
         return self.forward_only_peak_bytes - self.forward_only.total_bytes
 
 

@@ -78,7 +78,7 @@ def _account_table(account: StepAccount, estimate: StepAccount | None) -> Table:
     parts = [account.largest, account.at_peak, *([] if estimate is None else [estimate.at_peak]), account.forward_only]
     shown = [account, *([] if estimate is None else [estimate])]
     forward_rest, forward_peak = account.forward_only_unexplained_bytes, account.forward_only_peak_bytes
-    rows = [(name, *(bytes_text(of(part)) for part in parts)) for name, of in _LINES]
+    rows = [(name, *(MISSING if part is None else bytes_text(of(part)) for part in parts)) for name, of in _LINES]
     rows += [
         ("not attributed", "", *(bytes_text(each.unexplained_bytes) for each in shown), bytes_text(forward_rest)),
         ("peak", "", *(bytes_text(each.peak_bytes) for each in shown), bytes_text(forward_peak)),

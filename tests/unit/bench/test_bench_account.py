@@ -198,10 +198,10 @@ class Pulse:
 
 
 def measured(
-    precision: Precision = "fp32", optimizer: StepOptimizer = "sgd", *, checkpoint: bool = False
+    precision: Precision = "fp32", optimizer: StepOptimizer = "sgd", *, checkpoint: bool = False, **given: Any
 ) -> tuple[Measured, FakeBooks]:
     workload = workload_of(
-        [], conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5
+        [], conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5, **given
     )
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)
@@ -246,6 +246,16 @@ def test_inference_has_neither_gradients_nor_state_nor_activations() -> None:
     assert forward.parameters_bytes > 0
     assert forward.temporary_bytes > 0
     assert forward.total_bytes - SLACK_BYTES == books.peaks_bytes[-1]
+
+
+def test_a_loss_of_training_mode_alone_has_no_inference_and_its_step_is_measured() -> None:
+    def compute_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        assert model.training
+        return cross_entropy(model(batch[0]), batch[1])
+
+    found = measured(compute_loss=compute_loss, own_batches=True)[0]
+    assert (found.forward_only, found.forward_only_peak_bytes) == (None, None)
+    assert found.lines == measured()[0].lines
 
 
 def test_checkpointed_blocks_keep_their_inputs_alone() -> None:
