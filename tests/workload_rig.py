@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from loadtune.records import WorkloadSpec
-from loadtune.workload import LoaderParts, Task, Workload, class_loss
+from loadtune.workload import Epoch, LoaderParts, Task, Workload, class_loss, epoch_of
 from loadtune.workload.tasks import forward_for, on_pairs
 
 
@@ -13,10 +13,12 @@ def workload_of(
     dataset: Any, model: nn.Module | None = None, task: Task = class_loss, *, num_classes: int = 3, **given: Any
 ) -> Workload:
     """``given``: fields in place of the plain ones."""
+    loader = given.get("loader") or (LoaderParts(dataset=None) if dataset is None else LoaderParts.shuffled(dataset))
     plain: dict[str, Any] = {
         "spec": WorkloadSpec(),
         "family": "classification",
-        "loader": LoaderParts(dataset=dataset, batch_size=1),
+        "loader": loader,
+        "epoch": Epoch(num_draws=None) if loader.dataset is None else epoch_of(loader, 0),
         "model": nn.Identity() if model is None else model,
         "task": task,
         "compute_loss": on_pairs(task, any_structure=False),

@@ -132,10 +132,10 @@ def describe(
     tokens = num_tokens(batch)
     own = workload.make_step is not None
     return WorkloadFacts(
-        dataset_length=workload.dataset_length,
+        dataset_length=samples.num_per_epoch,
         input_shape=sample_shape(batch, samples.places),
         input_dtype="none" if first is None else str(first.dtype).removeprefix("torch."),
-        sample_bytes=num_bytes(batch) // samples.num,
+        sample_bytes=num_bytes(batch) // max(1, samples.num_in_batch),
         sample_s=samples.sample_s,
         sample_cpu_s=samples.sample_cpu_s,
         num_classes=trained[1],
@@ -153,7 +153,7 @@ def describe(
         own_loader=loader.settings(samples.num) if workload.own_loader else None,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
-        sample_tokens=None if tokens is None else tokens / samples.num,
+        sample_tokens=None if tokens is None else tokens / max(1, samples.num_in_batch),
         largest_sample_bytes=samples.largest_bytes,
         structure=None if is_class_pair(workload, batch) else structure_text(batch),
     )

@@ -65,10 +65,8 @@ def _drawn(workload: Workload, sampler: Iterable[int] | None, seed: int) -> dict
         return {"batch_sampler": Endless(parts.batch_sampler)}
     if sampler is not None:
         return {"sampler": sampler}
-    if parts.sampler is None or (type(parts.sampler) is RandomSampler and not parts.sampler.replacement):
-        length = workload.dataset_length
-        assert length is not None, "a dataset of samples by index has a length"
-        return {"sampler": EndlessShuffle(length, seed)}
+    if type(parts.sampler) is RandomSampler and not parts.sampler.replacement:
+        return {"sampler": EndlessShuffle(len(workload.epoch.indices), seed)}
     return {"sampler": Endless(parts.sampler)}
 
 

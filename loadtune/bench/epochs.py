@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-import torch
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import Sampler
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.line import Line
@@ -17,20 +17,20 @@ from loadtune.workload import Workload
 _MAX_BOUNDARIES = 3
 
 
-class ShortEpoch(Sampler[int]):
-    """The first indices of a whole epoch's order, which is drawn in full: for a large dataset that is part of the cost.
+class ShortEpoch(Sampler[Any]):
+    """The first indices of a whole epoch's order, which the loader's own sampler draws: that is part of the cost.
 
-    `torch.randperm(n).tolist()` takes some 60 ms for a million samples.
+    `RandomSampler` draws all of them first: `torch.randperm(n).tolist()` takes some 60 ms for a million samples.
     """
 
-    def __init__(self, dataset: Sized, num_samples: int, seed: int) -> None:
-        self._whole = RandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
+    def __init__(self, whole: Iterable[Any], num_samples: int) -> None:
+        self._whole = whole
         self._num_samples = num_samples
 
     def __len__(self) -> int:
         return self._num_samples
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self._whole, self._num_samples)
 
 
@@ -41,8 +41,8 @@ def time_epochs(workload: Workload, config: LoaderConfig, seconds: float, line: 
     whole epoch's are not.
     """
     line.enter("epochs")
-    if workload.loader.is_iterable or workload.loader.batch_sampler is not None:
-        message = "The epochs of a stream, or of a batch sampler of your own, are as long as they are."
+    if workload.loader.is_iterable or not workload.loader.batch_size_is_free:
+        message = "The epochs of a stream, or of batches that your own code makes, are as long as they are."
         return TrialFailure(kind="unsupported", phase="epochs", message=message)
     until = time.monotonic() + seconds
     first_batch_s, kept_s = _boundaries(workload, config, until - seconds / 2, line, persistent=True)
@@ -56,10 +56,10 @@ def _boundaries(
     workload: Workload, config: LoaderConfig, until: float, line: Line, *, persistent: bool
 ) -> tuple[float, tuple[float, ...]]:
     """(Seconds to the first batch, seconds of each boundary)."""
-    length = workload.dataset_length
-    assert length is not None, "a stream has no such epochs"
-    num_batches = max(1, min(config.num_workers, length // config.batch_size))
-    sampler = ShortEpoch(range(length), num_batches * config.batch_size, workload.spec.seed)
+    length = workload.epoch.num_draws
+    most = config.num_workers if length is None else length // config.batch_size
+    num_batches = max(1, min(config.num_workers, most))
+    sampler = ShortEpoch(workload.loader.sampler, num_batches * config.batch_size)
     kept = dataclasses.replace(config, persistent_workers=persistent)
     loader = EndlessLoader(workload, kept, sampler, table=line.samples)
     boundaries: list[float] = []

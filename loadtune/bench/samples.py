@@ -1,11 +1,13 @@
 """A few samples of the workload, how long one takes to make, and batches of them on the device, without a loader."""
 
 import contextlib
+import dataclasses
 import itertools
+import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +19,21 @@ from loadtune.errors import WorkloadError
 from loadtune.stream.torch_private import reads_worker_info
 from loadtune.workload import (
     Batch,
-    Places,
     Workload,
-    collate_samples,
     fetch_samples,
-    last_line,
+    find_places,
+    make_batch,
     num_bytes,
-    places_along,
-    places_of,
-    places_of_ready,
+    reads_at_once,
+    ready_batch,
+    stream_samples,
     structure_text,
     tensors_of,
-    user_traceback,
 )
 
 _MAX_SAMPLES = 16  # kept, to make batches of
+# Batches that the user's code makes are few: each may be large.
+_MAX_BATCHES = 8
 # Samples are read in groups of so many, fewer where this time is over: at least two. Of fast ones more groups are read,
 # until `_ENOUGH_S` is over, and of three or more the slowest tenth does not count, one at the least: 64 samples of 2 µs
 # read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
@@ -41,39 +43,45 @@ _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 _MORE_SAMPLES, _MORE_BYTES, _NUM_LARGEST = 240, 1 << 28, 8
 # A batch of the largest is so much larger where samples count as different.
 _DIFFERENT = 1.02
-# Batches of so many samples are compared to find where samples lie in a batch.
-_FEWER, _MORE = 2, 3
+# As many samples of a stream as are read at least, to time it.
+_FEWEST = 4
+
+Note = Callable[[Sequence[Any]], None]
+"""Called with the indices of samples before they are read."""
+_Read = tuple[list[Any], Sequence[Any], float, float]
+"""(Samples to make batches of, their indices, seconds of one, CPU seconds of one)."""
 
 
 class Samples:
-    """A few samples from all over the dataset, or the first ones of a stream."""
+    """A few samples from all over an epoch, or the first ones of a stream."""
 
     def __init__(self, workload: Workload, line: Line) -> None:
         line.enter("samples")
         self._workload = workload
-        self._ready: Batch = None
         self.is_shared_out = False
         """Of a stream: whether it asks which worker it is read by."""
-        self._indices: list[int] = []
         loader = workload.loader
+        self._max_samples = _MAX_BATCHES if loader.batches_are_ready else _MAX_SAMPLES
+        if loader.is_iterable:
+            context = loader.multiprocessing_context
+            self.is_shared_out = reads_worker_info(loader.dataset, loader.worker_init_fn, context)
         with _one_thread(), line.samples.reading() as note:
-            if loader.is_iterable:
-                self.is_shared_out = reads_worker_info(loader.dataset, loader.worker_init_fn)
-                self._read_stream(line)
-            else:
-                self.samples, self._indices, self.sample_s, self.sample_cpu_s = _read_samples(workload, line, note)
+            read = self._read_stream(line) if loader.is_iterable else self._read_samples(line, note)
+            self.samples, self._indices, sample_s, sample_cpu_s = read
             self._by_size = self._samples_by_size(line)
-        self.batch: Batch = self._collated(self.samples) if self._ready is None else self._ready
-        self.places = self._places()
+            self._made = self._made_batches(line, note)
+        example, self.places = find_places(workload, self.samples, self._indices)
         if not self.places.count:
             raise WorkloadError(
-                f"How many samples a batch has cannot be told from {structure_text(self.batch)}. Say which dimension "
+                f"How many samples a batch has cannot be told from {structure_text(example)}. Say which dimension "
                 "of its tensors counts them: --batch-dim, or WorkloadSpec(batch_dim=...)."
             )
-        self.num = self._own_size()
-        """Samples of a batch as the user's code makes them, or of `batch`."""
-        if self._ready is not None:  # they were timed by the batch
-            self.sample_s, self.sample_cpu_s = self.sample_s / self.num, self.sample_cpu_s / self.num
+        self._per_draw = self._samples_per_draw()
+        self.batch: Batch = self._usual_batch()
+        self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(self._per_draw))
+        """Samples of a batch as the user's code makes them, on average, or of `batch`."""
+        each = self._per_draw if loader.batches_are_ready else 1.0  # they were timed by the batch
+        self.sample_s, self.sample_cpu_s = sample_s / each, sample_cpu_s / each
 
     @property
     def example(self) -> Any:
@@ -81,7 +89,13 @@ class Samples:
         return self.samples[0]
 
     @property
-    def first_bytes(self) -> int:
+    def num_per_epoch(self) -> int | None:
+        """Samples of an epoch. None: a stream or sampler that does not tell."""
+        num_draws = self._workload.epoch.num_draws
+        return None if num_draws is None else round(num_draws * self._per_draw)
+
+    @property
+    def pinned_bytes(self) -> int:
         """Bytes of a sample in the largest tensor of a batch, which is pinned into a block of its own."""
         return max((tensor.nbytes for tensor in tensors_of(self.batch)), default=0) // max(1, self.num_in_batch)
 
@@ -102,8 +116,8 @@ class Samples:
     def resident(self, batch_size: int, trainer: Trainer, *, largest: bool = False) -> Batch:
         """A few samples, repeated to the batch's size, on the device. ``largest``: of the largest that were read, else
         of all sizes, as often as they were read: what is padded to the largest of few is smaller than of many."""
-        if not self._workload.loader.batch_size_is_free:
-            return trainer.to_device(self.batch)
+        if self._made:
+            return trainer.to_device(max(self._made, key=num_bytes) if largest else self.batch)
         if self._by_size is not None and not largest:
             every = len(self._by_size) / batch_size
             of_all_sizes = [self._by_size[int((at + 0.5) * every)] for at in range(batch_size)]
@@ -114,94 +128,111 @@ class Samples:
         return trainer.to_device(self._collated([samples[at % len(samples)] for at in range(batch_size)]))
 
     def _collated(self, samples: Sequence[Any]) -> Batch:
-        work = self._workload
-        if self._ready is not None:
-            return self._ready
-        return collate_samples(
-            samples,
-            self._indices if len(self._indices) == len(samples) else range(len(samples)),
-            any_target=work.own_loss,
-            any_structure=work.own_batches,
-            collate=work.loader.collate_fn,
-        )
+        indices = self._indices if len(self._indices) == len(samples) else range(len(samples))
+        return make_batch(self._workload, samples, indices)
 
-    def _places(self) -> Places:
-        dim = self._workload.spec.batch_dim
-        if dim is not None:
-            return places_along(self.batch, dim)
-        if self._ready is not None:
-            return places_of_ready(self.batch)
-        fewer, more = (
-            self._collated([self.samples[at % len(self.samples)] for at in range(num)]) for num in (_FEWER, _MORE)
-        )
-        return places_of(fewer, more, _FEWER, _MORE)
+    def _samples_per_draw(self) -> float:
+        """Of what the sampler, the batch sampler or the stream yields at a time."""
+        if self._workload.loader.batches_are_ready:
+            return statistics.fmean(map(self.places.num_samples, self._made))
+        return statistics.fmean(map(len, self._workload.epoch.batches)) if self._made else 1.0
 
-    def _own_size(self) -> int:
-        batch_sampler = self._workload.loader.batch_sampler
-        if batch_sampler is None:
-            return self.num_in_batch
-        sizes = [len(indices) for indices in itertools.islice(batch_sampler, _MAX_SAMPLES)]
-        if not sizes:
-            raise WorkloadError("The batch sampler of the loader draws no batch. Give it samples to draw.")
-        size = round(statistics.fmean(sizes))
-        self.batch = self._collated([self.samples[at % len(self.samples)] for at in range(size)])
-        return size
+    def _usual_batch(self) -> Batch:
+        """Of the size that is nearest to the mean where the user's code makes the batches."""
+        if not self._made:
+            return self._collated(self.samples)
+        return min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - self._per_draw))
 
-    def _read_stream(self, line: Line) -> None:
+    def _made_batches(self, line: Line, note: Note) -> list[Batch]:
+        """Some batches as the user's code makes them. Empty: any others can be made."""
+        work, until = self._workload, time.monotonic() + _MAX_SAMPLING_S
+        if work.loader.batches_are_ready:
+            return [ready_batch(work, drawn) for drawn in self.samples]
+        batches = work.epoch.batches
+        if not batches:
+            return []
+        mean = statistics.fmean(map(len, batches))
+        usual, most = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
+        made: list[Batch] = []
+        for indices in (usual, most, *random.Random(work.spec.seed).sample(batches, min(len(batches), _MAX_BATCHES))):
+            if len(made) > 1 and (time.monotonic() > until or sum(map(num_bytes, made)) > _MORE_BYTES):
+                break
+            samples, _ = _read(work, indices, len(indices) if reads_at_once(work.dataset) else 1, line, note)
+            made.append(make_batch(work, samples, indices))
+        return made
+
+    def _read_stream(self, line: Line) -> _Read:
         """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
-        loader = self._workload.loader
-        self.samples, times = [], []
+        samples: list[Any] = []
+        times: list[float] = []
         used_s, begun = _busy_s(), time.monotonic()
-        try:
-            for sample in loader.dataset:
-                line.pulse()
-                now = time.monotonic()
-                times.append(now - begun)
-                begun = now
-                if len(self.samples) < _MAX_SAMPLES:
-                    self.samples.append(sample)
-                if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) > _MORE):
-                    break
-        except Exception as error:
-            raise WorkloadError(
-                f"Reading the stream raised {last_line(error)}, after {len(times)} samples.", user_traceback(error)
-            ) from error
-        if not self.samples:
-            raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
+        for sample in stream_samples(self._workload.dataset):
+            line.pulse()
+            now = time.monotonic()
+            times.append(now - begun)
+            begun = now
+            if len(samples) < self._max_samples:
+                samples.append(sample)
+            if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) >= _FEWEST):
+                break
         later = times[1:] or times  # files open and modules load on the first
-        self.sample_s = max(1e-9, statistics.fmean(later))
-        self.sample_cpu_s = min(self.sample_s, max(1e-9, (_busy_s() - used_s) / len(times)))
-        if not loader.batch_size_is_free:
-            self._ready = self.samples[0] if loader.collate_fn is None else loader.collate_fn(self.samples[0])
+        sample_s = max(1e-9, statistics.fmean(later))
+        cpu_s = (_busy_s() - used_s) / len(times)
+        return samples, range(len(samples)), sample_s, min(sample_s, max(1e-9, cpu_s))
+
+    def _read_samples(self, line: Line, note: Note) -> _Read:
+        """As many are timed as there is time for."""
+        work = self._workload
+        first = work.epoch.indices[:1]
+        samples, _ = _read(work, first, 1, line, note)  # untimed: files open and modules load on the first
+        indices, at_once = list(first), _num_at_once(work, first, line, note)
+        drawn, means, started = _drawn(work), [], time.monotonic()
+        used_s, num_read = _busy_s(), 0
+        for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
+            begun = time.monotonic()
+            some, most = drawn[at : at + _GROUP], self._max_samples
+            group, num = _read(work, some, at_once, line, note, seconds=_MAX_SAMPLING_S, max_kept=most)
+            means.append((time.monotonic() - begun) / num)
+            kept = group[: self._max_samples - len(samples)]
+            samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
+            num_read += num
+            if time.monotonic() - started > _ENOUGH_S:
+                break
+        counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
+        sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
+        cpu_s = (_busy_s() - used_s) / num_read
+        return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
 
     def _samples_by_size(self, line: Line) -> list[Any] | None:
-        """Samples, the largest last. None: all have one size."""
-        loader, until = self._workload.loader, time.monotonic() + _MAX_SAMPLING_S
+        """Samples, the largest last. None: all have one size, or the user's code makes the batches."""
+        work, until = self._workload, time.monotonic() + _MAX_SAMPLING_S
         sizes = {_size_of(sample) for sample in self.samples}
-        if len(sizes) < 2 or not loader.batch_size_is_free:
+        if len(sizes) < 2 or not work.loader.batch_size_is_free:
             return None
         more: list[Any] = []
         num_bytes_read = 0
-        if not loader.is_iterable:
-            length = self._workload.dataset_length or 1
-            for index in random.Random(self._workload.spec.seed + 1).sample(range(length), min(length, _MORE_SAMPLES)):
-                if time.monotonic() > until or num_bytes_read > _MORE_BYTES:
-                    break
-                more += fetch_samples(loader.dataset, [index])
-                num_bytes_read += _size_of(more[-1])
-                line.pulse()
+        indices = work.epoch.indices
+        for index in random.Random(work.spec.seed + 1).sample(indices, min(len(indices), _MORE_SAMPLES)):
+            if time.monotonic() > until or num_bytes_read > _MORE_BYTES:
+                break
+            more += fetch_samples(work.dataset, [index])
+            num_bytes_read += _size_of(more[-1])
+            line.pulse()
         return sorted([*self.samples, *more], key=_size_of)
 
 
 def _size_of(sample: Any) -> int:
     """Bytes of its tensors, and elements of what else it holds."""
-    if isinstance(sample, torch.Tensor):
-        return sample.nbytes
-    if isinstance(sample, dict):
+    if isinstance(sample, (str, bytes)):
+        return len(sample)
+    if isinstance(sample, Mapping):
         return sum(map(_size_of, sample.values()))
     if isinstance(sample, (tuple, list)):
         return sum(map(_size_of, sample)) if sample and not isinstance(sample[0], (int, float)) else 8 * len(sample)
-    return int(getattr(sample, "nbytes", 1))
+    if dataclasses.is_dataclass(sample):
+        return sum(_size_of(getattr(sample, field.name)) for field in dataclasses.fields(sample))
+    nbytes = getattr(sample, "nbytes", None)
+    return int(nbytes) if nbytes is not None else num_bytes(sample) or 1
 
 
 @contextlib.contextmanager
@@ -215,41 +246,16 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _drawn(workload: Workload) -> list[int]:
-    """Indices from all over the dataset, in random order: any first of them are a fair sample too.
+def _drawn(workload: Workload) -> list[Any]:
+    """Indices from all over an epoch, in random order: any first of them are a fair sample too.
 
     A group at the least, of a small dataset the same ones again: it is the only way to time its only sample. No more
-    than a quarter of the dataset beyond that: what keeps its samples would have them all before a worker asks.
+    than a quarter of the epoch beyond that: what keeps its samples would have them all before a worker asks.
     """
-    length = workload.dataset_length or 1
-    count = max(_GROUP, min(length // 4, _MAX_GROUPS * _GROUP))
-    drawn = random.Random(workload.spec.seed).sample(range(length), min(length, count))
+    indices = workload.epoch.indices
+    count = max(_GROUP, min(len(indices) // 4, _MAX_GROUPS * _GROUP))
+    drawn = random.Random(workload.spec.seed).sample(indices, min(len(indices), count))
     return list(itertools.islice(itertools.cycle(drawn), count))
-
-
-def _read_samples(
-    workload: Workload, line: Line, note: Callable[[int], None]
-) -> tuple[list[Any], list[int], float, float]:
-    """(Samples to make batches of, their indices, seconds of one, CPU seconds of one).
-
-    As many are timed as there is time for. ``note`` is called with the index of a sample before the sample is loaded.
-    """
-    note(0)
-    samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first
-    drawn, means, started = _drawn(workload), [], time.monotonic()
-    used_s, num_read = _busy_s(), 0
-    for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
-        group, mean_s, num = _read_group(workload, drawn[at : at + _GROUP], line, note)
-        kept = group[: _MAX_SAMPLES - len(samples)]
-        samples, indices = samples + kept, indices + drawn[at : at + len(kept)]
-        means.append(mean_s)
-        num_read += num
-        if time.monotonic() - started > _ENOUGH_S:
-            break
-    counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
-    sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
-    cpu_s = (_busy_s() - used_s) / num_read
-    return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
 
 
 def _busy_s() -> float:
@@ -262,18 +268,35 @@ def _busy_s() -> float:
     return time.process_time() + queued_s
 
 
-def _read_group(
-    workload: Workload, indices: list[int], line: Line, note: Callable[[int], None]
-) -> tuple[list[Any], float, int]:
-    """(Its first samples, mean seconds of one, how many were read); fewer of them where they are slow."""
-    group: list[Any] = []
-    num_read, started = 0, time.monotonic()
-    for index in indices:
-        note(index)
-        sample = fetch_samples(workload.dataset, [index])
-        group += sample if len(group) < _MAX_SAMPLES else []
-        num_read += 1
+def _num_at_once(workload: Workload, first: Sequence[Any], line: Line, note: Note) -> int:
+    """Samples to read in one call: as many as a batch may have, fewer where they would take too long."""
+    if not reads_at_once(workload.dataset) or workload.loader.batches_are_ready:
+        return 1
+    begun = time.monotonic()
+    _read(workload, first, 1, line, note)
+    return max(1, min(_GROUP, int(_MAX_SAMPLING_S / max(1e-9, time.monotonic() - begun))))
+
+
+def _read(
+    workload: Workload,
+    indices: Sequence[Any],
+    at_once: int,
+    line: Line,
+    note: Note,
+    *,
+    seconds: float = math.inf,
+    max_kept: float = math.inf,
+) -> tuple[list[Any], int]:
+    """(The first of these samples, how many were read); fewer of them where they are slow."""
+    samples: list[Any] = []
+    num_read, started, one_by_one = 0, time.monotonic(), workload.loader.batches_are_ready
+    for at in range(0, len(indices), at_once):
+        some = indices[at : at + at_once]
+        note(some)
+        read = fetch_samples(workload.dataset, some, one_by_one=one_by_one)
+        samples += read if len(samples) < max_kept else []
+        num_read += len(some)
         line.pulse()
-        if time.monotonic() - started > _MAX_SAMPLING_S:
+        if time.monotonic() - started > seconds:
             break
-    return group, (time.monotonic() - started) / num_read, num_read
+    return samples, num_read

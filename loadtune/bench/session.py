@@ -207,11 +207,11 @@ class Session:
         return EndlessLoader(self._workload, config, number=self._number, table=self._line.samples)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
-        length = self._workload.dataset_length
+        length = self._samples.num_per_epoch
         if length is None or loader.batch_size <= length:
             return None
         message = (
-            f"A batch of {loader.batch_size} is larger than the dataset, which has "
+            f"A batch of {loader.batch_size} is larger than an epoch, which has "
             f"{counted(length, 'sample')}: no full batch can be made."
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
@@ -230,7 +230,7 @@ class Session:
         return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
-        self._pinned.keep_for(loader, self._samples.first_bytes)
+        self._pinned.keep_for(loader, self._samples.pinned_bytes)
 
     def _trainer(
         self, recipe: Recipe, optimizer: StepOptimizer | None = None, *, losses: LossWatch | None = None

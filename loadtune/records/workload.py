@@ -17,7 +17,7 @@ class WorkloadSpec:
 
     dataset: str = "FakeData"
     """A class of ``torchvision.datasets``, ``FakeData`` (random images), or ``pkg.mod:factory``: a class or function
-    that is called without arguments and returns a map-style dataset."""
+    that is called without arguments and returns a dataset, with ``__getitem__`` or iterable."""
     model: str = "resnet50"
     """A name of ``torchvision.models.list_models()``, or ``pkg.mod:factory``, which returns a ``torch.nn.Module``."""
     data_root: str | None = None
@@ -94,7 +94,7 @@ class WorkloadFacts:
     """What the training process found when it built the workload and trained one small batch of it."""
 
     dataset_length: int | None
-    """None: a stream that does not tell."""
+    """Samples of an epoch: as many as the loader's sampler draws. None: a stream or a sampler that does not tell."""
     input_shape: tuple[int, ...]
     """Of one sample's first tensor, without the batch dimension: (C, H, W) for images."""
     input_dtype: str
@@ -148,7 +148,7 @@ class WorkloadFacts:
 
     @property
     def largest_batch(self) -> int | None:
-        """Largest batch that there are samples for. None: a stream that does not tell its length."""
+        """Largest batch that an epoch has samples for. None: a stream or a sampler that does not tell its length."""
         return self.fixed_batch_size or self.dataset_length
 
     @property

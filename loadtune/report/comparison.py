@@ -22,7 +22,7 @@ _LABELS: Mapping[str, str] = {
     "cuda": "CUDA",
     "os": "OS",
     "num_usable_cores": "usable cores",
-    "dataset_length": "samples in the dataset",
+    "dataset_length": "samples in an epoch",
     "wait": "blocked in next(loader)",
     "bench_rss": "resident memory of the bench",
     "compute_only_samples": "compute only",

@@ -14,7 +14,6 @@ import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import reduction
 from typing import Any, TypeAlias
 
@@ -117,13 +116,19 @@ class SampleTable:
         return self._numbers[number * _ROW : (number + 1) * _ROW]
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Callable[[int], None]]:
-        """The training process reads samples one by one: what this gives is called with each index before."""
+    def reading(self) -> Iterator[Callable[[Sequence[Any]], None]]:
+        """The training process reads samples: what this gives is called with their indices before."""
         row = self.row(None)
+
+        def note(indices: Sequence[Any]) -> None:
+            if len(indices) == 1 and isinstance(indices[0], int) and row[_BATCH_SIZE] == 1:
+                row[INDEX] = indices[0]  # quick, because it is timed with the sample
+            else:
+                begin_batch(row, indices)
+
         begin_batch(row, ())
-        row[_BATCH_SIZE] = 1
         try:
-            yield partial(row.__setitem__, INDEX)
+            yield note
         finally:
             end_batch(row)
 
@@ -197,6 +202,8 @@ class Stillness:
 
 def samples_text(loading: Loading) -> str:
     """``dataset[41] (in a batch of 8: 7, 300, 41, …)``, or ``one of dataset[7], dataset[300], … (a batch of 8)``."""
+    if loading.index is None and not loading.batch:  # keys that are no numbers
+        return "a sample" if loading.batch_size == 1 else f"a batch of {loading.batch_size}"
     if loading.index is None:
         named = ", ".join(f"dataset[{index}]" for index in loading.batch[:_NAMED])
         return f"one of {named}{', …' if loading.batch_size > _NAMED else ''} (a batch of {loading.batch_size})"

@@ -6,8 +6,10 @@ the oldest and the newest torch that loadtune supports (2.11 and 2.14 when this 
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils.data._utils as _utils
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 from torch.utils.data._utils.worker import _ResumeIteration
@@ -65,6 +67,9 @@ ITERATOR_ATTRIBUTES = (
 """Attributes of its instances. `_base_seed` is replaced by a property, and `_dataset_fetcher` of a
 `_SingleProcessDataLoaderIter` is looked at."""
 
+_PATIENCE_S = 0.05
+"""For a worker that reads samples which nobody wants."""
+
 _signals: Any = _utils.signal_handling
 set_worker_pids = _signals._set_worker_pids
 remove_worker_pids = _signals._remove_worker_pids
@@ -94,34 +99,68 @@ def missing(loader: DataLoader[Any], iterator: Any) -> list[str]:
 
 
 class _AskedInfo:
-    """Stands for `WorkerInfo`, of worker 0 of 2, and remembers whether it was asked which of how many it is."""
+    """Stands for `WorkerInfo`, of worker 0 of 2, and notes that it was asked which of how many it is.
 
-    def __init__(self, dataset: Any) -> None:
-        self.dataset, self.seed, self.asked = dataset, 0, False
+    A `worker_init_fn` shares a stream out by its dataset, which is asked for here.
+    """
+
+    def __init__(self, info: Any, asked: torch.Tensor) -> None:
+        self._info, self._asked, self.seed = info, asked, info.seed
 
     @property
     def id(self) -> int:
-        self.asked = True
+        self._asked.fill_(1)
         return 0
 
     @property
     def num_workers(self) -> int:
-        self.asked = True
+        self._asked.fill_(1)
         return 2
 
+    @property
+    def dataset(self) -> Any:
+        self._asked.fill_(1)
+        return self._info.dataset
 
-def reads_worker_info(dataset: Any, worker_init_fn: Any) -> bool:
-    """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out."""
-    if worker_init_fn is not None:
-        return True  # its business, mostly
-    info = _AskedInfo(dataset)
-    worker: Any = _utils.worker
-    before = worker._worker_info
-    try:
-        worker._worker_info = info
-        next(iter(dataset), None)
-    except Exception:  # says the same when it is read in earnest
-        return info.asked
-    finally:
-        worker._worker_info = before
-    return info.asked
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A ``worker_init_fn`` that runs the caller's own, with `_AskedInfo` from then on."""
+
+    asked: torch.Tensor
+    worker_init_fn: Any
+
+    def __call__(self, worker_id: int) -> None:
+        worker: Any = _utils.worker
+        worker._worker_info = _AskedInfo(worker._worker_info, self.asked)
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def _nothing(sample: Any) -> None:
+    """Collates a sample into what is quickly sent."""
+
+
+def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context: str | None = None) -> bool:
+    """Whether a stream asks by which worker it is read, up to its first sample. Only then can it be shared out.
+
+    A worker reads it, so that nothing which the dataset or the function change is changed here.
+    """
+    asked = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
+    loader: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=1,
+        prefetch_factor=1,
+        collate_fn=_nothing,
+        worker_init_fn=_Asking(asked, worker_init_fn),
+        multiprocessing_context=multiprocessing_context,
+    )
+    # What is raised is raised again when it is read in earnest.
+    with contextlib.suppress(Exception), waiting_for_workers(_PATIENCE_S):
+        batches: Any = iter(loader)
+        try:
+            next(batches, None)
+        finally:
+            batches._shutdown_workers()
+    return bool(asked[0])

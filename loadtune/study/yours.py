@@ -68,7 +68,7 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
             continue
         if batch_size > length:
             raise UsageError(
-                f"{found} is {batch_size}, but the dataset has only {counted(length, 'sample')}. It must be from 1 to "
+                f"{found} is {batch_size}, but an epoch has only {counted(length, 'sample')}. It must be from 1 to "
                 f"{length:,}."
             )
     for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
@@ -114,7 +114,7 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
     if facts.fixed_batch_size is not None:
         notes.append(
             "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "
-            f"{counted(facts.fixed_batch_size, 'sample')} each. Pass a loader with batch_size=... to tune it."
+            f"{counted(facts.fixed_batch_size, 'sample')} on average. Pass a loader with batch_size=... to tune it."
         )
     if facts.max_workers is not None:
         most = facts.max_workers
@@ -176,7 +176,7 @@ def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
         **{f"{option} {size}": size for option, size in _batch_sizes(config).items()},
     }
     if length is not None:
-        allowed[f"the dataset has {counted(length, 'sample')}"] = length
+        allowed[f"an epoch has {counted(length, 'sample')}"] = length
     for found, batch_size in allowed.items():
         if batch_size is not None and batch_size < least:
             raise UsageError(

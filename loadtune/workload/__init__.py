@@ -21,11 +21,22 @@ from loadtune.workload.batches import (
 )
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.checkpointing import checkpointed
+from loadtune.workload.epoch import Epoch, epoch_of
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
 from loadtune.workload.loaders import Endless, LoaderParts
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
-from loadtune.workload.samples import collate_samples, fetch_samples, sample_text, small_batch
+from loadtune.workload.samples import (
+    collate_samples,
+    fetch_samples,
+    find_places,
+    make_batch,
+    reads_at_once,
+    ready_batch,
+    sample_text,
+    small_batch,
+    stream_samples,
+)
 from loadtune.workload.tasks import (
     IGNORED_TARGET,
     ComputeLoss,
@@ -45,6 +56,7 @@ __all__ = [
     "Batch",
     "ComputeLoss",
     "Endless",
+    "Epoch",
     "LoaderParts",
     "OptimizerFactory",
     "Places",
@@ -57,9 +69,12 @@ __all__ = [
     "class_loss",
     "code_of",
     "collate_samples",
+    "epoch_of",
     "fetch_samples",
+    "find_places",
     "is_pair",
     "last_line",
+    "make_batch",
     "make_optimizer",
     "map_tensors",
     "model_logits",
@@ -71,10 +86,13 @@ __all__ = [
     "places_along",
     "places_of",
     "places_of_ready",
+    "reads_at_once",
+    "ready_batch",
     "sample_index",
     "sample_shape",
     "sample_text",
     "small_batch",
+    "stream_samples",
     "structure_text",
     "tensors_of",
     "torchvision_version",

@@ -1,6 +1,6 @@
 """A `WorkloadSpec`, and the caller's own objects where there are any → everything one training step needs."""
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -11,6 +11,7 @@ from torch import nn
 from loadtune.errors import WorkloadError
 from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec
 from loadtune.workload.datasets import make_parts, num_classes_of
+from loadtune.workload.epoch import Epoch, epoch_of
 from loadtune.workload.factories import find_function, is_import_path
 from loadtune.workload.live import LiveParts, unpack_parts
 from loadtune.workload.loaders import LoaderParts
@@ -40,6 +41,8 @@ class Workload:
     family: Family
     loader: LoaderParts
     """What is loaded: of the user's own DataLoader, or a dataset in random order."""
+    epoch: Epoch
+    """What one epoch of it draws."""
     model: nn.Module
     """An empty one where the user's own step trains."""
     task: Task
@@ -65,14 +68,6 @@ class Workload:
     @property
     def dataset(self) -> Any:
         return self.loader.dataset
-
-    @property
-    def dataset_length(self) -> int | None:
-        """None: a stream that does not tell."""
-        try:
-            return len(self.dataset) if isinstance(self.dataset, Sized) else None
-        except TypeError:  # an IterableDataset whose length is not implemented
-            return None
 
     @property
     def optimizer(self) -> OptimizerName | OptimizerFactory:
@@ -127,6 +122,7 @@ def build_workload(
         spec=spec,
         family=needs.family,
         loader=loader,
+        epoch=epoch_of(loader, spec.seed),
         model=model,
         task=task,
         compute_loss=(

@@ -1,4 +1,4 @@
-"""A dataset's name → a map-style dataset of (input, class index), or a `WorkloadError` that says what to do."""
+"""What is loaded, by name or as an object → `LoaderParts`, or a `WorkloadError` that says what to do."""
 
 import functools
 import inspect
@@ -18,6 +18,7 @@ from loadtune.workload.fake import RandomSamples, make_fake
 from loadtune.workload.live import LiveParts
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import ModelNeeds
+from loadtune.workload.samples import reads_at_once
 from loadtune.workload.user_code import all_lines, last_line, user_traceback
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
@@ -61,7 +62,7 @@ def make_parts(spec: WorkloadSpec, needs: ModelNeeds, live: LiveParts) -> Loader
         parts = LoaderParts.of(made)
     else:
         collate = live.collate or (None if spec.collate is None else find_function(spec.collate, "collate function"))
-        return LoaderParts(dataset=make_dataset(spec, needs, live), collate_fn=collate, batch_size=1)
+        return LoaderParts.shuffled(make_dataset(spec, needs, live), collate)
     _check_length(parts.dataset, "of the loader")
     return parts
 
@@ -95,6 +96,8 @@ def _checked(dataset: Any, name: str) -> Dataset[Any]:
         _check_length(dataset, name)
         return dataset
     lacks = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if reads_at_once(dataset):
+        lacks = [method for method in lacks if method != "__getitem__"]
     if isinstance(dataset, Mapping) or lacks:  # a dict is no list of samples
         without = f" without {' and '.join(lacks)}" if lacks else ""
         hint = " Give a function that returns a DataLoader to --loader." if isinstance(dataset, DataLoader) else ""

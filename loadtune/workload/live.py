@@ -30,7 +30,7 @@ class LiveParts:
     model: nn.Module | Callable[[], Any] | None = None
     """A module, or what makes one."""
     dataset: Any = None
-    """A map-style dataset, or what makes one."""
+    """A dataset, or what makes one."""
     input_shape: tuple[int, ...] | None = None
     """Of one sample: random ones take the dataset's place."""
     output_shape: tuple[int, ...] | None = None

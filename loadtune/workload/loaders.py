@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from loadtune.records import LoaderConfig
 
@@ -32,6 +32,16 @@ class LoaderParts:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     in_order: bool = True
+    pin_memory_device: str = ""
+    """Deprecated in PyTorch. Empty: not given, or this PyTorch does not take it."""
+    loader_class: str | None = None
+    """Name of a subclass of `DataLoader`, of which nothing else is kept. None: it was a `DataLoader` itself."""
+
+    @classmethod
+    def shuffled(cls, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> "LoaderParts":
+        """Of a dataset alone, which is read in random order."""
+        sampler = None if isinstance(dataset, IterableDataset) else RandomSampler(dataset)
+        return cls(dataset=dataset, sampler=sampler, collate_fn=collate_fn, batch_size=1)
 
     @classmethod
     def of(cls, loader: "DataLoader[Any]") -> "LoaderParts":
@@ -40,9 +50,10 @@ class LoaderParts:
         own_batches = loader.batch_size is None and loader.batch_sampler is not None
         plain = own_batches and type(loader.batch_sampler) is BatchSampler  # with a size of its own, like PyTorch's
         context = loader.multiprocessing_context
+        drawn_by = loader.batch_sampler if plain else loader
         return cls(
             dataset=loader.dataset,
-            sampler=None if iterable or (own_batches and not plain) else _sampler(loader, plain=plain),
+            sampler=None if iterable or (own_batches and not plain) else drawn_by.sampler,  # type: ignore[union-attr]
             batch_sampler=loader.batch_sampler if own_batches and not plain else None,
             collate_fn=loader.collate_fn,
             drop_last=loader.batch_sampler.drop_last if plain else loader.drop_last,  # type: ignore[union-attr]
@@ -56,6 +67,8 @@ class LoaderParts:
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,
             in_order=loader.in_order,
+            pin_memory_device=getattr(loader, "pin_memory_device", ""),
+            loader_class=None if type(loader) is DataLoader else type(loader).__name__,
         )
 
     @property
@@ -66,6 +79,11 @@ class LoaderParts:
     def batch_size_is_free(self) -> bool:
         """Whether another batch size can be chosen: samples are put together by PyTorch."""
         return self.batch_size is not None
+
+    @property
+    def batches_are_ready(self) -> bool:
+        """Whether the dataset itself makes the batches (``batch_size=None``)."""
+        return self.batch_size is None and self.batch_sampler is None
 
     def settings(self, batch_size: int) -> LoaderConfig:
         """The user's own; ``batch_size``: what its batches have where it names no size."""
@@ -91,12 +109,10 @@ class LoaderParts:
             kwargs["drop_last"] = self.drop_last
         if self.sampler is not None:
             kwargs["sampler"] = self.sampler
+        if self.pin_memory_device:
+            kwargs["pin_memory_device"] = self.pin_memory_device
         kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
         return DataLoader(self.dataset, **(kwargs | others))
-
-
-def _sampler(loader: "DataLoader[Any]", *, plain: bool) -> Any:
-    return loader.batch_sampler.sampler if plain else loader.sampler  # type: ignore[union-attr]
 
 
 class Endless:

@@ -2,11 +2,13 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
 from loadtune.errors import WorkloadError
 from loadtune.workload.batches import Batch, Places, places_along, places_of, places_of_ready, structure_text
@@ -15,6 +17,8 @@ from loadtune.workload.user_code import last_line, sample_index, user_traceback
 if TYPE_CHECKING:
     from loadtune.workload.build import Workload
 
+# Batches of so many samples are compared to find where samples lie in a batch.
+_FEWER, _MORE = 2, 3
 _WANTED = (
     "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
     "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on "
@@ -22,25 +26,111 @@ _WANTED = (
 )
 
 
-def fetch_samples(dataset: Dataset[Any], indices: Sequence[int]) -> list[Any]:
-    """The samples at these indices. Raises WorkloadError with the index and the user's traceback."""
-    samples = []
-    for index in indices:
-        try:
-            samples.append(dataset[index])
-        except Exception as error:
-            at = sample_index(error)
-            raise WorkloadError(
-                f"dataset[{index if at is None else at}] raised {last_line(error)}. Every index from 0 to len(dataset) "
-                "- 1 has to return a sample. Correct the dataset, or leave this sample out of it.",
-                user_traceback(error),
-            ) from error
-    return samples
+def reads_at_once(dataset: Any) -> bool:
+    """Whether a DataLoader asks the dataset for all samples of a batch in one call."""
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def fetch_samples(dataset: Any, indices: Sequence[Any], *, one_by_one: bool = False) -> list[Any]:
+    """The samples at these indices, as a DataLoader fetches them. Raises WorkloadError with the user's traceback.
+
+    ``one_by_one``: as without automatic batching, where ``__getitems__`` is not called.
+    """
+    if reads_at_once(dataset) and not one_by_one:
+        read: list[Any] = _called(dataset.__getitems__, list(indices), f"__getitems__({_listed(indices)})")
+        return read
+    return [_called(partial(getitem, dataset), index, f"[{index!r}]") for index in indices]
+
+
+def _called(read: Callable[[Any], Any], wanted: Any, what: str) -> Any:
+    try:
+        return read(wanted)
+    except Exception as error:
+        at = sample_index(error)
+        named = what if at is None else f"[{at}]"
+        raise WorkloadError(
+            f"dataset{named} raised {last_line(error)}. Every index that the sampler draws has to return a sample; by "
+            "default these are 0 to len(dataset) - 1. Correct the dataset, or leave this sample out of it.",
+            user_traceback(error),
+        ) from error
+
+
+def _listed(indices: Sequence[Any]) -> str:
+    return f"[{', '.join(map(repr, indices[:3]))}{', …' if len(indices) > 3 else ''}]"
+
+
+def stream_samples(dataset: Any) -> Iterator[Any]:
+    """What one epoch of a stream yields. Raises WorkloadError where it raises, and where it yields nothing."""
+    num_read = 0
+    try:
+        for sample in dataset:
+            num_read += 1
+            yield sample
+    except Exception as error:
+        raise WorkloadError(
+            f"Reading the stream raised {last_line(error)}, after {num_read} samples.", user_traceback(error)
+        ) from error
+    if not num_read:
+        raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
+
+
+def make_batch(
+    workload: "Workload", samples: Sequence[Any], indices: Sequence[Any], *, any_target: bool = False
+) -> Batch:
+    """Collate as the workload's loader does; `indices` are those of the samples. Raises WorkloadError."""
+    return collate_samples(
+        samples,
+        indices,
+        any_target=any_target or workload.own_loss,
+        any_structure=workload.own_batches,
+        collate=workload.loader.collate_fn,
+    )
+
+
+def ready_batch(workload: "Workload", drawn: Any, *, any_target: bool = False) -> Batch:
+    """What the loader makes of a batch that the dataset itself has made (``batch_size=None``)."""
+    collate = workload.loader.collate_fn
+    batch = drawn if collate is None else _own_collated(collate, drawn, "a batch", drawn)
+    _check_targets(batch, any_target=any_target or workload.own_loss, any_structure=workload.own_batches)
+    return batch
+
+
+def find_places(
+    workload: "Workload", samples: Sequence[Any], indices: Sequence[Any], *, any_target: bool = False
+) -> tuple[Batch, Places]:
+    """A batch of two samples and where it keeps them, found beside one of three; of ready batches the first.
+
+    Raises WorkloadError.
+    """
+    dim = workload.spec.batch_dim
+    if workload.loader.batches_are_ready:
+        batch = ready_batch(workload, samples[0], any_target=any_target)
+        return batch, places_of_ready(batch) if dim is None else places_along(batch, dim)
+    chosen = [[at % len(samples) for at in range(num)] for num in (_FEWER, _MORE)]
+    fewer, more = (
+        make_batch(workload, [samples[at] for at in each], [indices[at] for at in each], any_target=any_target)
+        for each in chosen
+    )
+    return fewer, places_of(fewer, more, _FEWER, _MORE) if dim is None else places_along(fewer, dim)
+
+
+def small_batch(workload: "Workload") -> tuple[Batch, Places]:
+    """A batch of the first two samples, and where it keeps them; of a loader that makes batches itself, its first.
+
+    Targets of any kind are taken. Raises WorkloadError.
+    """
+    loader = workload.loader
+    if loader.is_iterable:
+        samples = list(itertools.islice(stream_samples(loader.dataset), _MORE))
+        return find_places(workload, samples, range(len(samples)), any_target=True)
+    indices = workload.epoch.indices[:1]
+    samples = fetch_samples(loader.dataset, indices, one_by_one=loader.batches_are_ready)
+    return find_places(workload, samples, indices, any_target=True)
 
 
 def collate_samples(
     samples: Sequence[Any],
-    indices: Sequence[int],
+    indices: Sequence[Any],
     *,
     any_target: bool = False,
     any_structure: bool = False,
@@ -48,18 +138,14 @@ def collate_samples(
 ) -> Batch:
     """A batch. Raises WorkloadError where the samples do not make one; `indices` are theirs.
 
-    Of pairs (input, target) the targets are class indices, of any shape, as int64; with ``any_target`` whatever they
-    are. Mappings are taken as they are, and with ``any_structure`` everything. ``collate``: the user's own.
+    Of pairs (input, target) the targets are class indices, of any shape; with ``any_target`` whatever they are.
+    Mappings are taken as they are, and with ``any_structure`` everything. ``collate``: the user's own, which may make
+    any batch of any samples.
     """
     if collate is not None:
-        try:
-            return collate(list(samples))
-        except Exception as error:
-            raise WorkloadError(
-                f"The collate function raised {last_line(error)}, given {len(samples)} samples like "
-                f"{sample_text(samples[0])}.",
-                user_traceback(error),
-            ) from error
+        batch = _own_collated(collate, list(samples), f"{len(samples)} samples", samples[0])
+        _check_targets(batch, any_target=any_target, any_structure=any_structure)
+        return batch
     for sample in samples:
         if not (
             any_structure or isinstance(sample, Mapping) or (isinstance(sample, (tuple, list)) and len(sample) == 2)
@@ -74,38 +160,36 @@ def collate_samples(
     inputs, targets = batch
     if not isinstance(inputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         raise WorkloadError(f"A sample of the dataset is {sample_text(samples[0])}. {_WANTED}")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise WorkloadError(
-            f"The target of a sample is {_part_text(samples[0][1])}. With cross entropy, the default loss, it has to "
-            "be a class index: an integer, or a tensor of integers where the model predicts a class for each position. "
-            "For other targets give a loss function: --loss FILE.py:fn, or loss=fn in Python."
-        )
+    _check_targets(batch, any_target=any_target, any_structure=any_structure, example=_part_text(samples[0][1]))
     return inputs, targets.long()
 
 
-def small_batch(workload: "Workload") -> tuple[Batch, Places]:
-    """A batch of the first two samples, and where it keeps them; of a loader that makes batches itself, its first.
+def _own_collated(collate: Callable[[Any], Any], given: Any, what: str, example: Any) -> Batch:
+    try:
+        return collate(given)
+    except Exception as error:
+        raise WorkloadError(
+            f"The collate function raised {last_line(error)}, given {what} like {sample_text(example)}.",
+            user_traceback(error),
+        ) from error
 
-    Targets of any kind are taken. Raises WorkloadError.
+
+def _check_targets(batch: Batch, *, any_target: bool, any_structure: bool, example: str | None = None) -> None:
+    """Raises WorkloadError for targets that cross entropy, the default loss, would take for other classes.
+
+    ``example``: the target of one sample, in words.
     """
-    loader, dim = workload.loader, workload.spec.batch_dim
-    samples = list(itertools.islice(loader.dataset, 3)) if loader.is_iterable else fetch_samples(loader.dataset, [0])
-    if not samples:
-        raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
-    if not loader.batch_size_is_free and loader.is_iterable:
-        ready = samples[0] if loader.collate_fn is None else loader.collate_fn(samples[0])
-        return ready, places_of_ready(ready) if dim is None else places_along(ready, dim)
-    fewer, more = (
-        collate_samples(
-            [samples[at % len(samples)] for at in range(num)],
-            [0] * num,
-            any_target=True,
-            any_structure=workload.own_batches,
-            collate=loader.collate_fn,
+    pair = batch if isinstance(batch, (tuple, list)) and len(batch) == 2 else (None, None)
+    targets = pair[1]
+    if any_target or any_structure or not isinstance(targets, torch.Tensor):
+        return
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        found = f"The target of a sample is {example}" if example else f"A batch has targets {_part_text(targets)}"
+        raise WorkloadError(
+            f"{found}. With cross entropy, the default loss, a target has to be a class index: an integer, or a "
+            "tensor of integers where the model predicts a class for each position. For other targets give a loss "
+            "function: --loss FILE.py:fn, or loss=fn in Python."
         )
-        for num in (2, 3)
-    )
-    return fewer, places_of(fewer, more, 2, 3) if dim is None else places_along(fewer, dim)
 
 
 def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:

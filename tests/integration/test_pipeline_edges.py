@@ -105,7 +105,7 @@ def test_a_model_that_refuses_single_samples_under_a_small_cap(tmp_path: Path) -
     [
         ({}, TuneConfig(max_batch_size=1), "--max-batch-size 1"),
         ({}, TuneConfig(yours=YourSettings(batch_size=1)), "--batch-size 1"),
-        ({"dataset_length": 1}, TuneConfig(), "the dataset has 1 sample"),
+        ({"dataset_length": 1}, TuneConfig(), "an epoch has 1 sample"),
     ],
 )
 def test_a_batch_of_one_that_cannot_train_is_the_users_to_mend(

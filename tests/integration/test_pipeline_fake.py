@@ -137,7 +137,7 @@ def test_nothing_fits(tmp_path: Path) -> None:
 
 def test_a_batch_larger_than_the_dataset_is_refused(tmp_path: Path) -> None:
     bench = FakeBench(facts=replace(fake_facts(Surface()), dataset_length=100))
-    with pytest.raises(UsageError, match="--batch-size is 101, but the dataset has only 100 samples"):
+    with pytest.raises(UsageError, match="--batch-size is 101, but an epoch has only 100 samples"):
         tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=101)))
 
 

@@ -201,7 +201,7 @@ def measured(
     precision: Precision = "fp32", optimizer: StepOptimizer = "sgd", *, checkpoint: bool = False, **given: Any
 ) -> tuple[Measured, FakeBooks]:
     workload = workload_of(
-        [], conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5, **given
+        None, conv_net(), lambda model, inputs, targets: cross_entropy(model(inputs), targets), num_classes=5, **given
     )
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)

@@ -1,6 +1,10 @@
 """Training steps, samples and batches of jobs that are not pairs of tensors."""
 
+import dataclasses
 import itertools
+import random
+import time
+from collections import UserDict
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    get_worker_info,
+)
 from workload_rig import workload_of
 
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
@@ -109,15 +121,158 @@ class Counted(IterableDataset[Any]):
         yield from ({"x": torch.full((2,), float(at))} for at in range(start, self.num, step))
 
 
-def samples_of(loader: DataLoader[Any]) -> Samples:
-    return Samples(workload_of(None, loader=LoaderParts.of(loader), own_batches=True), LINE)
+def samples_of(loader: DataLoader[Any], **given: Any) -> Samples:
+    return Samples(workload_of(None, loader=LoaderParts.of(loader), **({"own_batches": True} | given)), LINE)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_stream_that_asks_for_its_worker_is_shared_out(shared: bool) -> None:
-    samples = samples_of(DataLoader(Counted(40, shared=shared), 4))
-    assert samples.is_shared_out == shared
+def seed_worker(worker_id: int) -> None:
+    """As PyTorch's notes on reproducibility have it, and a setting that a training process would miss."""
+    random.seed(torch.initial_seed() % 2**32)
+    torch.set_num_threads(1)
+    torch.manual_seed(worker_id)
+
+
+def share_worker(worker_id: int) -> None:
+    """As PyTorch's documentation of IterableDataset has it."""
+    info: Any = get_worker_info()
+    info.dataset.num = info.dataset.num // info.num_workers
+
+
+@pytest.mark.parametrize(
+    ("shared", "init", "is_shared_out"),
+    [(False, None, False), (True, None, True), (False, seed_worker, False), (False, share_worker, True)],
+)
+def test_a_stream_that_asks_for_its_worker_is_shared_out(shared: bool, init: Any, is_shared_out: bool) -> None:
+    stream, state, threads = Counted(40, shared=shared), random.getstate(), torch.get_num_threads()
+    samples = samples_of(DataLoader(stream, 4, worker_init_fn=init))
+    assert samples.is_shared_out == is_shared_out
     assert samples.num == samples.num_in_batch
+    assert (stream.num, random.getstate(), torch.get_num_threads()) == (40, state, threads)
+
+
+def test_samples_that_the_sampler_never_draws_are_not_read() -> None:
+    class Damaged(Dataset[Any]):
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, index: int) -> Any:
+            if index >= 50:
+                raise OSError("damaged")
+            return {"x": torch.rand(2 + index % 3)}  # of different size, so that more are read
+
+    samples = samples_of(DataLoader(Damaged(), 4, sampler=SubsetRandomSampler(range(50)), collate_fn=padded))
+    assert samples.num_per_epoch == 50
+    assert len(samples.batch["x"]) == 16
+
+
+def padded(batch: list[Any]) -> Any:
+    return {"x": nn.utils.rnn.pad_sequence([each["x"] for each in batch], batch_first=True)}
+
+
+def test_a_sampler_may_draw_keys() -> None:
+    table = {("row", at): {"x": torch.full((2,), float(at))} for at in range(8)}
+    loader: DataLoader[Any] = DataLoader(table, 4, sampler=list(table))  # type: ignore[arg-type]
+    samples = samples_of(loader)
+    assert (samples.num_per_epoch, samples.batch["x"].shape) == (8, (16, 2))
+
+
+class Bulk(Dataset[Any]):
+    """Read a whole batch at once."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, indices: list[int]) -> Any:
+        return {"x": torch.tensor(indices, dtype=torch.float32)[:, None]}
+
+
+def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
+    """PyTorch's documented bulk loading."""
+    sampler = BatchSampler(RandomSampler(Bulk()), 8, drop_last=False)
+    loader: DataLoader[Any] = DataLoader(Bulk(), batch_size=None, sampler=sampler)
+    samples = samples_of(loader)
+    assert (samples.num, samples.num_in_batch) == (8, 8)
+    assert samples.num_per_epoch == pytest.approx(100, abs=4)
+    trainer: Any = SimpleNamespace(to_device=lambda batch: batch)
+    assert len(samples.resident(8, trainer)["x"]) == 8
+    endless = EndlessLoader(workload_of(None, loader=LoaderParts.of(loader)), LoaderConfig(batch_size=8))
+    assert {len(endless.next_batch()["x"]) for _ in range(13)} == {4, 8}
+    endless.close()
+
+
+def test_a_stream_of_ready_batches_counts_batches() -> None:
+    class Ready(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 5
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter([{"x": torch.zeros(6, 2)}] * 5)
+
+    assert samples_of(DataLoader(Ready(), batch_size=None)).num_per_epoch == 30
+
+
+class OnlyAtOnce:
+    """Samples come by the batch alone, and each call takes as long as a database's."""
+
+    call_s = 0.01
+
+    def __len__(self) -> int:
+        return 640
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        time.sleep(self.call_s)
+        return [{"x": torch.full((2,), float(index))} for index in indices]
+
+
+def test_a_dataset_that_reads_a_batch_in_one_call_is_read_so() -> None:
+    samples = samples_of(DataLoader(OnlyAtOnce(), 4, shuffle=True))  # type: ignore[arg-type]
+    assert samples.sample_s < 0.5 * OnlyAtOnce.call_s, "one call by one would take all of it"
+    assert samples.batch["x"].shape == (16, 2)
+
+
+@pytest.mark.parametrize("collate_fn", [None, lambda batch: [torch.stack(part) for part in zip(*batch, strict=True)]])
+def test_targets_that_are_no_classes_are_said_whatever_collates_them(collate_fn: Any) -> None:
+    rows = [(torch.rand(4), torch.rand(())) for _ in range(64)]
+    loader: DataLoader[Any] = DataLoader(rows, 16, collate_fn=collate_fn)  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=r"targets float32 tensor .*class index.*--loss"):
+        samples_of(loader, own_batches=False)
+    assert samples_of(loader, own_batches=False, own_loss=True).num == 16
+    assert samples_of(loader).num == 16
+
+
+def test_memory_is_probed_with_the_largest_batch_of_a_batch_sampler() -> None:
+    batches = [[at] for at in range(40)] + [[at, at + 1, at + 2] for at in range(40)] + [list(range(20))]
+    samples = samples_of(DataLoader(rows(), batch_sampler=batches))  # type: ignore[arg-type]
+    trainer: Any = SimpleNamespace(to_device=lambda batch: batch)
+    assert len(samples.resident(2, trainer, largest=True)["x"]) == 20
+    assert samples.num_per_epoch == 40 + 120 + 20
+    assert len(samples.resident(2, trainer)["x"]) in (1, 3), "as the sampler draws them"
+
+
+class Text(UserDict[str, Any]):
+    """As Hugging Face's BatchEncoding."""
+
+
+@dataclasses.dataclass
+class Row:
+    ids: list[int]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda num: Text(ids=[1] * num), lambda num: "a" * num, lambda num: Row([1] * num)], ids=str
+)
+def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
+    texts = [make(5 + (50 if at % 20 == 0 else 0)) for at in range(100)]
+
+    def length(text: Any) -> int:
+        return len(text["ids"] if isinstance(text, Text) else text.ids if isinstance(text, Row) else text)
+
+    def pad(batch: list[Any]) -> Any:
+        return {"input_ids": torch.zeros(len(batch), max(map(length, batch)))}
+
+    samples = samples_of(DataLoader(texts, 4, collate_fn=pad))
+    trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
+    assert samples.resident(3, trainer, largest=True)["input_ids"].shape == (3, 55)
 
 
 def test_an_empty_stream_is_said() -> None:

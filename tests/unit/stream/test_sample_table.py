@@ -91,7 +91,7 @@ def test_pools_that_are_there_at_a_time_have_rows_of_their_own() -> None:
 def test_samples_that_are_read_one_by_one_are_named_while_they_are_read() -> None:
     table = SampleTable()
     with table.reading() as note:
-        note(17)
+        note([17])
         (found,) = table.read()
         assert samples_text(found) == "dataset[17]"
     assert table.read() == ()

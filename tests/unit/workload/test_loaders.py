@@ -5,10 +5,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 
+from loadtune.errors import WorkloadError
 from loadtune.records import LoaderConfig
-from loadtune.workload import Endless, LoaderParts
+from loadtune.workload import Endless, LoaderParts, epoch_of
 
 
 class Numbers(Dataset[int]):
@@ -98,3 +107,72 @@ def test_a_sampler_begins_again_where_it_ends() -> None:
     assert [next(endless) for _ in range(5)] == [1, 2, 1, 2, 1]
     with pytest.raises(ValueError, match="draws no sample"):
         next(iter(Endless([])))
+
+
+class Unsized:
+    """Draws three samples and does not say so."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([4, 2, 4])
+
+
+class Forever:
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield 7
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return 12
+
+
+class Unlike(Dataset[int]):
+    """Without a length."""
+
+    def __getitem__(self, index: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("loader", "num_draws", "indices"),
+    [
+        (DataLoader(Numbers(), 4), 12, set(range(12))),
+        (DataLoader(Numbers(), 4, shuffle=True), 12, set(range(12))),
+        (DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), num_samples=5)), 5, set(range(12))),
+        (DataLoader(Numbers(), 4, sampler=SubsetRandomSampler([3, 5, 8])), 3, {3, 5, 8}),
+        (DataLoader(Numbers(), 4, sampler=["a", ("b", 2)]), 2, {"a", ("b", 2)}),
+        (DataLoader(Numbers(), 4, sampler=Unsized()), 3, {2, 4}),
+        (DataLoader(Numbers(), 4, sampler=Forever()), None, {7}),
+        (DataLoader(Unlike(), 4, sampler=RandomSampler(range(9))), 9, set(range(9))),
+        (DataLoader(Numbers(), batch_sampler=Uneven()), 2, {0, 1, 2, 3}),  # type: ignore[arg-type]
+        (DataLoader(Numbers(), batch_sampler=BatchSampler(SubsetRandomSampler([3, 5]), 2, False)), 2, {3, 5}),
+        (DataLoader(Stream(), 4), None, set()),
+        (DataLoader(SizedStream(), 4), 12, set()),
+    ],
+)
+def test_an_epoch_is_what_the_sampler_draws(loader: Any, num_draws: int | None, indices: set[Any]) -> None:
+    epoch = epoch_of(LoaderParts.of(loader), seed=0)
+    assert (epoch.num_draws, set(epoch.indices)) == (num_draws, indices)
+
+
+def test_a_sampler_is_asked_without_a_trace_and_draws_the_same_each_time() -> None:
+    parts = LoaderParts.of(DataLoader(Numbers(), 4, sampler=SubsetRandomSampler(range(12))))
+    before = torch.get_rng_state()
+    first = epoch_of(parts, seed=3)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.rand(1)
+    assert epoch_of(parts, seed=3) == first
+
+
+class Raises:
+    def __iter__(self) -> Iterator[int]:
+        raise ValueError("no index file")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"), [([], "draws no sample"), (Raises(), "sampler of the loader raised ValueError: no index")]
+)
+def test_a_sampler_that_draws_nothing_is_said(sampler: Any, words: str) -> None:
+    with pytest.raises(WorkloadError, match=words):
+        epoch_of(LoaderParts.of(DataLoader(Numbers(), 4, sampler=sampler)), seed=0)

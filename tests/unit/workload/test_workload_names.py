@@ -28,7 +28,7 @@ def refused(**names):
 
 def test_import_paths_are_called():
     workload = build_workload(spec())
-    assert workload.dataset_length == 512
+    assert workload.epoch.num_draws == 512
     assert isinstance(workload.model, nn.Module)
 
 
@@ -37,7 +37,7 @@ def test_fake_data_has_the_models_own_size_and_never_runs_out():
     image, label = workload.dataset[0]
     assert image.shape == (3, 224, 224)
     assert 0 <= label < 7
-    assert workload.dataset_length > 1_000_000
+    assert workload.epoch.num_draws > 1_000_000
     assert workload.num_classes == 7
 
 
@@ -116,7 +116,7 @@ def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):
         Image.new("L", (40, 30)).save(tmp_path / "train" / label / "0.png")
     workload = build_workload(spec(dataset="ImageFolder", data_root=str(tmp_path), image_size=16))
     assert workload.num_classes == 2
-    assert workload.dataset_length == 2
+    assert workload.epoch.num_draws == 2
     assert workload.dataset[1][0].shape == (3, 16, 16)
 
 
