@@ -169,12 +169,13 @@ def places_along(batch: Batch, dim: int) -> Places:
 
 def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
     """Of the first tensor of one sample."""
+    if places.kind == "parts":
+        inside = _parts(batch) or {}
+        with_tensor = (key for key in places.parts if next(tensors_of(inside[key]), None) is not None)
+        key = next(with_tensor, None)
+        return () if key is None else sample_shape(inside[key], places.parts[key])
     first = next(tensors_of(batch), None)
-    if first is None:
-        return ()
-    while places.kind == "parts":
-        places = next(iter(places.parts.values()))
-    shape = list(first.shape)
+    shape = [] if first is None else list(first.shape)
     if places.kind == "tensor":
         del shape[places.dim]
     return tuple(shape)

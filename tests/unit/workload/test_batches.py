@@ -14,6 +14,7 @@ from loadtune.workload import (
     places_along,
     places_of,
     places_of_ready,
+    sample_shape,
     structure_text,
     tensors_of,
 )
@@ -117,3 +118,17 @@ def test_a_batch_is_described_in_words() -> None:
     assert structure_text(padded(2)) == "{input_ids: int64 tensor (2, 7), labels: float32 tensor (2,)}"
     assert structure_text((torch.zeros(2, 3), [torch.zeros(1)])) == "(float32 tensor (2, 3), [float32 tensor (1,)])"
     assert structure_text(Named(torch.zeros(1), 0.5)) == "Named(float32 tensor (1,), float)"
+
+
+def test_the_shape_of_a_sample_is_that_of_the_part_with_the_first_tensor() -> None:
+    def named(num: int) -> Any:
+        return {
+            "name": ["a"] * num,
+            "scale": 2.0,
+            "inside": {"image": torch.rand(3, num, 8)},
+            "label": torch.zeros(num),
+        }
+
+    assert sample_shape(named(4), places_of(named(2), named(3), 2, 3)) == (3, 8)
+    assert sample_shape(detection(4), places_of(detection(2), detection(3), 2, 3)) == (3, 4, 5)
+    assert sample_shape({"name": "a"}, places_of({"name": "a"}, {"name": "a"}, 2, 3)) == ()
