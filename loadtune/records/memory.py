@@ -90,7 +90,7 @@ PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
 
 CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory", "time"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
-memory (no kernel for so many elements, a crash, no sign of life), the dataset's length, a loader that makes batches of
+memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches of
 one size only, ``--max-batch-size``, the RAM and /dev/shm that hold prefetched batches, or that one step would eat too
 large a share of the time budget."""
 
@@ -98,7 +98,7 @@ large a share of the time budget."""
 _LIMITED_BY: Mapping[CeilingLimit, str] = {
     "memory": "memory",
     "failure": "a failure of larger sizes that is not a lack of memory",
-    "dataset": "the length of the dataset",
+    "dataset": "the length of an epoch",
     "fixed": "the loader, which makes batches of this size only",
     "cap": "max_batch_size",
     "host_memory": "RAM for prefetched batches",

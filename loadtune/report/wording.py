@@ -32,7 +32,7 @@ PRECISION_TEXT: Mapping[Precision, str] = {
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "GPU memory",
     "failure": "an error at larger batches that is not out of memory",
-    "dataset": "the length of the dataset",
+    "dataset": "the length of an epoch",
     "fixed": "your loader, which makes batches of this size only",
     "cap": "--max-batch-size",
     "host_memory": "RAM: prefetched batches would not fit",

@@ -368,3 +368,18 @@ def test_what_cannot_be_loaded_there_says_where_from(tmp_path, monkeypatch):
     (tmp_path / "gone.py").unlink()
     with pytest.raises(WorkloadError, match=r"No module named 'gone'.*importable there"):
         find(gone.Net(4, 2), (4,))
+
+
+def test_a_sampler_bounds_the_batch_and_what_it_leaves_out_is_not_read(in_thread):
+    class Damaged(Dataset):
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            if index >= 20:
+                raise OSError("damaged file")
+            return torch.rand(4), index % 2
+
+    loader = DataLoader(Damaged(), 4, sampler=torch.utils.data.SubsetRandomSampler(range(20)), drop_last=True)
+    ceiling = find(LINEAR, loader, max_batch_size=None)
+    assert (ceiling.batch_size, ceiling.limit) == (20, "dataset")
