@@ -48,7 +48,15 @@ def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: b
     config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     from loadtune.workload.loaders import LoaderParts  # imports torch, which whoever has a loader has done
 
-    return LoaderParts.of(loader).make(config.loader)
+    parts = LoaderParts.of(loader)
+    if parts.loader_class is not None:
+        message = (
+            f"The loader is a {parts.loader_class}; the new one is a torch.utils.data.DataLoader with the same "
+            f"dataset, sampler and functions. Pass the arguments of best_loader_kwargs() to {parts.loader_class} to "
+            "keep what else it does."
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)  # the line that called the public method
+    return parts.make(config.loader)
 
 
 def _best_config(

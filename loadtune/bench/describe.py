@@ -151,6 +151,7 @@ def describe(
         code=code_of(workload),
         torchvision=torchvision_version(),
         own_loader=loader.settings(samples.num) if workload.own_loader else None,
+        loader_class=loader.loader_class,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
         sample_tokens=None if tokens is None else tokens / max(1, samples.num_in_batch),

@@ -90,9 +90,9 @@ PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
 
 CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory", "time"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
-memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches of
-one size only, ``--max-batch-size``, the RAM and /dev/shm that hold prefetched batches, or that one step would eat too
-large a share of the time budget."""
+memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches
+of one size only, ``--max-batch-size``, the RAM and /dev/shm that hold prefetched batches, or that one step would eat
+too large a share of the time budget."""
 
 
 _LIMITED_BY: Mapping[CeilingLimit, str] = {

@@ -216,7 +216,8 @@ class TuningResult:
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays as it
         is: the same dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing
-        context, timeout and ``drop_last``.
+        context, timeout, ``pin_memory_device`` and ``drop_last``. Of a subclass of DataLoader nothing else is kept: a
+        UserWarning says so.
 
         ``keep_batch_size`` takes the best configuration at the batch size that the run was given. A loader whose batch
         sampler or dataset makes the batches keeps them. Raises ResultError where there is no confirmed winner.

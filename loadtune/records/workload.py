@@ -129,6 +129,9 @@ class WorkloadFacts:
     """None: not installed, or not known."""
     own_loader: LoaderConfig | None = None
     """Settings of the user's own ``DataLoader``. None: the workload names a dataset."""
+    loader_class: str | None = None
+    """Name of the class of the user's own loader, a subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or
+    the workload names a dataset."""
     fixed_batch_size: int | None = None
     """What a batch has where no other size can be chosen: the user's batch sampler or dataset makes the batches.
     None: any size can be."""

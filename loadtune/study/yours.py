@@ -109,8 +109,13 @@ def _check_workers(config: TuneConfig, facts: WorkloadFacts) -> None:
 
 
 def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
-    """What of the search the user's loader rules out, and why; what a batch's memory was probed with."""
+    """What is not measured of the user's loader, or ruled out by it, and why; what a batch's memory was probed with."""
     notes = []
+    if facts.loader_class is not None:
+        notes.append(
+            f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
+            "dataset, sampler and functions: what the class does beyond that was not measured."
+        )
     if facts.fixed_batch_size is not None:
         notes.append(
             "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "

@@ -126,6 +126,11 @@ def test_samples_that_differ_in_size_are_a_note(tmp_path: Path) -> None:
     assert any(note.startswith("Samples differ in size. Memory was probed with the largest") for note in result.notes)
 
 
+def test_a_loader_of_another_class_is_a_note(tmp_path: Path) -> None:
+    result = tune_fake(bench(own_loader=OWN, loader_class="StatefulDataLoader"), tmp_path)
+    assert any(note.startswith("Your loader is a StatefulDataLoader. It was measured as") for note in result.notes)
+
+
 def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
     config = TuneConfig(workload=WorkloadSpec(step="train.py:make_step"))
     facts = {"precisions": ("own",), "num_parameters": 0}

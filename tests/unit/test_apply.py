@@ -1,6 +1,7 @@
 """A loader with the winner's settings loads the same samples in the same order."""
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from loadtune import ResultError
 from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.store import load_result
+from loadtune.workload import LoaderParts
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 
@@ -105,6 +107,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
         worker_init_fn=started,
         multiprocessing_context="spawn",
         generator=generator,
+        pin_memory_device="cuda",
     )
     tuned = won(settings(2, batch_size=5)).apply(loader)
     assert (tuned.batch_size, tuned.num_workers, tuned.prefetch_factor) == (5, 2, 3)
@@ -114,6 +117,7 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
     assert (tuned.collate_fn, tuned.worker_init_fn) == (collate, started)
     assert (tuned.drop_last, tuned.timeout, tuned.generator) == (True, 7, generator)
     assert tuned.multiprocessing_context.get_start_method() == "spawn"
+    assert tuned.pin_memory_device == "cuda"
     assert (loader.batch_size, loader.num_workers) == (8, 1)
 
 
@@ -131,6 +135,21 @@ def test_the_batch_size_of_the_run_can_be_kept() -> None:
     both = dataclasses.replace(result, best_at_your_batch=at_yours)
     tuned = both.apply(DataLoader(Numbers(), 8), keep_batch_size=True)
     assert tuned.batch_size == 8
+
+
+class Counting(DataLoader[int]):
+    """Does more than a DataLoader."""
+
+
+def test_a_loader_of_another_class_is_warned_about() -> None:
+    loader = Counting(Numbers(), 8)
+    assert LoaderParts.of(loader).loader_class == "Counting"
+    with pytest.warns(UserWarning, match="loader is a Counting; the new one is a torch.utils.data.DataLoader"):
+        tuned = won(settings(0)).apply(loader)
+    assert type(tuned) is DataLoader
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        won(settings(0)).apply(DataLoader(Numbers(), 8))
 
 
 def test_nothing_unconfirmed_is_applied() -> None:
