@@ -61,18 +61,28 @@ def job_of(loader: Any, **parts: Any) -> Job:
     return loader
 
 
-def refuse_nothing(job: Job) -> None:
-    """Without a config the job has to say what to load and what to train."""
-    if job.loader is None and job.dataset is None:
+def refuse_nothing(job: Job, spec: WorkloadSpec) -> None:
+    """Job and names together have to say what to load and what to train. Beside objects a default name does not count:
+    nobody can tell that it was meant."""
+    default = WorkloadSpec()
+    data, training = (job.loader, job.dataset, spec.loader), (job.model, job.step, spec.step)
+    if all(part is None for part in data) and spec.dataset == default.dataset:
         raise UsageError(
             "tune was given no data. Pass a DataLoader as loader, or a dataset, or names: "
-            "config=TuneConfig(workload=WorkloadSpec(dataset=..., model=...))."
+            "config=TuneConfig(workload=WorkloadSpec(dataset=..., model=...)). Beside objects, pass the default "
+            f"{default.dataset} as an object too: dataset=torchvision.datasets.FakeData(...)."
         )
-    if job.model is None and job.step is None:
+    if all(part is None for part in training) and spec.model == default.model:
         raise UsageError(
             "tune was given no model. Pass model=..., or a whole training step as step=..., or a name: "
-            "config=TuneConfig(workload=WorkloadSpec(model=...))."
+            "config=TuneConfig(workload=WorkloadSpec(model=...)). Beside objects, pass the default "
+            f"{default.model} as an object too: model=torchvision.models.resnet50."
         )
+
+
+def has_objects(job: Job) -> bool:
+    """Whether any part is an object, not a name."""
+    return any(not isinstance(getattr(job, name), str | None) for name in _PARTS)
 
 
 def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects | None]:

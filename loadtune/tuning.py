@@ -14,8 +14,8 @@ from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
-from loadtune.objects import Job, job_of, refuse_nothing, refuse_recursion, with_objects
-from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+from loadtune.objects import Job, has_objects, job_of, refuse_nothing, refuse_recursion, with_objects
+from loadtune.records import Device, HostFacts, TuneConfig, TuningResult, WorkloadSpec
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
@@ -59,7 +59,8 @@ def tune(
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
     step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
         optimizer. It is not changed: only the loader is tuned.
-    config: how long, and what to search. It can also name what is not passed here. None: the defaults.
+    config: how long, and what to search. It can also name what is not passed here; beside objects the default names
+        ``FakeData`` and ``resnet50`` do not count. None: the defaults.
 
     Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
     ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
@@ -80,8 +81,8 @@ def tune(
         optimizer=optimizer,
         step=step,
     )
-    if config is None:
-        refuse_nothing(job)
+    if config is None or has_objects(job):
+        refuse_nothing(job, WorkloadSpec() if config is None else config.workload)
     config, objects = with_objects(check(config or TuneConfig()), job)
     check(config)  # the parts that were passed beside those that were named
     host = read_host()

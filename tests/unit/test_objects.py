@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
-from loadtune.objects import job_of, with_objects
+from loadtune.objects import job_of, refuse_nothing, with_objects
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -98,6 +98,35 @@ def test_a_job_stands_alone():
 def test_without_a_config_data_and_a_model_are_needed(parts, words):
     with pytest.raises(UsageError, match=words):
         tune(**parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "spec", "words"),
+    [
+        ({"loader": LOADER}, WorkloadSpec(), "no model"),
+        ({"loader": LOADER}, WorkloadSpec(accumulate=2), "no model"),
+        ({"model": MODEL}, WorkloadSpec(), "no data"),
+        ({"model": MODEL}, WorkloadSpec(model="resnet18"), "no data"),
+        ({"optimizer": make_optimizer}, WorkloadSpec(dataset="CIFAR10"), "no model"),
+    ],
+)
+def test_defaults_of_a_config_do_not_complete_a_job_of_objects(parts, spec, words):
+    with pytest.raises(UsageError, match=words):
+        tune(**parts, config=TuneConfig(device="cpu", workload=spec))
+
+
+@pytest.mark.parametrize(
+    ("parts", "spec"),
+    [
+        ({"loader": LOADER}, WorkloadSpec(model="resnet18")),
+        ({"model": MODEL}, WorkloadSpec(dataset="CIFAR10")),
+        ({"model": MODEL}, WorkloadSpec(loader="job.py:make_loader")),
+        ({"dataset": DATASET}, WorkloadSpec(step="job.py:make_step")),
+        ({"loader": LOADER, "step": make_step}, WorkloadSpec()),
+    ],
+)
+def test_names_that_were_chosen_complete_it(parts, spec):
+    refuse_nothing(Job(**parts), spec)
 
 
 def test_the_config_is_checked_beside_the_objects(packed):
