@@ -51,7 +51,7 @@ def _draw(sampler: Any, seed: int, *, by_batch: bool) -> tuple[list[Any], bool]:
     try:
         with _seeded(seed):
             for each in sampler:
-                if num_indices >= _MOST_DRAWN:
+                if max(num_indices, len(drawn)) >= _MOST_DRAWN:
                     return drawn, False
                 drawn.append(list(each) if by_batch else each)
                 num_indices += len(drawn[-1]) if by_batch else 1
