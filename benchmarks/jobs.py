@@ -1,10 +1,10 @@
-"""The jobs of `examples/`, each tuned by the command in its docstring: before, after, and what limits it.
+"""The jobs of `examples/`, each tuned by the command in its docstring: baseline, best, and the bottleneck.
 
     python benchmarks/jobs.py [NAME …] [--time-budget 120] [--out FOLDER]
     python benchmarks/jobs.py --ways [--time-budget 90] [--out FOLDER]
 
-``--ways``: one job, that of `examples/lightning_module.py` in fp32, given in four ways: dataset and model on the
-command line, loader and training step, loader and model in Python, and by the adapter. All four should give one answer.
+``--ways``: one job, that of `examples/lightning_module.py` in fp32, described in four ways: dataset and model on the
+command line, loader and training step, loader and model in Python, and by the adapter. The four answers should agree.
 """
 
 import argparse
@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 import loadtune
-from loadtune.records import Finalist, TuningResult, Winner
+from loadtune.records import Device, Finalist, Resource, TuningResult, Winner
+from loadtune.units import counted
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -45,7 +46,8 @@ def main() -> int:
             names = given.names or sorted(path.stem for path in EXAMPLES.glob("*.py"))
             runs = {name: (lambda name=name: by_command(name, given.time_budget, out / name)) for name in names}  # type: ignore[misc]
         print(
-            "| job | before | after | gain (99%) | at the same batch | limited by | s |\n|---|---|---|---|---|---|---|"
+            "| job | baseline | best | gain (99% CI) | gain at the same batch size | limited by | run time (s) |"
+            "\n|---|---|---|---|---|---|---|"
         )
         for name, run in runs.items():
             begun = time.monotonic()
@@ -81,7 +83,7 @@ def net() -> nn.Module:
 
 
 def make_step(device: torch.device) -> Callable[[Any], torch.Tensor]:
-    """The same training, in a step of its own."""
+    """The same training, as a whole training step."""
     model = net().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -97,7 +99,7 @@ def make_step(device: torch.device) -> Callable[[Any], torch.Tensor]:
 
 
 def in_four_ways(budget_s: float, out: Path) -> dict[str, Callable[[], TuningResult | None]]:
-    """By name: what runs it."""
+    """The name of each way, and a function that runs it."""
     from lightning_module import Classifier, Data
 
     data = Data()
@@ -123,15 +125,22 @@ def in_four_ways(budget_s: float, out: Path) -> dict[str, Callable[[], TuningRes
 
 
 def row(result: TuningResult | None) -> str:
-    """Before, after, gain, gain at the same batch size, bottleneck."""
+    """Baseline, best, gain, gain at the same batch size, bottleneck."""
     if result is None or result.best is None:
         return "– | nothing confirmed | | | "
-    before = next((each for each in result.finalists if each.config == result.yours), None)
-    limit = result.bottleneck.limits[0].resource if result.bottleneck and result.bottleneck.holds else "not named"
+    baseline = next((each for each in result.finalists if each.config == result.yours), None)
+    found = result.bottleneck
+    limit = _limit_text(found.limits[0].resource, result.device) if found is not None and found.holds else "not named"
     same = result.best_at_your_batch
     return " | ".join(
-        (_text(before), _text(result.best), _gain(result.best), "–" if same is None else _gain(same), limit)
+        (_text(baseline), _text(result.best), _gain(result.best), "–" if same is None else _gain(same), limit)
     )
+
+
+def _limit_text(resource: Resource, device: Device) -> str:
+    if resource == "device":
+        return "GPU" if device.kind == "cuda" else "CPU"
+    return "training process" if resource == "main" else resource
 
 
 def _text(each: Finalist | Winner | None) -> str:
@@ -139,7 +148,9 @@ def _text(each: Finalist | Winner | None) -> str:
         return "not measured"
     loader = each.config.loader
     pinned = ", pinned" if loader.pin_memory else ""
-    setting = f"batch {loader.batch_size}, {loader.num_workers} workers{pinned}, {each.config.precision}"
+    workers = counted(loader.num_workers, "worker")
+    precision = "as in the step" if each.config.precision == "own" else each.config.precision
+    setting = f"batch {loader.batch_size}, {workers}{pinned}, {precision}"
     half = "" if each.half_width_fraction is None else f" ± {each.half_width_fraction:.0%}"
     return f"{each.samples_per_s:,.0f}/s{half} ({setting})"
 

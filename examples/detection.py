@@ -1,4 +1,4 @@
-"""Object detection. A batch is a list of images and a list of dicts, which a collate function makes.
+"""Object detection. The collate function makes a batch of a list of images and a list of dicts.
 
 Train:  python examples/detection.py
 Tune:   loadtune run --loader examples/detection.py:make_loader --model examples/detection.py:make_model \

@@ -1,4 +1,4 @@
-"""A GAN: two models and two optimizers, in a training step of one's own.
+"""A GAN: two models and two optimizers, in its own training step.
 
 Train:  python examples/gan.py
 Tune:   loadtune run --loader examples/gan.py:make_loader --step examples/gan.py:make_step
@@ -39,19 +39,19 @@ def make_step(device):
         nn.Flatten(), nn.LazyLinear(1),
     ).to(device)  # fmt: skip
     critic(torch.zeros(1, 1, 32, 32, device=device))  # the lazy layer gets its size
-    of_generator = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
-    of_critic = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    generator_optimizer = torch.optim.Adam(generator.parameters(), lr=2e-4, betas=(0.5, 0.999))
+    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.999))
 
     def step(real):
         fake = generator(torch.randn(len(real), NOISE, device=device))
-        of_critic.zero_grad()
+        critic_optimizer.zero_grad()
         loss = nn.functional.softplus(-critic(real)).mean() + nn.functional.softplus(critic(fake.detach())).mean()
         loss.backward()
-        of_critic.step()
-        of_generator.zero_grad()
+        critic_optimizer.step()
+        generator_optimizer.zero_grad()
         nn.functional.softplus(-critic(fake)).mean().backward()
-        of_generator.step()
-        return loss.detach()
+        generator_optimizer.step()
+        return loss.detach()  # loadtune checks it for NaN
 
     return step
 

@@ -15,7 +15,7 @@ import loadtune
 
 
 class Texts(Dataset):
-    """4,000 texts of 48 tokens; the class is in the first token."""
+    """4,000 texts of 48 tokens; the class is the first token modulo 2."""
 
     def __len__(self):
         return 4000
@@ -53,4 +53,7 @@ if __name__ == "__main__":
     else:
         config = loadtune.TuneConfig(time_budget_s=options.time_budget, out=options.out)
         result = loadtune.tune(loadtune.from_trainer(trainer), config=config)
-        print(result.best)
+        try:
+            print(loadtune.export(result, "hf"))
+        except loadtune.ResultError as error:  # no configuration was confirmed
+            print(error)

@@ -64,4 +64,7 @@ if __name__ == "__main__":
     else:
         config = loadtune.TuneConfig(time_budget_s=options.time_budget, out=options.out)
         result = loadtune.tune(loadtune.from_lightning(Classifier(), Data()), config=config)
-        print(result.best)
+        try:
+            print(loadtune.export(result, "lightning"))
+        except loadtune.ResultError as error:  # no configuration was confirmed
+            print(error)

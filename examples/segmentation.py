@@ -28,7 +28,7 @@ class Discs(Dataset):
         distance = (across**2 + down**2).sqrt()
         mask = torch.where(distance < radius, 1 + index % 2, 0)
         image[:, distance < radius] *= 0.5
-        mask[(distance - radius).abs() < 1] = -100  # the edge does not count
+        mask[(distance - radius).abs() < 1] = -100  # the loss ignores the edge
         return self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
 
 

@@ -29,7 +29,7 @@ def write_shards() -> None:
 
 
 class Shards(IterableDataset):
-    """Each worker reads every n-th file, in an order of its own."""
+    """Each worker reads every n-th file, in random order."""
 
     def __init__(self, paths):
         self.paths = paths

@@ -18,7 +18,7 @@ WORDS, CLASSES = 1000, 4
 
 
 class Texts(Dataset):
-    """4,000 texts of 4 to 96 tokens. The class is in the first token."""
+    """4,000 texts of 4 to 96 tokens. The class is the first token modulo 4."""
 
     def __len__(self):
         return 4000

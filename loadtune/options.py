@@ -10,7 +10,7 @@ _PATH = "pkg.mod:name or FILE.py:name"
 Dataset = Annotated[
     str, typer.Option(help=f"FakeData, a class name of torchvision.datasets, or your factory: {_PATH}.")
 ]
-Model = Annotated[str, typer.Option(help=f"A model name of torchvision, or your factory: {_PATH}.")]
+Model = Annotated[str, typer.Option(help=f"A model name of torchvision, timm:NAME, or your factory: {_PATH}.")]
 Loader = Annotated[
     str | None,
     typer.Option(
@@ -27,7 +27,7 @@ Collate = Annotated[
 Loss = Annotated[
     str | None,
     typer.Option(
-        metavar="PATH:FN", help="fn(outputs, targets). [default: cross entropy; for mappings the model's own loss]"
+        metavar="PATH:FN", help="fn(outputs, targets). [default: cross entropy; model(**batch).loss for mappings]"
     ),
 ]
 ComputeLoss = Annotated[
@@ -41,10 +41,11 @@ Step = Annotated[
     ),
 ]
 Accumulate = Annotated[
-    int, typer.Option(metavar="N", help="Batches whose gradients are summed before each step of the optimizer.")
+    int, typer.Option(metavar="N", help="Batches per optimizer step, which uses the mean of their gradients.")
 ]
 BatchDim = Annotated[
-    int | None, typer.Option(metavar="N", help="Dimension of a batch's tensors that counts samples. [default: found]")
+    int | None,
+    typer.Option(metavar="N", help="Dimension of a batch's tensors along which samples lie. [default: detected]"),
 ]
 DataRoot = Annotated[str | None, typer.Option(help="Folder that the torchvision dataset reads.")]
 ImageSize = Annotated[int | None, typer.Option(help="Image height and width in pixels. [default: the model's]")]
@@ -56,16 +57,21 @@ Optimizer = Annotated[
     ),
 ]
 BatchSize = Annotated[
-    int | None, typer.Option(help="Baseline: your batch size. The best at this size is reported too. [default: 64]")
+    int | None,
+    typer.Option(
+        help="Baseline: your batch size. The best at this size is reported too. [default: your loader's, else 64]"
+    ),
 ]
-NumWorkers = Annotated[int | None, typer.Option(help="Baseline: your num_workers. [default: 0]")]
+NumWorkers = Annotated[int | None, typer.Option(help="Baseline: your num_workers. [default: your loader's, else 0]")]
 PinMemory = Annotated[
-    bool | None, typer.Option("--pin-memory/--no-pin-memory", help="Baseline: your pin_memory. [default: no]")
+    bool | None,
+    typer.Option("--pin-memory/--no-pin-memory", help="Baseline: your pin_memory. [default: your loader's, else no]"),
 ]
 PersistentWorkers = Annotated[
     bool | None,
     typer.Option(
-        "--persistent-workers/--no-persistent-workers", help="Baseline: your persistent_workers. [default: no]"
+        "--persistent-workers/--no-persistent-workers",
+        help="Baseline: your persistent_workers. [default: your loader's, else no]",
     ),
 ]
 Amp = Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Baseline: your AMP dtype. [default: off]")]
