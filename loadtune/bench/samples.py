@@ -56,7 +56,7 @@ class Samples:
         """Of a stream: whether it asks which worker it is read by."""
         self._indices: list[int] = []
         loader = workload.loader
-        with _one_thread(), line.samples.reading() as note:
+        with one_thread(), line.samples.reading() as note:
             if loader.is_iterable:
                 self.is_shared_out = reads_worker_info(loader.dataset, loader.worker_init_fn)
                 self._read_stream(line)
@@ -151,7 +151,7 @@ class Samples:
         """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
         loader = self._workload.loader
         self.samples, times = [], []
-        used_s, begun = _busy_s(), time.monotonic()
+        used_s, begun = busy_s(), time.monotonic()
         try:
             for sample in loader.dataset:
                 line.pulse()
@@ -170,7 +170,7 @@ class Samples:
             raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
         later = times[1:] or times  # files open and modules load on the first
         self.sample_s = max(1e-9, statistics.fmean(later))
-        self.sample_cpu_s = min(self.sample_s, max(1e-9, (_busy_s() - used_s) / len(times)))
+        self.sample_cpu_s = min(self.sample_s, max(1e-9, (busy_s() - used_s) / len(times)))
         if not loader.batch_size_is_free:
             self._ready = self.samples[0] if loader.collate_fn is None else loader.collate_fn(self.samples[0])
 
@@ -205,7 +205,7 @@ def _size_of(sample: Any) -> int:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """As DataLoader has it in each worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -237,7 +237,7 @@ def _read_samples(
     note(0)
     samples, indices = fetch_samples(workload.dataset, [0]), [0]  # untimed: files open and modules load on the first
     drawn, means, started = _drawn(workload), [], time.monotonic()
-    used_s, num_read = _busy_s(), 0
+    used_s, num_read = busy_s(), 0
     for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
         group, mean_s, num = _read_group(workload, drawn[at : at + _GROUP], line, note)
         kept = group[: _MAX_SAMPLES - len(samples)]
@@ -248,11 +248,11 @@ def _read_samples(
             break
     counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
     sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
-    cpu_s = (_busy_s() - used_s) / num_read
+    cpu_s = (busy_s() - used_s) / num_read
     return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """CPU seconds of this process so far, and seconds in which this thread was ready and waited for a core: other load
     on the machine makes no sample one that waits for storage."""
     try:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from loadtune.records import LoaderConfig
 
@@ -32,6 +32,8 @@ class LoaderParts:
     prefetch_factor: int | None = None
     persistent_workers: bool = False
     in_order: bool = True
+    batched_fetch: bool = False
+    """Whether a batch is fetched with one indexing call, ``dataset[[4, 1, 7]]``, which returns it collated."""
 
     @classmethod
     def of(cls, loader: "DataLoader[Any]") -> "LoaderParts":
@@ -92,7 +94,12 @@ class LoaderParts:
         if self.sampler is not None:
             kwargs["sampler"] = self.sampler
         kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
-        return DataLoader(self.dataset, **(kwargs | others))
+        kwargs |= others
+        if self.batched_fetch:
+            sampler = kwargs["sampler"] if "sampler" in kwargs else RandomSampler(self.dataset)
+            batches = BatchSampler(sampler, config.batch_size, kwargs.pop("drop_last"))
+            kwargs |= {"sampler": batches, "batch_size": None}
+        return DataLoader(self.dataset, **kwargs)
 
 
 def _sampler(loader: "DataLoader[Any]", *, plain: bool) -> Any:

@@ -1,0 +1,70 @@
+"""Keep samples in RAM: where they fit, and loading the same sample twice gives the same tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from loadtune.records import Examined, TrialConfig
+from loadtune.remedies.base import NotApplicableError, Remedy, Situation
+
+if TYPE_CHECKING:
+    from loadtune.workload import Workload
+
+OF_RAM = 0.5
+"""Share of the available RAM that the cache may take."""
+
+NUM_TRIED = 4096
+"""Samples that are loaded for a trial, at the most, and for at most so many seconds."""
+TRIED_S = 5.0
+
+CODE = """\
+samples = [dataset[index] for index in range(len(dataset))]  # once, before the workers start
+loader = DataLoader(samples, ...)"""
+
+
+class Cached(Remedy):
+    title = "keep samples in RAM"
+    loads = True
+    only_predicted = True
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        facts = situation.facts
+        if facts.dataset_length is None or facts.fixed_batch_size is not None:
+            return None
+        fits = facts.dataset_length * facts.sample_bytes <= OF_RAM * situation.ram_bytes
+        return situation.config if fits else None
+
+    def apply(self, workload: "Workload") -> "Workload":
+        import time
+
+        import torch
+
+        from loadtune.workload import fetch_samples, tensors_of
+
+        dataset, length = workload.dataset, workload.dataset_length or 0
+        once, again = (list(tensors_of(fetch_samples(dataset, [0]))) for _ in range(2))
+        if not all(torch.equal(one, other) for one, other in zip(once, again, strict=True)):
+            raise NotApplicableError("a sample is another each time that it is loaded (augmentation)")
+        kept, until = [], time.monotonic() + TRIED_S
+        for index in range(min(length, NUM_TRIED)):
+            kept.append(fetch_samples(dataset, [index])[0])
+            if time.monotonic() > until:
+                break
+        return replace(workload, loader=replace(workload.loader, dataset=Kept(kept, length)))
+
+    def code(self, situation: Situation, seen: Examined) -> str:
+        return CODE
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A dataset of this length, of which only the first samples were loaded; they stand for the others."""
+
+    samples: Sequence[Any]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.samples[index % len(self.samples)]

@@ -1,0 +1,68 @@
+"""A dataset's torchvision transform, found, taken apart and replaced. Torch's side; imported late."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import Subset
+from torchvision import transforms as v1
+from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
+from torchvision.datasets.vision import StandardTransform
+from torchvision.transforms import v2
+
+from loadtune.remedies.base import NotApplicableError
+from loadtune.workload import Workload
+
+COMPOSES = (v1.Compose, v2.Compose)
+
+
+def owner_of(dataset: Any) -> Any:
+    """The dataset that loads samples: behind any number of `Subset`."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return dataset
+
+
+def steps_of(dataset: Any) -> list[Any]:
+    """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
+    transform = getattr(owner_of(dataset), "transform", None)
+    if transform is None:
+        raise NotApplicableError("the dataset has no attribute `transform`")
+    if isinstance(transform, COMPOSES):
+        return list(transform.transforms)
+    return [transform]
+
+
+def with_owner(workload: Workload, change: Callable[[Any], None]) -> Workload:
+    """The same job over a changed copy of the dataset that loads samples. The user's own stays as it is."""
+
+    def changed(dataset: Any) -> Any:
+        made = copy.copy(dataset)
+        if isinstance(dataset, Subset):
+            made.dataset = changed(dataset.dataset)
+        else:
+            change(made)
+        return made
+
+    loader = replace(workload.loader, dataset=changed(workload.loader.dataset))
+    return replace(workload, loader=loader)
+
+
+def set_steps(dataset: Any, steps: Sequence[Any]) -> None:
+    """Give the dataset a transform of these steps, also where torchvision holds it twice."""
+    dataset.transform = v2.Compose(list(steps)) if any(_is_v2(step) for step in steps) else v1.Compose(list(steps))
+    if isinstance(getattr(dataset, "transforms", None), StandardTransform):
+        dataset.transforms = StandardTransform(dataset.transform, getattr(dataset, "target_transform", None))
+
+
+def _is_v2(step: Any) -> bool:
+    return isinstance(step, v2.Transform)
+
+
+def check_reads_files(dataset: Any) -> None:
+    """Raise NotApplicableError where the dataset is no image folder whose files Pillow decodes."""
+    owner = owner_of(dataset)
+    if not isinstance(owner, DatasetFolder) or owner.loader not in (default_loader, pil_loader):
+        raise NotApplicableError("the dataset is no ImageFolder that reads its files with Pillow")
