@@ -40,9 +40,7 @@ class HalfTransfer(Remedy):
         )
         if not wide:
             raise NotApplicableError("no tensor of a sample is of float32 and large")
-        if any(
-            not tensor.to(torch.float16).isfinite().all() for at, tensor in enumerate(tensors_of(batch)) if at in wide
-        ):
+        if not all(tensor.half().isfinite().all() for at, tensor in enumerate(tensors_of(batch)) if at in wide):
             raise NotApplicableError("its inputs are too large for 16-bit floats")
         collate = Collated(workload.loader.collate_fn or default_collate, AtPlaces(wide, halved))
         loader = replace(workload.loader, collate_fn=collate)

@@ -20,11 +20,7 @@ def small_batch(workload: Workload, num: int = 2) -> Batch:
 def changed_places(before: Batch, after: Batch, dtype: torch.dtype) -> tuple[int, ...]:
     """Places of tensors that are of this type now and were floats before."""
     pairs = zip(tensors_of(before), tensors_of(after), strict=True)
-    return tuple(
-        at
-        for at, (old, new) in enumerate(pairs)
-        if new.dtype == dtype and old.is_floating_point() and old.dtype != dtype
-    )
+    return tuple(at for at, (old, new) in enumerate(pairs) if new.dtype == dtype and old.is_floating_point())
 
 
 @dataclass(frozen=True, slots=True)

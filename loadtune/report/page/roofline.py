@@ -39,9 +39,6 @@ _LINES: dict[Resource, tuple[str, str]] = {
     "device": (GREEN, "longdashdot"),
 }
 _CHANGE_NAMES: dict[ChangeKind, str] = {
-    "uint8": "uint8 images",
-    "half_precision": "16-bit samples",
-    "more_workers": "more workers",
     "twice_the_cores": "twice the cores",
     "half_the_loading": "half the loading time",
 }
@@ -299,7 +296,7 @@ def _labels(changes: Sequence[PredictedChange], places: Sequence[float], top: fl
         height = min(rate.value, height - _LABELS_APART * top)
         ends = {"x0": place, "x1": right, "y0": rate.value, "y1": height}
         interval = f"{number_text(rate.value)} ({number_text(rate.low)}–{number_text(rate.high)})"
-        name = counted(one.num_workers, "worker") if one.kind == "more_workers" else _CHANGE_NAMES[one.kind]
+        name = _CHANGE_NAMES[one.kind]
         words = {"xref": "paper", "x": 1, "y": height, "text": f"{name}:<br>{interval}"}
         look = {"showarrow": False, "xanchor": "left", "xshift": 4, "align": "left", "font": {"size": 11}}
         found.append(({"type": "line", **ends, "line": {"color": PINK, "width": 1, "dash": "dash"}}, words | look))
