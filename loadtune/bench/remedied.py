@@ -84,7 +84,7 @@ class RemediedJobs:
             name=remedy.name,
             before=_loading(loaded[0][0], times[0]),
             after=_loading(loaded[1][0], times[1]),
-            difference=_difference(one, other),
+            difference=_difference(one, other) if remedy.same_samples else None,
             code=code,
         )
 

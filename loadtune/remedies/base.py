@@ -52,6 +52,8 @@ class Remedy:
     """What changes for training. Measured differences of samples are added."""
     loads: bool = False
     """Whether it changes what is loaded. The training process then compares samples and times loading."""
+    same_samples: bool = True
+    """Whether it loads the same samples by the same indices, so that they can be compared."""
     only_predicted: bool = False
     """Tried with ``--remedies all`` alone."""
     changes_recipe: bool = False

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 OF_RAM = 0.5
 """Share of the available RAM that the cache may take."""
 
-NUM_TRIED = 4096
+NUM_TRIED = 1024
 """Samples that are loaded for a trial, at the most, and for at most so many seconds."""
-TRIED_S = 5.0
+TRIED_S = 1.0
 
 CODE = """\
 samples = [dataset[index] for index in range(len(dataset))]  # once, before the workers start
@@ -26,6 +26,7 @@ class Cached(Remedy):
     title = "keep samples in RAM"
     loads = True
     only_predicted = True
+    same_samples = False
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         facts = situation.facts

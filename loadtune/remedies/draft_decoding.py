@@ -27,9 +27,9 @@ class DraftDecoding(Remedy):
 
         check_reads_files(workload.dataset)
         reader = DraftReader(_size(workload))
-        path = owner_of(workload.dataset).samples[0][0]
-        if not str(path).lower().endswith((".jpg", ".jpeg")):
-            raise NotApplicableError("its files are not JPEG")
+        path, _ = owner_of(workload.dataset).samples[0]
+        if not _is_reduced(path, reader.size):
+            raise NotApplicableError("its files are no JPEG, or are hardly larger than the images that are trained on")
 
         def change(dataset: Any) -> None:
             dataset.loader = reader
@@ -64,6 +64,16 @@ class DraftReader:
         with Image.open(path) as image:
             image.draft("RGB", (self.size, self.size))
             return image.convert("RGB")
+
+
+def _is_reduced(path: str, size: int) -> bool:
+    """Whether Pillow decodes this file at a reduced size."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        whole = image.size
+        image.draft("RGB", (size, size))
+        return image.size != whole
 
 
 def _size(workload: "Workload") -> int:

@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
     from loadtune.workload import Workload
 
-LEAST_ELEMENTS = 256
-"""Of a sample's tensor: smaller ones are labels and the like, which stay exact."""
-
 
 class HalfTransfer(Remedy):
     title = "send 16-bit inputs, widen them on the GPU"
@@ -29,32 +26,25 @@ class HalfTransfer(Remedy):
         import torch
         from torch.utils.data import default_collate
 
-        from loadtune.remedies.leaves import AtPlaces, Collated, small_batch
-        from loadtune.workload import tensors_of
+        from loadtune.remedies.leaves import AtPlaces, Collated, is_pair_of_tensors, small_batch
 
         batch = small_batch(workload)
-        wide = tuple(
-            at
-            for at, tensor in enumerate(tensors_of(batch))
-            if tensor.dtype == torch.float32 and tensor.numel() >= 2 * LEAST_ELEMENTS
-        )
-        if not wide:
-            raise NotApplicableError("no tensor of a sample is of float32 and large")
-        if not all(tensor.half().isfinite().all() for at, tensor in enumerate(tensors_of(batch)) if at in wide):
+        if not is_pair_of_tensors(batch) or batch[0].dtype != torch.float32:
+            raise NotApplicableError("a batch is no pair (inputs, targets) of tensors with float32 inputs")
+        if not batch[0].half().isfinite().all():
             raise NotApplicableError("its inputs are too large for 16-bit floats")
-        collate = Collated(workload.loader.collate_fn or default_collate, AtPlaces(wide, halved))
+        collate = Collated(workload.loader.collate_fn or default_collate, AtPlaces((0,), halved))
         loader = replace(workload.loader, collate_fn=collate)
-        return replace(workload, loader=loader, on_device=(*workload.on_device, AtPlaces(wide, widened)))
+        return replace(workload, loader=loader, on_device=(*workload.on_device, AtPlaces((0,), widened)))
 
     def own_code(self, workload: "Workload") -> str:
-        collates = workload.loader.collate_fn
-        own = "default_collate" if collates is None or collates.__name__ == "default_collate" else collates.__name__
+        own = getattr(workload.loader.collate_fn, "__name__", "default_collate")
         return "\n".join(
             [
                 *(["from torch.utils.data import default_collate"] if own == "default_collate" else []),
                 "def collate(samples):",
-                f"    inputs, *others = {own}(samples)",
-                "    return [inputs.half(), *others]",
+                f"    inputs, targets = {own}(samples)",
+                "    return inputs.half(), targets",
                 "# DataLoader(..., collate_fn=collate); in the training loop, once the inputs are on the GPU",
                 "inputs = inputs.float()",
             ]

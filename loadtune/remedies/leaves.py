@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from loadtune.workload import Batch, Workload, collate_samples, fetch_samples, map_tensors, tensors_of
+from loadtune.workload import Batch, Workload, collate_samples, fetch_samples, is_pair, map_tensors, tensors_of
 
 
 def small_batch(workload: Workload, num: int = 2) -> Batch:
@@ -21,6 +21,11 @@ def changed_places(before: Batch, after: Batch, dtype: torch.dtype) -> tuple[int
     """Places of tensors that are of this type now and were floats before."""
     pairs = zip(tensors_of(before), tensors_of(after), strict=True)
     return tuple(at for at, (old, new) in enumerate(pairs) if new.dtype == dtype and old.is_floating_point())
+
+
+def is_pair_of_tensors(batch: Batch) -> bool:
+    """Whether it is (inputs, targets), both tensors: what the lines to paste take apart."""
+    return is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch)
 
 
 @dataclass(frozen=True, slots=True)

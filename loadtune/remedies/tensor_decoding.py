@@ -69,7 +69,7 @@ def read(path: str) -> "torch.Tensor":
 class ToFloats:
     """What ToTensor does, for tensors."""
 
-    is_to_tensor: bool = True
+    makes_tensors: bool = True
 
     def __call__(self, image: Any) -> "torch.Tensor":
         import torch

@@ -25,6 +25,11 @@ def owner_of(dataset: Any) -> Any:
     return dataset
 
 
+def path_of(dataset: Any) -> str:
+    """How the dataset that loads samples is reached in code: ``dataset.dataset``, behind a `Subset`."""
+    return f"{path_of(dataset.dataset)}.dataset" if isinstance(dataset, Subset) else "dataset"
+
+
 def steps_of(dataset: Any) -> list[Any]:
     """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
     transform = getattr(owner_of(dataset), "transform", None)

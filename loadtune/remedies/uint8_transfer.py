@@ -1,6 +1,6 @@
 """Send images as uint8 and make floats of them on the GPU: a quarter of the bytes, and no floats in the workers."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loadtune.records import TrialConfig
@@ -25,38 +25,37 @@ class Uint8Transfer(Remedy):
     def apply(self, workload: "Workload") -> "Workload":
         import torch
 
-        from loadtune.remedies.leaves import AtPlaces, changed_places, small_batch
+        from loadtune.remedies.leaves import AtPlaces, changed_places, is_pair_of_tensors, small_batch
         from loadtune.remedies.transforms import set_steps, steps_of, with_owner
 
-        head, normalize = _split(steps_of(workload.dataset))
-        changed = with_owner(workload, lambda dataset: set_steps(dataset, [*head, ToUint8()]))
-        places = changed_places(small_batch(workload), small_batch(changed), torch.uint8)
-        if not places:
-            raise NotApplicableError("its images are no bytes before they become floats")
-        to_floats = AtPlaces(places, Floats(_values(normalize, "mean"), _values(normalize, "std")))
+        ending = _ending(steps_of(workload.dataset))
+        changed = with_owner(workload, lambda dataset: set_steps(dataset, ending.uint8_steps))
+        before, after = small_batch(workload), small_batch(changed)
+        if changed_places(before, after, torch.uint8) != (0,) or not is_pair_of_tensors(after):
+            raise NotApplicableError("a batch is no pair (images, targets) of tensors, or its images were never bytes")
+        to_floats = AtPlaces((0,), Floats(ending.mean, ending.std))
         return replace(changed, on_device=(*workload.on_device, to_floats))
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import COMPOSES, owner_of, steps_of
+        from loadtune.remedies.transforms import path_of, steps_of
 
         steps = steps_of(workload.dataset)
-        head, normalize = _split(steps)
-        kept = f"*dataset.transform.transforms[:{len(head) - len(steps)}], "
-        nested = isinstance(owner_of(workload.dataset).transform, COMPOSES)
+        ending, path = _ending(steps), path_of(workload.dataset)
+        kept = [f"*{path}.transform.transforms[:{len(ending.head) - len(steps)}]"] if ending.head else []
+        kept += ["transforms.PILToTensor()"] if ending.makes_tensors else []
         lines = [
             "from torchvision import transforms",
             "# in the dataset: workers send bytes",
-            f"dataset.transform = transforms.Compose([{kept if nested and head else ''}transforms.PILToTensor()])",
+            f"{path}.transform = transforms.Compose([{', '.join(kept)}])",
             "# in the training loop, once the images are on the GPU",
         ]
-        if normalize is None:
+        if not ending.mean:
             return "\n".join([*lines, "images = images.float().div_(255)"])
-        mean, std = _values(normalize, "mean"), _values(normalize, "std")
         return "\n".join(
             [
                 *lines,
-                f"mean = torch.tensor({mean}, device=images.device).view(-1, 1, 1)",
-                f"std = torch.tensor({std}, device=images.device).view(-1, 1, 1)",
+                f"mean = torch.tensor({ending.mean}, device=images.device).view(-1, 1, 1)",
+                f"std = torch.tensor({ending.std}, device=images.device).view(-1, 1, 1)",
                 "images = images.float().div_(255).sub_(mean).div_(std)",
             ]
         )
@@ -99,37 +98,41 @@ class Floats:
         return floats.sub_(mean).div_(std)
 
 
-def _split(steps: list[Any]) -> tuple[list[Any], Any]:
-    """(The steps before floats are made, the normalisation after it or None). Raises NotApplicableError."""
-    from torchvision import transforms as v1
-    from torchvision.transforms import v2
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ending:
+    """How a transform ends: in floats, perhaps normalised."""
 
-    rest, normalize = list(steps), None
-    if rest and isinstance(rest[-1], (v1.Normalize, v2.Normalize)):
-        normalize = rest.pop()
-    if not rest or not _makes_floats(rest[-1]):
-        raise NotApplicableError(
-            "the dataset's transform does not end in ToTensor() or ToDtype(torch.float32, scale=True), and perhaps "
-            "Normalize(...)"
-        )
-    rest.pop()
-    while rest and isinstance(rest[-1], (v2.ToImage, v2.PILToTensor, v1.PILToTensor)):
-        rest.pop()
-    return rest, normalize
+    head: list[Any]
+    """The steps before floats are made."""
+    makes_tensors: bool
+    """Whether the step that makes floats also makes the tensor, as ToTensor does."""
+    mean: tuple[float, ...] = ()
+    """Of each channel. Empty: nothing is normalised."""
+    std: tuple[float, ...] = ()
+
+    @property
+    def uint8_steps(self) -> list[Any]:
+        return [*self.head, ToUint8()] if self.makes_tensors else self.head
 
 
-def _makes_floats(step: Any) -> bool:
+def _ending(steps: list[Any]) -> _Ending:
+    """Raises NotApplicableError where the transform ends otherwise."""
     import torch
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
-    if isinstance(step, v2.ToDtype):
-        return step.dtype == torch.float32 and bool(step.scale)
-    if isinstance(step, v1.ConvertImageDtype):
-        return bool(step.dtype == torch.float32)
-    return isinstance(step, v1.ToTensor) or getattr(step, "is_to_tensor", False)
-
-
-def _values(normalize: Any, name: str) -> tuple[float, ...]:
-    """Of each channel. Empty: there is no normalisation."""
-    return () if normalize is None else tuple(float(value) for value in getattr(normalize, name))
+    *rest, last = steps
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    if isinstance(last, (v1.Normalize, v2.Normalize)) and rest:
+        mean, std = (tuple(float(value) for value in values) for values in (last.mean, last.std))
+        *rest, last = rest
+    if isinstance(last, v1.ToTensor) or getattr(last, "makes_tensors", False):
+        return _Ending(head=rest, makes_tensors=True, mean=mean, std=std)
+    scales = isinstance(last, v2.ToDtype) and last.dtype == torch.float32 and last.scale
+    if scales or (isinstance(last, v1.ConvertImageDtype) and last.dtype == torch.float32):
+        return _Ending(head=rest, makes_tensors=False, mean=mean, std=std)
+    raise NotApplicableError(
+        "the dataset's transform does not end in ToTensor() or ToDtype(torch.float32, scale=True), and perhaps "
+        "Normalize(...)"
+    )
