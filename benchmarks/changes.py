@@ -31,7 +31,6 @@ from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, LoaderConfig, Measurement, Trial, TrialConfig, WorkloadSpec
 from loadtune.stages.searching import search_of
-from loadtune.study.bottleneck import smaller_bytes
 from loadtune.study.space import SearchSpace
 from loadtune.study.throughput import points_at, segments_of
 
@@ -136,9 +135,8 @@ def main() -> int:
         ]
         facts = machine.run.found.facts
         assert facts is not None
-        uint8, _ = smaller_bytes(facts)
-        if job.on_gpu and uint8 is not None and given.workload == "fake-resnet50":
-            lighter = replace(job, sample_bytes=float(uint8))
+        if job.on_gpu and given.workload == "fake-resnet50":
+            lighter = replace(job, sample_bytes=job.sample_bytes - 3 * math.prod(facts.input_shape))
             of_bytes = opened(replace(spec, dataset="workloads:fake_bytes", model="workloads:resnet50_of_bytes"), open_)
             tried.append(("uint8", of_bytes, best, change(model, here, job=lighter)[1]))
         if len(cores) > 1:
