@@ -21,7 +21,7 @@ from loadtune.records import (
     TriedRemedy,
     WorkloadFacts,
 )
-from loadtune.records.confirmed import compute_rate
+from loadtune.records.confirmed import MISREAD, compute_rate
 from loadtune.remedies import REMEDIES, Remedy, Situation
 from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
@@ -80,6 +80,7 @@ class _Trying:
     job: Job | None = None
     """With the remedies that were kept."""
     tried: list[TriedRemedy] = field(default_factory=list)
+    seen: dict[str, Examined] = field(default_factory=dict)
     points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
     until_s: float = 0.0
 
@@ -115,14 +116,22 @@ class _Trying:
         spread = rate_spread([last.runs, last.base_runs, *(f.runs for f in self.run.found.finalists)])
         points = (*self.run.found.compute_points, *self.points.values())
         alone = compute_rate(points, last.config)
+        share = None if alone is None else rate / alone.samples_per_s
         return Remedies(
-            tried=tuple(self.tried),
+            tried=tuple(self._final(each, last.config) for each in self.tried),
             config=last.config,
             samples_per_s=rate,
             half_width_fraction=None if spread is None else spread.half_width(1 / len(last.runs), 1),
             gain=combined([each.gain for each in kept if each.gain is not None]),
-            compute_fraction=None if alone is None else rate / alone.samples_per_s,
+            compute_fraction=None if share is None or share > MISREAD else share,
         )
+
+    def _final(self, each: TriedRemedy, config: TrialConfig) -> TriedRemedy:
+        """With the lines to paste for the settings that all together ended with."""
+        if not each.kept:
+            return each
+        code = REMEDIES[each.name].code(replace(self._situation(), config=config), self.seen[each.name])
+        return replace(each, code=code)
 
     def _situation(self) -> Situation:
         found = self.run.found
@@ -224,6 +233,7 @@ class _Trying:
 
     def _told(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()
+        self.seen[remedy.name] = each.seen
         changes = [remedy.changes] if remedy.changes != "nothing" or each.seen.difference is None else []
         changes += [] if each.seen.difference is None else [each.seen.difference]
         at = replace(situation, config=each.config)
