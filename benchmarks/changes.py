@@ -3,8 +3,9 @@
     python benchmarks/changes.py [WORKLOAD] [--trials 8] [--rounds 2] [--within-s S] [--small] [--out FILE.json]
 
 First a search as in a run, of so many trials at most. Then the model predicts what each change does to the best of it:
-settings, and half of the cores (another training process, held to them). Each is measured in turn with the best. *Miss* is measured gain ÷ predicted gain, minus 1. Exit code 1: fewer
-than half of the measured gains lie within the predicted 95% interval.
+settings, and half of the cores (another training process, held to them). Each is measured in turn with the best. *Miss*
+is measured gain ÷ predicted gain, minus 1. Exit code 1: fewer than half of the measured gains lie within the predicted
+95% interval.
 """
 
 import argparse
