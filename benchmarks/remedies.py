@@ -3,8 +3,8 @@
     python benchmarks/remedies.py [WORKLOAD …] [--time-budget 150] [--remedies auto|all] [--fix NAME=VALUE …] [--small]
         [--out FOLDER]
 
-Workloads are those of `workloads.py`. ``--fix`` fixes settings, so that the search ends at once and the time goes into the
-remedies: then *best* is that configuration.
+Workloads are those of `workloads.py`. ``--fix`` fixes settings, so that the search ends early and the time goes into
+the remedies: *best* is then the best of what is left.
 """
 
 import argparse
@@ -52,9 +52,8 @@ def show(name: str, result: TuningResult) -> None:
         print("\n".join(("nothing confirmed", *result.notes)), flush=True)
         return
     half, share = best.half_width_fraction or 0.0, best.compute_fraction
-    print(
-        f"best: {best.samples_per_s:,.0f}/s ± {half:.0%} ({settings_text(best.config)}), {_percent(share)} of compute\n"
-    )
+    settings = settings_text(best.config)
+    print(f"best: {best.samples_per_s:,.0f}/s ± {half:.0%}, {_percent(share)} of compute ({settings})\n")
     print("| remedy | workers | predicted | measured | kept | what changes |\n|---|---|---|---|---|---|")
     for each in found.tried:
         print(row(each))

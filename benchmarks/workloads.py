@@ -56,7 +56,7 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     os.environ[SMALL] = "1" if small else ""
     if name.startswith("jpeg-"):
         os.environ[JPEGS] = str((folder or Path("/tmp/loadtune-jpegs")).absolute())
-        make_jpegs(Path(os.environ[JPEGS]) / "all", *((256, 160) if small else (20_000, 500)))
+        make_jpegs(Path(os.environ[JPEGS]) / "all", *((256, 160) if small else (5_000, 500)))
     return SPECS[name][small]
 
 

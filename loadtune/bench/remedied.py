@@ -79,11 +79,13 @@ class RemediedJobs:
                     times[side].append(took)
             if number and time.monotonic() - begun > ENOUGH_S:
                 break
-        one, other = (_on(device, job, batches[0]) for job, batches in zip((before, after), loaded, strict=True))
+        (one, one_s), (other, other_s) = (
+            _on(device, job, batches[0]) for job, batches in zip((before, after), loaded, strict=True)
+        )
         return Examined(
             name=remedy.name,
-            before=_loading(loaded[0][0], times[0]),
-            after=_loading(loaded[1][0], times[1]),
+            before=_loading(loaded[0][0], times[0], one_s),
+            after=_loading(loaded[1][0], times[1], other_s),
             difference=_difference(one, other) if remedy.same_samples else None,
             code=code,
         )
@@ -117,19 +119,38 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def _loading(batch: Batch, times: Sequence[tuple[float, float]]) -> Loading:
+def _loading(batch: Batch, times: Sequence[tuple[float, float]], prepare_s: float) -> Loading:
     """By the quickest round: other load on the machine only slows."""
     sample_s = max(1e-9, min(seconds for seconds, _ in times) / NUM_SAMPLES)
     cpu_s = max(1e-9, min(cpu for _, cpu in times) / NUM_SAMPLES)
-    return Loading(sample_s=sample_s, sample_cpu_s=min(cpu_s, sample_s), sample_bytes=num_bytes(batch) / NUM_SAMPLES)
+    return Loading(
+        sample_s=sample_s,
+        sample_cpu_s=min(cpu_s, sample_s),
+        sample_bytes=max(1.0, num_bytes(batch) / NUM_SAMPLES),
+        prepare_s=prepare_s,
+    )
 
 
-def _on(device: torch.device, job: Workload, batch: Batch) -> Batch:
-    """On the device, after what the job does with it there."""
-    batch = map_tensors(batch, lambda tensor: tensor.to(device))
-    for change in job.on_device:
-        batch = change(batch)
-    return batch
+def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float]:
+    """(On the device, after what the job does with it there, seconds a sample of that)."""
+    there, took = map_tensors(batch, lambda tensor: tensor.to(device)), []
+    ready = there
+    for number in range(1 + NUM_ROUNDS if job.on_device else 1):
+        _seed(number)
+        begun, ready = _now(device), there
+        for change in job.on_device:
+            ready = change(ready)
+        took.append(_now(device) - begun)
+        if number == 0:
+            first = ready
+    return first, min(took) / NUM_SAMPLES if job.on_device else 0.0
+
+
+def _now(device: torch.device) -> float:
+    """With the device idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic()
 
 
 def _difference(one: Batch, other: Batch) -> str:

@@ -23,6 +23,8 @@ class Loading:
     """CPU seconds of that."""
     sample_bytes: float
     """Bytes of a sample in a batch, as a worker sends it."""
+    prepare_s: float = 0.0
+    """Seconds on the device, before the batch is trained on: to make floats of bytes, say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from loadtune.remedies.compiled import Compiled
 from loadtune.remedies.copy_ahead import CopyAhead
 from loadtune.remedies.draft_decoding import DraftDecoding
 from loadtune.remedies.fused_optimizer import FusedOptimizer
+from loadtune.remedies.gpu_decoding import GpuDecoding
 from loadtune.remedies.half_transfer import HalfTransfer
 from loadtune.remedies.more_workers import MoreWorkers
 from loadtune.remedies.opencv_threads import OpencvThreads
@@ -24,6 +25,7 @@ from loadtune.remedies.worker_threads import WorkerThreads
 _ALL: Sequence[Remedy] = (
     DraftDecoding(),
     TensorDecoding(),
+    GpuDecoding(),
     Uint8Transfer(),
     HalfTransfer(),
     BatchedFetch(),

@@ -87,7 +87,8 @@ class Remedy:
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
         """What the throughput model is told of it. None: the model cannot tell its gain.
 
-        By default what was timed of loading, in proportion to the time without the remedy.
+        By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
+        beside is added to its steps.
         """
         before, after = seen.before, seen.after
         if before is None or after is None:
@@ -101,6 +102,10 @@ class Remedy:
             sample_cpu_s=cpu_s,
             sample_s=cpu_s + kept_s,
             sample_bytes=job.sample_bytes * after.sample_bytes / before.sample_bytes,
+            compute={
+                name: tuple((size, max(0.5 * each, each + after.prepare_s - before.prepare_s)) for size, each in curve)
+                for name, curve in job.compute.items()
+            },
         )
 
     def code(self, situation: Situation, seen: Examined) -> str:

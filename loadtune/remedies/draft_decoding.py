@@ -19,7 +19,7 @@ class DraftDecoding(Remedy):
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
-        taken = "tensor_decoding" in situation.config.remedies
+        taken = bool({"tensor_decoding", "gpu_decoding"} & set(situation.config.remedies))
         return situation.config if len(situation.facts.input_shape) == 3 and not taken else None
 
     def apply(self, workload: "Workload") -> "Workload":

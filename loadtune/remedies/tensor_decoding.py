@@ -1,6 +1,5 @@
 """Decode images by torchvision instead of Pillow: straight to a tensor, without the steps between."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loadtune.records import TrialConfig
@@ -22,6 +21,7 @@ dataset.loader = read  # of an ImageFolder"""
 
 class TensorDecoding(Remedy):
     title = "decode by torchvision, not Pillow"
+    changes = "torchvision deprecates its decoders from version 0.29 on"
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -29,10 +29,10 @@ class TensorDecoding(Remedy):
 
     def apply(self, workload: "Workload") -> "Workload":
         from loadtune.remedies.leaves import small_batch
-        from loadtune.remedies.transforms import check_reads_files, set_steps, steps_of, with_owner
+        from loadtune.remedies.transforms import as_tensor_steps, check_reads_files, set_steps, steps_of, with_owner
 
         check_reads_files(workload.dataset)
-        steps = [ToFloats() if _is_to_tensor(step) else step for step in steps_of(workload.dataset)]
+        steps = as_tensor_steps(steps_of(workload.dataset))
 
         def change(dataset: Any) -> None:
             dataset.loader = read
@@ -46,10 +46,10 @@ class TensorDecoding(Remedy):
         return changed
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import steps_of
+        from loadtune.remedies.transforms import is_to_tensor, steps_of
 
         steps = steps_of(workload.dataset)
-        at = next((at for at, step in enumerate(steps) if _is_to_tensor(step)), None)
+        at = next((at for at, step in enumerate(steps) if is_to_tensor(step)), None)
         if at is None:
             return CODE
         return (
@@ -63,22 +63,3 @@ def read(path: str) -> "torch.Tensor":
     from torchvision.io import ImageReadMode, decode_image
 
     return decode_image(path, mode=ImageReadMode.RGB)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True)
-class ToFloats:
-    """What ToTensor does, for tensors."""
-
-    makes_tensors: bool = True
-
-    def __call__(self, image: Any) -> "torch.Tensor":
-        import torch
-        from torchvision.transforms.functional import convert_image_dtype, to_tensor
-
-        return convert_image_dtype(image) if isinstance(image, torch.Tensor) else to_tensor(image)  # type: ignore[no-any-return]
-
-
-def _is_to_tensor(step: Any) -> bool:
-    from torchvision import transforms as v1
-
-    return isinstance(step, v1.ToTensor)

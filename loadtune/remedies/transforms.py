@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.utils.data import Subset
 from torchvision import transforms as v1
 from torchvision.datasets import DatasetFolder
 from torchvision.datasets.folder import default_loader, pil_loader
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
+from torchvision.transforms.functional import convert_image_dtype, to_tensor
 
 from loadtune.remedies.base import NotApplicableError
 from loadtune.workload import Workload
@@ -60,6 +62,26 @@ def set_steps(dataset: Any, steps: Sequence[Any]) -> None:
     dataset.transform = v2.Compose(list(steps)) if any(_is_v2(step) for step in steps) else v1.Compose(list(steps))
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         dataset.transforms = StandardTransform(dataset.transform, getattr(dataset, "target_transform", None))
+
+
+@dataclass(frozen=True, slots=True)
+class ToFloats:
+    """What ToTensor does, for tensors too."""
+
+    makes_tensors: bool = True
+
+    def __call__(self, image: Any) -> torch.Tensor:
+        made: torch.Tensor = convert_image_dtype(image) if isinstance(image, torch.Tensor) else to_tensor(image)
+        return made
+
+
+def is_to_tensor(step: Any) -> bool:
+    return isinstance(step, v1.ToTensor)
+
+
+def as_tensor_steps(steps: Sequence[Any]) -> list[Any]:
+    """The same steps for images that are tensors from the start."""
+    return [ToFloats() if is_to_tensor(step) else step for step in steps]
 
 
 def _is_v2(step: Any) -> bool:

@@ -141,7 +141,7 @@ class _Trying:
             facts=self.facts,
             device=found.device,
             num_cores=found.host.num_usable_cores,
-            ram_bytes=self.run.host_now().ram_available_bytes,
+            ram_bytes=found.host.ram_available_bytes,
             bottleneck=found.bottleneck,
             most_workers=max(self.searched.num_workers),
             wait_fraction=self.winner.wait_fraction,
