@@ -37,6 +37,8 @@ class DraftDecoding(Remedy):
         return with_owner(workload, change)
 
     def own_code(self, workload: "Workload") -> str:
+        from loadtune.remedies.transforms import path_of
+
         size = _size(workload)
         return "\n".join(
             [
@@ -47,7 +49,7 @@ class DraftDecoding(Remedy):
                 f'        image.draft("RGB", ({size}, {size}))',
                 '        return image.convert("RGB")',
                 "",
-                "dataset.loader = read  # of an ImageFolder",
+                f"{path_of(workload.dataset)}.loader = read",
             ]
         )
 

@@ -16,6 +16,21 @@ DECODING = {"draft_decoding", "tensor_decoding", "uint8_transfer", "half_transfe
 """Remedies that it takes the place of."""
 
 
+CODE = """\
+from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+transform = {path}.transform  # runs on the GPU now
+{path}.loader, {path}.transform = read_file, None
+
+def collate(samples):
+    files, targets = zip(*samples)
+    return list(files), torch.tensor(targets)
+
+# DataLoader(..., collate_fn=collate, pin_memory=False); in the training loop, for a batch (files, targets)
+images = decode_jpeg(files, mode=ImageReadMode.RGB, device="cuda")
+images = torch.stack([transform(image) for image in images])"""
+
+
 class GpuDecoding(Remedy):
     title = "decode and transform JPEG on the GPU"
     changes = "the order of random augmentation; torchvision deprecates its decoders from version 0.29 on"
@@ -47,22 +62,11 @@ class GpuDecoding(Remedy):
         return replace(changed, loader=loader, on_device=(*workload.on_device, Decoded(steps)))
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of
+        from loadtune.remedies.transforms import path_of, takes_tensors_lines
 
         path = path_of(workload.dataset)
-        return f"""\
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
-
-transform = {path}.transform  # runs on the GPU: it must take tensors, so ConvertImageDtype in place of ToTensor
-{path}.loader, {path}.transform = read_file, None
-
-def collate(samples):
-    files, targets = zip(*samples)
-    return list(files), torch.tensor(targets)
-
-# DataLoader(..., collate_fn=collate, pin_memory=False); in the training loop:
-images = decode_jpeg(files, mode=ImageReadMode.RGB, device="cuda")
-images = torch.stack([transform(image) for image in images])"""
+        lines = [*takes_tensors_lines(workload.dataset), *CODE.format(path=path).splitlines()]
+        return "\n".join(lines)
 
 
 @dataclass(slots=True)

@@ -84,6 +84,20 @@ def as_tensor_steps(steps: Sequence[Any]) -> list[Any]:
     return [ToFloats() if is_to_tensor(step) else step for step in steps]
 
 
+def takes_tensors_lines(dataset: Any) -> list[str]:
+    """Lines that make the dataset's transform take tensors; none where it does."""
+    steps, path = steps_of(dataset), path_of(dataset)
+    at = next((at for at, step in enumerate(steps) if is_to_tensor(step)), None)
+    if at is None:
+        return []
+    whole = isinstance(owner_of(dataset).transform, COMPOSES)
+    where = f"{path}.transform.transforms[{at - len(steps)}]" if whole else f"{path}.transform"
+    return [
+        "from torchvision import transforms",
+        f"{where} = transforms.ConvertImageDtype(torch.float32)  # in place of ToTensor, which takes no tensors",
+    ]
+
+
 def _is_v2(step: Any) -> bool:
     return isinstance(step, v2.Transform)
 
