@@ -52,51 +52,6 @@ class TensorDecoding(Remedy):
         return "\n".join(lines)
 
 
-def read(path):
-    return decode_image(path, mode=ImageReadMode.RGB)
-
-{path}.loader = read"""
-
-
-class TensorDecoding(Remedy):
-    title = "decode by torchvision, not Pillow"
-    changes = "torchvision deprecates its decoders from version 0.29 on"
-    loads = True
-
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        return situation.config if len(situation.facts.input_shape) == 3 else None
-
-    def apply(self, workload: "Workload") -> "Workload":
-        from loadtune.remedies.leaves import small_batch
-        from loadtune.remedies.transforms import as_tensor_steps, check_reads_files, set_steps, steps_of, with_owner
-
-        check_reads_files(workload.dataset)
-        steps = as_tensor_steps(steps_of(workload.dataset))
-
-        def change(dataset: Any) -> None:
-            dataset.loader = read
-            set_steps(dataset, steps)
-
-        changed = with_owner(workload, change)
-        try:
-            small_batch(changed)
-        except Exception as error:
-            raise NotApplicableError("the dataset's transform does not take tensors") from error
-        return changed
-
-    def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import is_to_tensor, steps_of
-
-        steps = steps_of(workload.dataset)
-        at = next((at for at, step in enumerate(steps) if is_to_tensor(step)), None)
-        if at is None:
-            return CODE
-        return (
-            f"{CODE}\n# the transform gets tensors now: in place of ToTensor()\n"
-            f"dataset.transform.transforms[{at - len(steps)}] = transforms.ConvertImageDtype(torch.float32)"
-        )
-
-
 def read(path: str) -> "torch.Tensor":
     """The image as a uint8 tensor (3, H, W)."""
     from torchvision.io import ImageReadMode, decode_image
