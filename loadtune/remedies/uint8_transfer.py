@@ -121,7 +121,7 @@ def _ending(steps: list[Any]) -> _Ending:
     from torchvision import transforms as v1
     from torchvision.transforms import v2
 
-    *rest, last = steps
+    *rest, last = steps or [None]
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     if isinstance(last, (v1.Normalize, v2.Normalize)) and rest:
