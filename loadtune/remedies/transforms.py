@@ -34,10 +34,18 @@ def steps_of(dataset: Any) -> list[Any]:
     """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
     transform = getattr(owner_of(dataset), "transform", None)
     if transform is None:
-        raise NotApplicableError("the dataset has no attribute `transform`")
+        raise NotApplicableError("the dataset has no transform in an attribute `transform`")
     if isinstance(transform, COMPOSES):
         return list(transform.transforms)
     return [transform]
+
+
+def transform_lines(dataset: Any, made: str) -> list[str]:
+    """Lines of code that give the dataset this transform, also where torchvision holds it twice."""
+    path, lines = path_of(dataset), []
+    if isinstance(getattr(owner_of(dataset), "transforms", None), StandardTransform):
+        lines = [f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"]
+    return [f"{path}.transform = {made}", *lines]
 
 
 def with_owner(workload: Workload, change: Callable[[Any], None]) -> Workload:
