@@ -16,8 +16,7 @@ from torchvision.io import ImageReadMode, decode_image
 
 def read(path):
     return decode_image(path, mode=ImageReadMode.RGB)
-
-dataset.loader = read  # of an ImageFolder"""
+"""
 
 
 class TensorDecoding(Remedy):
@@ -46,15 +45,23 @@ class TensorDecoding(Remedy):
         return changed
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import steps_of
+        from loadtune.remedies.transforms import path_of, steps_of, transform_lines
 
-        steps = steps_of(workload.dataset)
+        steps, path = steps_of(workload.dataset), path_of(workload.dataset)
+        lines = [CODE, f"{path}.loader = read  # of an ImageFolder"]
         at = next((at for at, step in enumerate(steps) if _is_to_tensor(step)), None)
         if at is None:
-            return CODE
-        return (
-            f"{CODE}\n# the transform gets tensors now: in place of ToTensor()\n"
-            f"dataset.transform.transforms[{at - len(steps)}] = transforms.ConvertImageDtype(torch.float32)"
+            return "\n".join(lines)
+        made = ["ConvertImageDtype(torch.float32)"]
+        made = [f"*{path}.transform.transforms[:{at}]", *made] if at else made
+        made += [f"*{path}.transform.transforms[{at + 1}:]"] if at + 1 < len(steps) else []
+        return "\n".join(
+            [
+                "from torchvision.transforms import Compose, ConvertImageDtype",
+                *lines,
+                "# the transform gets tensors now: another step in place of ToTensor()",
+                *transform_lines(workload.dataset, f"Compose([{', '.join(made)}])"),
+            ]
         )
 
 
