@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
+from torch.utils.data import default_convert
 
 from loadtune.bench.line import Line
 from loadtune.bench.samples import busy_s, one_thread
 from loadtune.records import Examined, Loading, TrialConfig
-from loadtune.remedies import REMEDIES, NotApplicableError, Remedy
+from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, in_order
 from loadtune.workload import (
     Batch,
     Workload,
@@ -54,7 +55,7 @@ class RemediedJobs:
         self._line.pulse()
         before = self.job(config.remedies)
         try:
-            after = self.job((*config.remedies, remedy.name))
+            after = self.job(in_order((*config.remedies, remedy.name)))
             code = remedy.own_code(before)
             if not remedy.loads:
                 return Examined(name=remedy.name, code=code)
@@ -65,11 +66,12 @@ class RemediedJobs:
             return Examined(name=remedy.name, refused=f"it could not be applied: {last_line(error)}")
 
     def _compare(self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device) -> Examined:
+        compared = remedy.compared(before) if remedy.same_samples else before
         loaded: list[list[Batch]] = [[], []]
         times: list[list[tuple[float, float]]] = [[], []]
         begun = time.monotonic()
         for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load
-            for side, job in enumerate((before, after)):
+            for side, job in enumerate((before if number else compared, after)):
                 self._line.pulse()
                 with one_thread(), remedy.loading() if side else nullcontext():
                     batch, took = _timed_batch(job, number)
@@ -99,7 +101,7 @@ def _timed_batch(job: Workload, number: int) -> tuple[Batch, tuple[float, float]
     _seed(number)
     used_s, begun = busy_s(), time.monotonic()
     if job.loader.batched_fetch:
-        batch = job.dataset[indices]
+        batch = default_convert(job.dataset[indices])  # type: ignore[no-untyped-call]
     else:
         batch = collate_samples(
             fetch_samples(job.dataset, indices),
@@ -162,7 +164,10 @@ def _difference(one: Batch, other: Batch) -> str:
                 f"a batch would hold {after.dtype} of {tuple(after.shape)} instead of {before.dtype} of "
                 f"{tuple(before.shape)}"
             )
-        apart = (before.double() - after.double()).abs()
+        same = (before == after) | (before.isnan() & after.isnan())
+        apart = torch.where(same, 0.0, (before.double() - after.double()).abs())
+        if not apart.isfinite().all():
+            raise NotApplicableError("some values of a sample would not be finite")
         if apart.numel():
             largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
     if largest == 0.0:

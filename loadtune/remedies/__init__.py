@@ -34,9 +34,9 @@ _ALL: Sequence[Remedy] = (
     Compiled(),
     MoreWorkers(),
     Unordered(),
+    StartMethod(),
     WorkerThreads(),
     OpencvThreads(),
-    StartMethod(),
     Cached(),
 )
 REMEDIES: dict[str, Remedy] = {remedy.name: remedy for remedy in _ALL}

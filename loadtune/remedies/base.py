@@ -76,6 +76,10 @@ class Remedy:
         """The job with this remedy, in the training process. Raises NotApplicableError."""
         return workload
 
+    def compared(self, workload: "Workload") -> "Workload":
+        """The job without the remedy, as its samples are compared with those of the job with it."""
+        return workload
+
     def loading(self) -> AbstractContextManager[None]:
         """Around the timing of loading with this remedy: what a worker would begin with."""
         return nullcontext()
@@ -115,3 +119,17 @@ class Remedy:
     def own_code(self, workload: "Workload") -> str:
         """The same where the lines depend on the job; asked in the training process, of the job without the remedy."""
         return ""
+
+
+def init_lines(workload: "Workload", name: str, statement: str) -> str:
+    """Lines of code that define a ``worker_init_fn`` of this name, which also calls the loader's own."""
+    is_own = workload.loader.worker_init_fn is not None
+    return "\n".join(
+        [
+            *(["own_init = loader.worker_init_fn  # of your loader as it is", ""] if is_own else []),
+            f"def {name}(worker_id):",
+            f"    {statement}",
+            *(["    own_init(worker_id)"] if is_own else []),
+            "",
+        ]
+    )

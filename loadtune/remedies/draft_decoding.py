@@ -36,6 +36,17 @@ class DraftDecoding(Remedy):
 
         return with_owner(workload, change)
 
+    def compared(self, workload: "Workload") -> "Workload":
+        """Reduced in the same way after decoding: a random crop of a larger image would be another one."""
+        from loadtune.remedies.transforms import with_owner
+
+        reader = WholeReader(_size(workload))
+
+        def change(dataset: Any) -> None:
+            dataset.loader = reader
+
+        return with_owner(workload, change)
+
     def own_code(self, workload: "Workload") -> str:
         from loadtune.remedies.transforms import path_of
 
@@ -49,7 +60,7 @@ class DraftDecoding(Remedy):
                 f'        image.draft("RGB", ({size}, {size}))',
                 '        return image.convert("RGB")',
                 "",
-                f"{path_of(workload.dataset)}.loader = read",
+                f"{path_of(workload.dataset)}.loader = read  # of an ImageFolder",
             ]
         )
 
@@ -66,6 +77,22 @@ class DraftReader:
         with Image.open(path) as image:
             image.draft("RGB", (self.size, self.size))
             return image.convert("RGB")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeReader:
+    """Decodes all pixels, and makes the image as small as `DraftReader` of this size does."""
+
+    size: int
+
+    def __call__(self, path: str) -> Any:
+        from PIL import Image
+
+        with Image.open(path) as image:
+            whole = image.convert("RGB")
+        with Image.open(path) as image:
+            image.draft("RGB", (self.size, self.size))
+            return whole if image.size == whole.size else whole.resize(image.size, Image.Resampling.BOX)
 
 
 def _is_reduced(path: str, size: int) -> bool:

@@ -38,14 +38,20 @@ class HalfTransfer(Remedy):
         return replace(workload, loader=loader, on_device=(*workload.on_device, AtPlaces((0,), widened)))
 
     def own_code(self, workload: "Workload") -> str:
-        own = getattr(workload.loader.collate_fn, "__name__", "default_collate")
+        from torch.utils.data import default_collate
+
+        is_own = workload.loader.collate_fn not in (None, default_collate)
         return "\n".join(
             [
-                *(["from torch.utils.data import default_collate"] if own == "default_collate" else []),
-                "def collate(samples):",
-                f"    inputs, targets = {own}(samples)",
+                "own_collate = loader.collate_fn  # of your loader as it is"
+                if is_own
+                else "from torch.utils.data import default_collate",
+                "",
+                "def collate_halved(samples):",
+                f"    inputs, targets = {'own_collate' if is_own else 'default_collate'}(samples)",
                 "    return inputs.half(), targets",
-                "# DataLoader(..., collate_fn=collate); in the training loop, once the inputs are on the GPU",
+                "",
+                "# DataLoader(..., collate_fn=collate_halved); in the training loop, once the inputs are on the GPU",
                 "inputs = inputs.float()",
             ]
         )

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from loadtune.records import Examined, TrialConfig
-from loadtune.remedies.base import NotApplicableError, Remedy, Situation
+from loadtune.records import TrialConfig
+from loadtune.remedies.base import NotApplicableError, Remedy, Situation, init_lines
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -40,9 +40,9 @@ class OpencvThreads(Remedy):
         finally:
             cv2.setNumThreads(before)
 
-    def code(self, situation: Situation, seen: Examined) -> str:
+    def own_code(self, workload: "Workload") -> str:
         return (
-            "def one_thread(worker_id):\n    cv2.setNumThreads(1)\n"
+            f"import cv2\n\n{init_lines(workload, 'one_thread', 'cv2.setNumThreads(1)')}\n"
             "loader = DataLoader(dataset, worker_init_fn=one_thread, ...)"
         )
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 class StartMethod(Remedy):
     title = "start workers by forkserver"
-    changes = "workers take seconds longer to start; the dataset has to pickle"
+    changes = (
+        "workers take seconds longer to start; the dataset has to pickle, and the script needs "
+        '`if __name__ == "__main__":`'
+    )
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         starts = situation.config.loader.num_workers > 0 and situation.facts.start_method == "fork"

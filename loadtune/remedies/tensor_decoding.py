@@ -16,7 +16,7 @@ from torchvision.io import ImageReadMode, decode_image
 def read(path):
     return decode_image(path, mode=ImageReadMode.RGB)
 
-{path}.loader = read"""
+{path}.loader = read  # of an ImageFolder"""
 
 
 class TensorDecoding(Remedy):

@@ -36,10 +36,18 @@ def steps_of(dataset: Any) -> list[Any]:
     """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
     transform = getattr(owner_of(dataset), "transform", None)
     if transform is None:
-        raise NotApplicableError("the dataset has no attribute `transform`")
+        raise NotApplicableError("the dataset has no transform in an attribute `transform`")
     if isinstance(transform, COMPOSES):
         return list(transform.transforms)
     return [transform]
+
+
+def transform_lines(dataset: Any, made: str) -> list[str]:
+    """Lines of code that give the dataset this transform, also where torchvision holds it twice."""
+    path, lines = path_of(dataset), []
+    if isinstance(getattr(owner_of(dataset), "transforms", None), StandardTransform):
+        lines = [f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"]
+    return [f"{path}.transform = {made}", *lines]
 
 
 def with_owner(workload: Workload, change: Callable[[Any], None]) -> Workload:
@@ -90,11 +98,13 @@ def takes_tensors_lines(dataset: Any) -> list[str]:
     at = next((at for at, step in enumerate(steps) if is_to_tensor(step)), None)
     if at is None:
         return []
-    whole = isinstance(owner_of(dataset).transform, COMPOSES)
-    where = f"{path}.transform.transforms[{at - len(steps)}]" if whole else f"{path}.transform"
+    made = [f"*{path}.transform.transforms[:{at}]"] if at else []
+    made += ["ConvertImageDtype(torch.float32)"]
+    made += [f"*{path}.transform.transforms[{at + 1}:]"] if at + 1 < len(steps) else []
     return [
-        "from torchvision import transforms",
-        f"{where} = transforms.ConvertImageDtype(torch.float32)  # in place of ToTensor, which takes no tensors",
+        "from torchvision.transforms import Compose, ConvertImageDtype",
+        "# the transform gets tensors now: another step in place of ToTensor()",
+        *transform_lines(dataset, f"Compose([{', '.join(made)}])"),
     ]
 
 

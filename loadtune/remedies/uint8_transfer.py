@@ -37,16 +37,16 @@ class Uint8Transfer(Remedy):
         return replace(changed, on_device=(*workload.on_device, to_floats))
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of, steps_of
+        from loadtune.remedies.transforms import path_of, steps_of, transform_lines
 
         steps = steps_of(workload.dataset)
         ending, path = _ending(steps), path_of(workload.dataset)
         kept = [f"*{path}.transform.transforms[:{len(ending.head) - len(steps)}]"] if ending.head else []
-        kept += ["transforms.PILToTensor()"] if ending.makes_tensors else []
+        kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
         lines = [
-            "from torchvision import transforms",
+            "from torchvision.transforms import Compose, v2",
             "# in the dataset: workers send bytes",
-            f"{path}.transform = transforms.Compose([{', '.join(kept)}])",
+            *transform_lines(workload.dataset, f"Compose([{', '.join(kept)}])"),
             "# in the training loop, once the images are on the GPU",
         ]
         if not ending.mean:
@@ -117,6 +117,7 @@ class _Ending:
 
 def _ending(steps: list[Any]) -> _Ending:
     """Raises NotApplicableError where the transform ends otherwise."""
+    import numpy as np
     import torch
     from torchvision import transforms as v1
     from torchvision.transforms import v2
@@ -125,7 +126,7 @@ def _ending(steps: list[Any]) -> _Ending:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     if isinstance(last, (v1.Normalize, v2.Normalize)) and rest:
-        mean, std = (tuple(float(value) for value in values) for values in (last.mean, last.std))
+        mean, std = (tuple(float(value) for value in np.ravel(values)) for values in (last.mean, last.std))
         *rest, last = rest
     if isinstance(last, v1.ToTensor) or getattr(last, "makes_tensors", False):
         return _Ending(head=rest, makes_tensors=True, mean=mean, std=std)

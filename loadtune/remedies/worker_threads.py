@@ -1,4 +1,8 @@
-"""Two PyTorch threads in each worker instead of one, where there are cores for them."""
+"""Two PyTorch threads in each worker instead of one, where there are cores for them.
+
+Workers are started by forkserver: OpenMP's threads do not survive a fork, and a forked worker that computes with
+several of them waits for ever (seen with torch 2.14 and libgomp).
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from loadtune.model.resources import Job
 from loadtune.records import Examined, TrialConfig
-from loadtune.remedies.base import Remedy, Situation
+from loadtune.remedies.base import Remedy, Situation, init_lines
+from loadtune.remedies.start_method import StartMethod
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -17,7 +22,7 @@ NUM_THREADS = 2
 
 class WorkerThreads(Remedy):
     title = f"{NUM_THREADS} threads in each worker"
-    changes = "nothing, or rounding in operations that threads share"
+    changes = f"nothing, or rounding in operations that threads share; {StartMethod.changes}"
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -25,6 +30,8 @@ class WorkerThreads(Remedy):
         return situation.config if 0 < NUM_THREADS * workers <= situation.num_cores else None
 
     def apply(self, workload: "Workload") -> "Workload":
+        if workload.loader.multiprocessing_context in (None, "fork"):
+            workload = StartMethod().apply(workload)
         init = SetThreads(NUM_THREADS, workload.loader.worker_init_fn)
         return replace(workload, loader=replace(workload.loader, worker_init_fn=init))
 
@@ -46,10 +53,10 @@ class WorkerThreads(Remedy):
         ratio = seen.after.sample_s / seen.before.sample_s
         return replace(job, sample_s=job.sample_s * ratio, sample_cpu_s=job.sample_cpu_s * ratio)
 
-    def code(self, situation: Situation, seen: Examined) -> str:
+    def own_code(self, workload: "Workload") -> str:
         return (
-            f"def set_threads(worker_id):\n    torch.set_num_threads({NUM_THREADS})\n"
-            "loader = DataLoader(dataset, worker_init_fn=set_threads, ...)"
+            f"{init_lines(workload, 'set_threads', f'torch.set_num_threads({NUM_THREADS})')}\n"
+            'loader = DataLoader(dataset, worker_init_fn=set_threads, multiprocessing_context="forkserver", ...)'
         )
 
 
