@@ -52,7 +52,7 @@ def test_bytes_are_a_quarter_and_no_sample_differs() -> None:
     label_bytes, pixels = 8, 3 * 24 * 24
     assert seen.before.sample_bytes == 4 * pixels + label_bytes
     assert seen.after.sample_bytes == pixels + label_bytes
-    assert seen.difference == "none: samples are equal to the last bit"
+    assert seen.difference == "none (samples are equal to the last bit)"
     assert "images.float()" in seen.code
     for loading in (seen.before, seen.after):
         assert 0 < loading.sample_cpu_s <= loading.sample_s
@@ -73,7 +73,7 @@ def test_batched_fetch_of_the_same_rows() -> None:
     assert seen.before is not None
     assert seen.after is not None
     assert seen.after.sample_bytes == seen.before.sample_bytes
-    assert seen.difference == "none: samples are equal to the last bit"
+    assert seen.difference == "none (samples are equal to the last bit)"
 
 
 def test_what_is_not_loaded_otherwise_is_not_timed() -> None:
@@ -181,7 +181,7 @@ def test_values_that_are_no_longer_finite_are_refused(monkeypatch: pytest.Monkey
 
 def test_values_that_were_not_finite_before_differ_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.tensor([[float("nan"), float("inf"), 1.0]] * 4)
-    assert spoiled(torch.clone, rows, monkeypatch).difference == "none: samples are equal to the last bit"
+    assert spoiled(torch.clone, rows, monkeypatch).difference == "none (samples are equal to the last bit)"
 
 
 def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
