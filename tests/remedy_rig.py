@@ -147,5 +147,6 @@ def equal(one: Batch, other: Batch) -> bool:
 
 def apart(one: Batch, other: Batch) -> float:
     """Largest difference of two batches' inputs; their targets are equal."""
+    assert one[1].dtype == other[1].dtype
     assert torch.equal(one[1], other[1])
     return float((one[0].double() - other[0].double()).abs().max())

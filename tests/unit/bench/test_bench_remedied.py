@@ -175,7 +175,7 @@ def test_another_type_or_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_values_that_are_no_longer_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.ones(4, 3)
     for value in (float("nan"), float("inf")):
-        seen = spoiled(lambda inputs, value=value: inputs * value, rows, monkeypatch)
+        seen = spoiled(lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), rows, monkeypatch)
         assert "finite" in (seen.refused or "")
 
 
