@@ -90,7 +90,7 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
             else [f"{percent_text(found.compute_fraction)} of the compute-only rate"]
         ),
     ]
-    return (f"With {which}{_other_workers(found.config, result.best.config)}: {', '.join(parts)}.",)
+    return (f"With {which}{_other_settings(found.config, result.best.config)}: {', '.join(parts)}.",)
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -103,9 +103,16 @@ def _over_the_best(gain: Ratio, objective: Objective) -> str:
     return f"{ratio_text(gain.ratio)} ({interval_text(gain.low, gain.high)}) {what}"
 
 
-def _other_workers(config: TrialConfig, best: TrialConfig) -> str:
-    workers = config.loader.num_workers
-    return "" if workers == best.loader.num_workers else f" and {counted(workers, 'worker')}"
+def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
+    """`` and 8 workers, fp16``: what it is measured with, where the best configuration has something else."""
+    parts = []
+    if config.loader.num_workers != best.loader.num_workers:
+        parts.append(counted(config.loader.num_workers, "worker"))
+    if config.loader.pin_memory != best.loader.pin_memory:
+        parts.append("pinned" if config.loader.pin_memory else "not pinned")
+    if config.precision != best.precision:
+        parts.append(config.precision)
+    return f" and {', '.join(parts)}" if parts else ""
 
 
 def _without_gain(found: Remedies) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ The most promising is tried first, in turn with the best configuration. One that
 are tried on top of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.errors import LoadtuneError
@@ -27,6 +27,7 @@ from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.bottleneck import known_of
 from loadtune.stages.run import TRIAL_SHARE, Run
+from loadtune.stages.searching import search_of
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.bottleneck import Known, model_of
 from loadtune.study.confirm import rate_spread
@@ -41,8 +42,8 @@ FEWEST_ROUNDS = 2
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
 
-EXAMINE_S = 4.0
-"""What it takes to examine a remedy, at the most."""
+EXAMINE_S = 1.0
+"""What it takes to examine a remedy: 5 s for all of them on an H100."""
 
 COMPUTE_S = 1.0
 """For timing a changed recipe without a loader."""
@@ -81,11 +82,16 @@ class _Trying:
     """With the remedies that were kept."""
     tried: list[TriedRemedy] = field(default_factory=list)
     seen: dict[str, Examined] = field(default_factory=dict)
+    others: Sequence[TrialConfig] = ()
+    """Other settings at the best batch size that can run."""
     points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
     until_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.until_s = self.run.until(OF_LEFT)
+        best = self.winner.config
+        search = search_of(self.run, self.facts, self.searched)
+        self.others = [each for each in search.best_at(best.batch_size) if each.loader.in_order == best.loader.in_order]
         if self.known is not None:
             self.model = model_of(self.known)
             self.job = self.model.job
@@ -151,9 +157,13 @@ class _Trying:
         """Those that apply on top of what was kept, the most promising first."""
         situation, everything = self._situation(), self.run.found.config.remedies == "all"
         able = [r for r in remedies if r.name not in situation.config.remedies and r.offer(situation) is not None]
-        if self._left_s < EXAMINE_S * len(able):
-            able = []
         if not able:
+            return []
+        if self._left_s < EXAMINE_S * len(able) + self._needed_s(FEWEST_ROUNDS):
+            self.run.found.note(
+                "Further changes of the code were not tried, because too little of the time budget was left. Raise "
+                "--time-budget to try them."
+            )
             return []
         seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
         if isinstance(seen, TrialFailure):
@@ -164,10 +174,8 @@ class _Trying:
         return sorted(found, key=lambda each: -_gain(each))
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | None:
-        numbers = [number for number in self.searched.num_workers if number <= situation.most_workers]
-
         def predicted(compute_gain: float) -> Offer | None:
-            return offer(remedy, seen, situation, self.model, self.job, numbers, compute_gain)
+            return offer(remedy, seen, situation, self.model, self.job, self.others, compute_gain)
 
         found = predicted(remedy.hoped)
         if found is None or not remedy.changes_recipe:

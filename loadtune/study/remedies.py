@@ -19,8 +19,8 @@ WORTH_TRYING = 1.03
 WORTH_KEEPING = 1.01
 """Measured gain from which on a change of code is worth it, and more of which could not be told from nothing."""
 
-OTHER_WORKERS = 1.03
-"""Predicted gain from which on a remedy is tried with another number of workers than the best configuration has."""
+OTHER_SETTINGS = 1.03
+"""Predicted gain from which on a remedy is tried with other settings than the best configuration has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,13 @@ def offer(
     situation: Situation,
     model: ThroughputModel | None,
     job: Job | None,
-    num_workers: Sequence[int],
+    others: Sequence[TrialConfig],
     compute_gain: float = 1.0,
 ) -> Offer | None:
     """``model``, ``job``: None where the model describes nothing; ``job`` is that of the remedies kept so far.
 
-    ``num_workers``: that may be tried with it. ``compute_gain``: of a changed recipe, without a loader.
+    ``others``: settings that may be tried with it, because what limits is another resource then. ``compute_gain``: of a
+    changed recipe, without a loader.
     """
     plain = remedy.offer(situation)
     if plain is None or seen.refused is not None:
@@ -61,10 +62,10 @@ def offer(
     then = remedy.job(_faster(job, config, compute_gain), seen, situation)
     if then is None:
         return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=None)
-    tried = {number: replace(config, loader=replace(config.loader, num_workers=number)) for number in num_workers}
-    gains = {each: _gain(model, situation.config, job, each, then) for each in (config, *tried.values())}
+    able = [replace(each, remedies=names) for each in others] if remedy.loads else []
+    gains = {each: _gain(model, situation.config, job, each, then) for each in (config, *able)}
     best = max(gains, key=lambda each: gains[each].value)
-    if not remedy.loads or gains[best].value < OTHER_WORKERS * gains[config].value:
+    if gains[best].value < OTHER_SETTINGS * gains[config].value:
         best = config
     return Offer(remedy=remedy, seen=seen, config=best, job=then, predicted=gains[best])
 
