@@ -7,7 +7,7 @@ import pytest
 
 from loadtune.records import Device, Examined, Loading, Remedies, TrialFailure, TriedRemedy, TuneConfig, TuningResult
 from loadtune.report.store import load_result
-from loadtune.testing import FakeBench
+from loadtune.testing import FakeBench, Surface
 from tests.pipeline_rig import resumed, tune_fake
 
 FLOATS = Loading(sample_s=3e-3, sample_cpu_s=3e-3, sample_bytes=602_120.0)
@@ -146,3 +146,19 @@ def test_a_run_that_is_resumed_after_its_remedies_does_not_try_them_again(tmp_pa
     after = resumed(tmp_path, bench=again)
     assert after.remedies == before.remedies
     assert not [request for request, _ in again.requests if request == "examine"]
+
+
+def test_a_remedy_is_tried_with_the_precision_that_is_best_with_it(tmp_path: Path) -> None:
+    """While pinning limits all precisions alike, the fastest one shows only with fewer bytes."""
+    surface = Surface(
+        compute_per_s={"fp32": 2300.0, "fp16": 4500.0, "bf16": 2000.0}, pinned_per_s=3300.0, sample_s=1 / 600
+    )
+    light = replace(BYTES, sample_s=1e-4, sample_cpu_s=1e-4, sample_bytes=1e4)
+    result = tune_fake(bench(surface=surface, examined={"uint8_transfer": replace(UINT8, after=light)}), tmp_path)
+    assert named(result)["uint8_transfer"].config.precision == "fp16"
+
+
+def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
+    result = tune_fake(bench(), tmp_path, TuneConfig(time_budget_s=60.0, remedies="all"))
+    assert found(result).tried == () or all(each.reason for each in found(result).tried)
+    assert any("changes of the code were not tried" in note for note in result.notes)
