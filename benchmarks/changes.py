@@ -1,11 +1,11 @@
-"""Eight changes, predicted by the throughput model and measured afterwards.
+"""Changes of the settings and of the cores, predicted by the throughput model and measured afterwards.
 
     python benchmarks/changes.py [WORKLOAD] [--trials 8] [--rounds 2] [--within-s S] [--small] [--out FILE.json]
 
 First a search as in a run, of so many trials at most. Then the model predicts what each change does to the best of it:
-settings, half of the cores (another training process, held to them), and for fake-resnet50 on a GPU uint8 instead of
-float32. Each is measured in turn with the best. *Miss* is measured gain ÷ predicted gain, minus 1. Exit code 1: fewer
-than half of the measured gains lie within the predicted 95% interval.
+settings, and half of the cores (another training process, held to them). Each is measured in turn with the best. *Miss*
+is measured gain ÷ predicted gain, minus 1. Exit code 1: fewer than half of the measured gains lie within the predicted
+95% interval.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, LoaderConfig, Measurement, Trial, TrialConfig, WorkloadSpec
 from loadtune.stages.searching import search_of
-from loadtune.study.bottleneck import smaller_bytes
 from loadtune.study.space import SearchSpace
 from loadtune.study.throughput import points_at, segments_of
 
@@ -134,13 +133,6 @@ def main() -> int:
             (name, machine, config, change(model, here, points_at([config], job))[1])
             for name, config in settings(best, space, job)
         ]
-        facts = machine.run.found.facts
-        assert facts is not None
-        uint8, _ = smaller_bytes(facts)
-        if job.on_gpu and uint8 is not None and given.workload == "fake-resnet50":
-            lighter = replace(job, sample_bytes=float(uint8))
-            of_bytes = opened(replace(spec, dataset="workloads:fake_bytes", model="workloads:resnet50_of_bytes"), open_)
-            tried.append(("uint8", of_bytes, best, change(model, here, job=lighter)[1]))
         if len(cores) > 1:
             os.sched_setaffinity(0, cores[: len(cores) // 2])
             on_half = opened(spec, open_)

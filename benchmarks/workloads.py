@@ -33,6 +33,10 @@ SPECS = {
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
     ),
+    "rows": (
+        WorkloadSpec(dataset="workloads:rows", model="workloads:small_mlp"),
+        WorkloadSpec(dataset="workloads:rows", model="workloads:small_mlp"),
+    ),
     "sleeping": (
         WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
         WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
@@ -52,7 +56,7 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     os.environ[SMALL] = "1" if small else ""
     if name.startswith("jpeg-"):
         os.environ[JPEGS] = str((folder or Path("/tmp/loadtune-jpegs")).absolute())
-        make_jpegs(Path(os.environ[JPEGS]), *((256, 160) if small else (20_000, 500)))
+        make_jpegs(Path(os.environ[JPEGS]) / "all", *((256, 160) if small else (5_000, 500)))
     return SPECS[name][small]
 
 
@@ -76,30 +80,24 @@ def _make_jpeg(path: Path, side: int) -> None:
 
 def jpegs() -> Any:
     """Files decoded and augmented as ImageNet's usually are."""
-    from PIL import Image
-    from torch.utils.data import Dataset
     from torchvision import transforms
+    from torchvision.datasets import ImageFolder
 
-    paths = sorted(Path(os.environ[JPEGS]).glob("*.jpg"))
     side = 64 if os.environ[SMALL] else 224
     augment = transforms.Compose(
         [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     )
-
-    class Jpegs(Dataset[Any]):
-        def __len__(self) -> int:
-            return len(paths)
-
-        def __getitem__(self, index: int) -> Any:
-            with Image.open(paths[index]) as image:
-                return augment(image.convert("RGB")), index % 10
-
-    return Jpegs()
+    return ImageFolder(os.environ[JPEGS], augment)
 
 
 def vectors() -> Any:
     """In memory already: workers only add the way between processes."""
     return _tensors((256,), 100_000)
+
+
+def rows() -> Any:
+    """A table in memory, read row by row."""
+    return _tensors((64,), 100_000)
 
 
 def sleepers() -> Any:
@@ -141,33 +139,15 @@ def mlp() -> Any:
     return nn.Sequential(nn.Linear(256, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 
+def small_mlp() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
 def small_cnn() -> Any:
     from torch import nn
 
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
     )
-
-
-def fake_bytes() -> Any:
-    """FakeData as loadtune makes it, sent as uint8."""
-    from torchvision.datasets import FakeData
-    from torchvision.transforms import PILToTensor
-
-    return FakeData(1_281_167, (3, 224, 224), 1000, transform=PILToTensor())
-
-
-def resnet50_of_bytes() -> Any:
-    """Scales on the device."""
-    from torch import nn
-    from torchvision.models import resnet50
-
-    class OfBytes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = resnet50(num_classes=1000)
-
-        def forward(self, images: Any) -> Any:
-            return self.model(images.float().div(255))
-
-    return OfBytes()

@@ -17,12 +17,14 @@ from loadtune.records import (
     OPTIONAL_DIMENSIONS,
     PRECISIONS,
     PROBE_MODES,
+    REMEDY_MODES,
     Fixed,
     Objective,
     OptimizerName,
     OptionalDimension,
     Precision,
     ProbeMode,
+    RemedyMode,
     Setting,
     TuneConfig,
     WorkloadSpec,
@@ -71,6 +73,14 @@ def probe_of(word: str) -> ProbeMode:
     found = next((mode for mode in PROBE_MODES if mode == word), None)
     if found is None:
         raise UsageError(f"--probe is {word!r}; it must be one of {', '.join(PROBE_MODES)}.")
+    return found
+
+
+def remedies_of(word: str) -> RemedyMode:
+    """What ``--remedies`` names."""
+    found = next((mode for mode in REMEDY_MODES if mode == word), None)
+    if found is None:
+        raise UsageError(f"--remedies is {word!r}; it must be one of {', '.join(REMEDY_MODES)}.")
     return found
 
 
@@ -198,6 +208,7 @@ def check(config: TuneConfig) -> TuneConfig:
             " leave --time-budget out."
         )
     probe_of(config.probe)
+    remedies_of(config.remedies)
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)
     check_at_least("--num-workers", config.yours.num_workers, 0)

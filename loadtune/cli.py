@@ -23,6 +23,7 @@ from loadtune.arguments import (
     objective_of,
     precisions_of,
     probe_of,
+    remedies_of,
     resumed_config,
     tuned_of,
     yours_of,
@@ -104,6 +105,7 @@ def run(
     max_workers: options.MaxWorkers = None,
     max_gpu_memory: options.MaxGpuMemory = None,
     probe: options.Probe = _DEFAULT.probe,
+    remedies: options.Remedies = _DEFAULT.remedies,
     tune: options.Tune = None,
     fix: options.Fix = None,
     warm_start: options.WarmStart = None,
@@ -158,6 +160,7 @@ def run(
             warm_start=warm_start,
             objective=objective_of(objective),
             probe=probe_of(probe),
+            remedies=remedies_of(remedies),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
         )
         given = options.given(ctx)

@@ -22,6 +22,7 @@ from loadtune.records import (
     Reading,
     Recipe,
     RecipeChoice,
+    Remedies,
     SavingCost,
     Trial,
     TrialConfig,
@@ -71,6 +72,7 @@ class Findings:
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
+    remedies: Remedies | None = None
     epoch_cost: EpochCost | None = None
     saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
@@ -164,6 +166,7 @@ class Findings:
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,
             bottleneck=self.bottleneck,
+            remedies=self.remedies,
             epoch_cost=self.epoch_cost,
             saving_cost=self.saving_cost,
             notes=tuple(self.notes),

@@ -97,6 +97,13 @@ Probe = Annotated[
         help="Largest batch that fits: predict it per precision and verify the winner's, or verify all of them.",
     ),
 ]
+Remedies = Annotated[
+    str,
+    typer.Option(
+        metavar="none|auto|all",
+        help="Try changes of your code on the best settings: those that are predicted to gain 3%, or all that apply.",
+    ),
+]
 MaxWorkers = Annotated[
     int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores; more where workers wait]")
 ]

@@ -7,6 +7,7 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     EpochCost,
+    Examined,
     FitReport,
     LoaderConfig,
     Progress,
@@ -85,5 +86,12 @@ class Bench(Protocol):
         """Save checkpoints while training with this loader's workers, and without any; about ``seconds``, or once.
 
         The files lie in the run's own folder and are gone afterwards.
+        """
+        ...
+
+    def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
+        """Find out what each of these remedies would change, on top of those that ``config`` has; nothing is trained.
+
+        One answer for each name, in their order.
         """
         ...

@@ -14,6 +14,7 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     EpochCost,
+    Examined,
     FitReport,
     GpuFacts,
     HostFacts,
@@ -148,6 +149,10 @@ class FakeBench:
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
     finite: Callable[[TrialConfig], bool] = lambda config: True
     """Whether the loss of each step of a training run is a finite number."""
+    examined: dict[str, Examined] = field(default_factory=dict)
+    """What is said of a remedy. Others are refused."""
+    remedy_gains: dict[str, float] = field(default_factory=dict)
+    """By what a remedy multiplies the rate of training."""
     seed: int = 0
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
@@ -239,7 +244,8 @@ class FakeBench:
         self.trained = config
         self._compile(config.recipe, config.batch_size)
         luck = max(0.1, self._random.gauss(1.0, self.between_runs))
-        step_s = config.batch_size / (self.surface.training_rate(config) * luck)
+        gain = math.prod(self.remedy_gains.get(name, 1.0) for name in config.remedies)
+        step_s = config.batch_size / (self.surface.training_rate(config) * luck * gain)
         num_steps = max(1, round(window_s / step_s))
         windows = []
         while True:
@@ -265,6 +271,11 @@ class FakeBench:
             alone_s=(0.25,),
             beside_workers_s=(0.5,),
         )
+
+    def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
+        self._begin("examine", config.batch_size)
+        self._spend(1.0, "remedies")
+        return tuple(self.examined.get(name, Examined(name=name, refused="the fake has none")) for name in names)
 
     def _compile(self, recipe: Recipe, batch_size: int) -> float | None:
         """Seconds spent on it now; None where the recipe is not compiled."""

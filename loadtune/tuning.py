@@ -208,3 +208,4 @@ def story(run: Run) -> None:
     finally:  # also of an answer that was there when the time budget ended
         stages.name_bottleneck(run, facts, space)
     stages.costs(run)
+    stages.remedies(run, facts, space)

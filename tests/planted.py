@@ -69,7 +69,6 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
             measured.append((each, outcome))
         known = Known(
             job=job_of(facts, host, device, {"fp32": config.recipe}, [point]),
-            facts=facts,
             measured=measured,
             trials=(),
             num_workers=(0, half.loader.num_workers, config.loader.num_workers),

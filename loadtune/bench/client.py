@@ -18,6 +18,7 @@ from loadtune.bench.protocol import (
     Answer,
     Begin,
     Describe,
+    Examine,
     Exit,
     Phase,
     Refused,
@@ -41,6 +42,7 @@ from loadtune.records import (
     ComputePoint,
     Device,
     EpochCost,
+    Examined,
     FitReport,
     LiveObjects,
     LoaderConfig,
@@ -186,6 +188,12 @@ class BenchClient:
         """Time saving a checkpoint into a nameless file beside the log."""
         value = self._ask(TimeSaving(config=config, folder=self._log_path.parent.absolute(), seconds=seconds))
         assert isinstance(value, (SavingCost, TrialFailure))
+        return value
+
+    def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
+        """Apply these remedies, compare samples, and time loading with and without each."""
+        value = self._ask(Examine(config=config, names=names))
+        assert isinstance(value, (tuple, TrialFailure))
         return value
 
     def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:

@@ -90,9 +90,8 @@ class EndlessLoader:
         """``table``: says which samples are being loaded, to whoever else can read it."""
         seed = workload.spec.seed + number
         parts = workload.loader
-        self._batch_size_is_free = parts.batch_size_is_free
-        self.can_switch = not parts.is_iterable
-        """Whether settings can change under way. A stream is shared out among workers when they start."""
+        self._batch_size_is_free = parts.batch_size_is_free and not parts.batched_fetch
+        self._is_stream = parts.is_iterable
         loader = parts.make(
             config,
             **({"drop_last": True} if parts.batch_size_is_free else {}),
@@ -104,6 +103,11 @@ class EndlessLoader:
         )
         self._iterator: SwitchingIterator | None = None
         self._takes_over(config)
+
+    def can_switch_to(self, config: LoaderConfig) -> bool:
+        """Whether these settings can be taken over under way. A stream is shared out among workers when they start."""
+        same_batches = self._batch_size_is_free or config.batch_size == self.config.batch_size
+        return same_batches and not self._is_stream
 
     def _takes_over(self, config: LoaderConfig) -> None:
         self.config = config

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 from loadtune.bench.attribution import Marks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
+from loadtune.bench.feed import Feed
 from loadtune.bench.line import Line
 from loadtune.bench.pinned import page_lock_s
 from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.records import TrainingRun, TrialConfig, TrialFailure, Window
 from loadtune.units import counted
 from loadtune.workload import Batch
 
@@ -30,9 +31,10 @@ class _Counts:
 class TrainingLoop:
     """Training on batches of one loader that goes on from trial to trial: only its settings change."""
 
-    def __init__(self, make_loader: Callable[[LoaderConfig], EndlessLoader]) -> None:
+    def __init__(self, make_loader: Callable[[TrialConfig], EndlessLoader]) -> None:
         self._make_loader = make_loader
         self._loader: EndlessLoader | None = None
+        self._remedies: tuple[str, ...] = ()
 
     def time_training(
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
@@ -69,11 +71,12 @@ class TrainingLoop:
         batch = self._first_batch(config, line)
         line.enter("training")
         begins()
-        _step(trainer, batch, marks_for(trainer.device))  # uncounted: the wait for it lies before the first window
+        feed = Feed(trainer)
+        _step(trainer, feed, batch, marks_for(trainer.device))  # uncounted: the wait for it was before the first window
         del batch
         num_compiled = trainer.num_compiled()
         assert self._loader is not None
-        loop = TimedLoop(trainer, self._loader, line)
+        loop = TimedLoop(trainer, self._loader, line, feed)
         windows = _stream(loop, WindowRule(window_s, config.loader.num_workers), line)
         if trainer.num_compiled() > num_compiled:
             message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
@@ -86,10 +89,12 @@ class TrainingLoop:
         )
 
     def _first_batch(self, config: TrialConfig, line: Line) -> Batch:
-        if self._loader is not None and not self._loader.can_switch:
+        if self._loader is not None and (
+            self._remedies != config.remedies or not self._loader.can_switch_to(config.loader)
+        ):
             self.end()
         if self._loader is None:
-            self._loader = self._make_loader(config.loader)
+            self._loader, self._remedies = self._make_loader(config), config.remedies
             return self._loader.next_batch()
         # Batches of the configuration before are dropped: their size fits in the memory of its own recipe alone.
         return self._loader.switch(config.loader, line.pulse)
@@ -115,8 +120,9 @@ class _Edge(NamedTuple):
 class TimedLoop:
     """Training steps in windows that abut: where one ends the next begins."""
 
-    def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
+    def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line, feed: Feed | None = None) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
+        self._feed = feed or Feed(trainer)
         self.begin()
 
     def begin(self) -> None:
@@ -147,7 +153,7 @@ class TimedLoop:
         self._queue.took()
         self._loader.waited(waited)
         counts.wait_s += waited
-        _step(self._trainer, batch, self._marks)
+        _step(self._trainer, self._feed, batch, self._marks)
         counts.steps += 1
         counts.samples += self._trainer.num_samples(batch)
         self._line.pulse()
@@ -173,10 +179,10 @@ class TimedLoop:
         )
 
 
-def _step(trainer: Trainer, batch: Batch, marks: Marks) -> None:
+def _step(trainer: Trainer, feed: Feed, batch: Batch, marks: Marks) -> None:
     """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
     marks.copying()
-    on_device = trainer.to_device(batch)
+    on_device = feed.batch(batch)
     marks.stepping()
     trainer.step(on_device)
     marks.stepped()

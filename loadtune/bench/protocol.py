@@ -13,6 +13,7 @@ from loadtune.records import (
     ComputePoint,
     Device,
     EpochCost,
+    Examined,
     FitReport,
     LiveObjects,
     LoaderConfig,
@@ -83,6 +84,14 @@ class TimeSaving:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examine:
+    """Answered by a tuple of Examined, one for each remedy."""
+
+    config: TrialConfig
+    names: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Enough windows."""
@@ -93,9 +102,19 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeEpochs | TimeSaving
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeEpochs | TimeSaving | Examine
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
-Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | EpochCost | SavingCost | TrialFailure
+Value = (
+    WorkloadFacts
+    | ComputePoint
+    | FitReport
+    | StepAccount
+    | TrainingRun
+    | EpochCost
+    | SavingCost
+    | tuple[Examined, ...]
+    | TrialFailure
+)
 
 
 @dataclass(frozen=True, slots=True)

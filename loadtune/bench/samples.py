@@ -65,7 +65,7 @@ class Samples:
         if loader.is_iterable:
             context = loader.multiprocessing_context
             self.is_shared_out = reads_worker_info(loader.dataset, loader.worker_init_fn, context)
-        with _one_thread(), line.samples.reading() as note:
+        with one_thread(), line.samples.reading() as note:
             read = self._read_stream(line) if loader.is_iterable else self._read_samples(line, note)
             self.samples, self._indices, sample_s, sample_cpu_s = read
             self._by_size = self._samples_by_size(line)
@@ -165,7 +165,7 @@ class Samples:
         """The first samples of the stream, timed one by one; or its first batches where it makes them itself."""
         samples: list[Any] = []
         times: list[float] = []
-        used_s, begun = _busy_s(), time.monotonic()
+        used_s, begun = busy_s(), time.monotonic()
         for sample in stream_samples(self._workload.dataset):
             line.pulse()
             now = time.monotonic()
@@ -177,7 +177,7 @@ class Samples:
                 break
         later = times[1:] or times  # files open and modules load on the first
         sample_s = max(1e-9, statistics.fmean(later))
-        cpu_s = (_busy_s() - used_s) / len(times)
+        cpu_s = (busy_s() - used_s) / len(times)
         return samples, range(len(samples)), sample_s, min(sample_s, max(1e-9, cpu_s))
 
     def _read_samples(self, line: Line, note: Note) -> _Read:
@@ -187,7 +187,7 @@ class Samples:
         samples, _ = _read(work, first, 1, line, note)  # untimed: files open and modules load on the first
         indices, at_once = list(first), _num_at_once(work, first, line, note)
         drawn, means, started = _drawn(work), [], time.monotonic()
-        used_s, num_read = _busy_s(), 0
+        used_s, num_read = busy_s(), 0
         for at in range(0, len(drawn) - _GROUP + 1, _GROUP):
             begun = time.monotonic()
             some, most = drawn[at : at + _GROUP], self._max_samples
@@ -200,7 +200,7 @@ class Samples:
                 break
         counted_in = sorted(means)[: len(means) - max(1, len(means) // 10)] if len(means) > 2 else means
         sample_s = max(1e-9, statistics.fmean(counted_in))  # whatever the clock's resolution: it is divided by
-        cpu_s = (_busy_s() - used_s) / num_read
+        cpu_s = (busy_s() - used_s) / num_read
         return samples, indices, sample_s, min(sample_s, max(1e-9, cpu_s))
 
     def _samples_by_size(self, line: Line) -> list[Any] | None:
@@ -236,7 +236,7 @@ def _size_of(sample: Any) -> int:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """As DataLoader has it in each worker."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -258,7 +258,7 @@ def _drawn(workload: Workload) -> list[Any]:
     return list(itertools.islice(itertools.cycle(drawn), count))
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """CPU seconds of this process so far, and seconds in which this thread was ready and waited for a core: other load
     on the machine makes no sample one that waits for storage."""
     try:

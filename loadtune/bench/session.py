@@ -24,6 +24,7 @@ from loadtune.bench.pinned import PinnedBlocks
 from loadtune.bench.protocol import (
     Begin,
     Describe,
+    Examine,
     Request,
     TimeCompute,
     TimeEpochs,
@@ -32,6 +33,7 @@ from loadtune.bench.protocol import (
     Value,
 )
 from loadtune.bench.random_targets import match_random_targets
+from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
 from loadtune.bench.saving import time_saving
 from loadtune.bench.training import OwnStep, ResidentModel, Trainer, resident_batch, resized
@@ -49,6 +51,7 @@ from loadtune.records import (
     StepOptimizer,
     StepVariant,
     TrainingRun,
+    TrialConfig,
     TrialFailure,
     WorkloadFacts,
     non_finite_loss,
@@ -72,6 +75,7 @@ class Session:
         self._model = ResidentModel(self._workload, self._device)
         match_random_targets(self._workload, self._model)
         self._samples = Samples(self._workload, line)
+        self._jobs = RemediedJobs(self._workload, line)
         self._warm_up = WarmUp()
         self._compiler: Compiler | None = None
         self._pinned = PinnedBlocks(self.memory)
@@ -96,6 +100,8 @@ class Session:
             return time_epochs(self._workload, request.loader, request.seconds, self._line)
         if isinstance(request, TimeSaving):
             return self._time_saving(request)
+        if isinstance(request, Examine):
+            return self._jobs.examine(request.config, request.names, self._device)
         return self._time_training(request)
 
     def recovers(self) -> bool:
@@ -185,7 +191,7 @@ class Session:
         if refused is not None:
             return refused
         self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe, losses=LossWatch())
+        trainer = self._trainer(recipe, losses=LossWatch(), remedies=request.config.remedies)
         batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
@@ -201,10 +207,11 @@ class Session:
             peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
 
-    def _loader(self, config: LoaderConfig) -> EndlessLoader:
+    def _loader(self, config: TrialConfig) -> EndlessLoader:
         """A fresh one, in an order of its own."""
         self._number += 1
-        return EndlessLoader(self._workload, config, number=self._number, table=self._line.samples)
+        job = self._jobs.job(config.remedies)
+        return EndlessLoader(job, config.loader, number=self._number, table=self._line.samples)
 
     def _no_full_batch(self, loader: LoaderConfig) -> TrialFailure | None:
         length = self._samples.num_per_epoch
@@ -233,12 +240,18 @@ class Session:
         self._pinned.keep_for(loader, self._samples.pinned_bytes)
 
     def _trainer(
-        self, recipe: Recipe, optimizer: StepOptimizer | None = None, *, losses: LossWatch | None = None
+        self,
+        recipe: Recipe,
+        optimizer: StepOptimizer | None = None,
+        *,
+        losses: LossWatch | None = None,
+        remedies: tuple[str, ...] = (),
     ) -> Trainer:
         self._line.enter("prepare")
+        job = self._jobs.job(remedies)
         kind = OwnStep if self._with_own_step else Trainer
         places = self._samples.places
-        return kind(self._model, recipe, self._workload, optimizer, self._compiler_for(recipe), losses, places)
+        return kind(self._model, recipe, job, optimizer, self._compiler_for(recipe), losses, places)
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""

@@ -88,6 +88,8 @@ class Trainer:
         self._called = model.module if compiler is None else compiler.module
         self._dtype = _AUTOCAST_DTYPES[recipe.precision]
         self.places = places
+        self._on_device = workload.on_device
+        self.copies_ahead = workload.copy_ahead and model.device.type == "cuda"
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
         self._num_summed = 0
@@ -97,8 +99,11 @@ class Trainer:
     def _begin(self, workload: Workload, optimizer: StepOptimizer | None) -> None:
         model, recipe = self._model, self._recipe
         model.reset(recipe.memory_format)
-        self._optimizer = make_optimizer(optimizer or workload.optimizer, model.module, fused=recipe.fused_optimizer)
-        if recipe.precision == "fp16":
+        scaled = recipe.precision == "fp16"
+        self._optimizer = make_optimizer(
+            optimizer or workload.optimizer, model.module, fused=recipe.fused_optimizer, scaled=scaled
+        )
+        if scaled:
             self._scaler = torch.amp.GradScaler(model.device.type, growth_interval=_NO_SCALE_GROWTH)
 
     @property
@@ -126,6 +131,19 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
+        return self._laid_out(batch)
+
+    def receive(self, batch: Batch) -> Batch:
+        """What a loader delivered, on the device and ready to be trained on."""
+        return self.prepared(self.to_device(batch))
+
+    def prepared(self, batch: Batch) -> Batch:
+        """A batch of the loader that is on the device, after what the job does with it there."""
+        for change in self._on_device:
+            batch = change(batch)
+        return self._laid_out(batch) if self._on_device else batch
+
+    def _laid_out(self, batch: Batch) -> Batch:
         channels_last = self._recipe.memory_format == "channels_last"
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:

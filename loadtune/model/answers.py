@@ -53,17 +53,26 @@ def explained(span: tuple[float, float], rate: float) -> float:
 
 
 def change(
-    model: ThroughputModel, point: Points, to: Points | None = None, job: Job | None = None
+    model: ThroughputModel,
+    point: Points,
+    to: Points | None = None,
+    job: Job | None = None,
+    base: Job | None = None,
 ) -> tuple[Estimate, Estimate]:
     """(samples/s, gain) at another setting (``to``), of another job (``job``: other samples, cores or computing), or of
-    both. What the form leaves out at a setting is kept, and is less certain where the job changes.
+    both. What the form leaves out at a setting is kept, and is less certain where the job changes. ``base``: the job
+    that the gain is over. None: that of the model.
     """
-    to, job = to or point, job or model.job
+    to, job, base = to or point, job or model.job, base or model.job
     found = model.predict(Points.joined(point, to), (0, 1))
     chance = np.random.default_rng(1)
     before, after = chance.multivariate_normal(found.mean, found.covariance, size=NUM_DRAWS, method="svd").T
-    if job is not model.job:
-        theta = model.draws(NUM_DRAWS)
+    theta = model.draws(NUM_DRAWS)
+    if base is not model.job:
+        before = before - np.log(
+            _row(demands(theta, base, point).seconds) / _row(demands(theta, model.job, point).seconds)
+        )
+    if job is not base:
         after = after - np.log(_row(demands(theta, job, to).seconds) / _row(demands(theta, model.job, to).seconds))
         after = after + CHANGED * model.scale * chance.standard_normal(NUM_DRAWS)
     return _estimate(np.exp(after)), _estimate(np.exp(after - before))

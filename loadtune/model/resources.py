@@ -24,7 +24,8 @@ GradScaler's wait for the device costs a step: nothing is launched meanwhile. It
 ``crowding`` is what a worker's CPU time grows by while cores are shared: ``1 + crowd × (busy cores ÷ usable cores)²``.
 Busy cores follow from the throughput itself, so both are iterated.
 
-Copies run on the stream that computes, so both add up. With 0 workers the training process does everything in turn:
+Copies run on the stream that computes, so both add up, unless they have a stream of their own (``job.copies_ahead``).
+With 0 workers the training process does everything in turn:
 loading, pinning, copying and computing add up in ``main``. (Unpinned copies wait for the step before, and while a batch
 is pinned its memory cannot be reused.) Measured on an H200, also with pinning: 7.16 ms for 6.89 of computing, 0.25 of
 loading and pinning.
@@ -69,6 +70,8 @@ class Job:
     on_gpu: bool
     compute: Mapping[str, tuple[tuple[float, float], ...]]
     """By recipe: (batch size, seconds a sample) of training steps without a loader, smallest batch first."""
+    copies_ahead: bool = False
+    """Whether the next batch is copied on a stream of its own, while the current one is trained on."""
     syncing: frozenset[str] = frozenset()
     """Recipes in which every step waits for the device: fp16 with GradScaler and an optimizer that is not fused."""
 
@@ -194,7 +197,8 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         make = wait_s + loads_s
         launches_s = launch_s * crowding
         computing_s = 0.0 if gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
-        device_s = alone_s + copy_s + sync_s * crowding
+        steps_s = alone_s + sync_s * crowding
+        device_s = np.maximum(steps_s, copy_s) if job.copies_ahead else steps_s + copy_s
         serial_s = make + np.where(pins, hand_s, 0.0) + lock_s + np.maximum(device_s, launches_s)
         each: dict[Resource, Array] = {
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),

@@ -65,6 +65,14 @@ from loadtune.records.memory import (
     ProbeMode,
 )
 from loadtune.records.progress import Progress
+from loadtune.records.remedies import (
+    REMEDY_MODES,
+    Examined,
+    Loading,
+    Remedies,
+    RemedyMode,
+    TriedRemedy,
+)
 from loadtune.records.result import (
     SCHEMA_VERSION,
     Efficiency,
@@ -116,6 +124,7 @@ __all__ = [
     "OPTIONAL_DIMENSIONS",
     "PRECISIONS",
     "PROBE_MODES",
+    "REMEDY_MODES",
     "SCHEMA_VERSION",
     "SCORE_UNITS",
     "AllocationTrace",
@@ -137,6 +146,7 @@ __all__ = [
     "Efficiency",
     "EpochCost",
     "Estimate",
+    "Examined",
     "FailureKind",
     "Finalist",
     "FitReport",
@@ -150,6 +160,7 @@ __all__ = [
     "LineUse",
     "LiveObjects",
     "LoaderConfig",
+    "Loading",
     "Measurement",
     "MemoryCeiling",
     "MemoryFormat",
@@ -170,6 +181,8 @@ __all__ = [
     "Reading",
     "Recipe",
     "RecipeChoice",
+    "Remedies",
+    "RemedyMode",
     "Resource",
     "ResourceLimit",
     "RooflinePoint",
@@ -191,6 +204,7 @@ __all__ = [
     "TrialConfig",
     "TrialFailure",
     "TrialOrigin",
+    "TriedRemedy",
     "TuneConfig",
     "TuningResult",
     "Unconfirmed",

@@ -14,7 +14,7 @@ Part = Literal["waiting", "loading", "collating", "computing", "copying", "launc
 """What a resource spends its time with. ``waiting`` is a worker's, for storage, a network or a sleep; ``synchronizing``
 GradScaler's wait for the device in each step."""
 
-ChangeKind = Literal["uint8", "half_precision", "more_workers", "twice_the_cores", "half_the_loading"]
+ChangeKind = Literal["twice_the_cores", "half_the_loading"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class PredictedChange:
 
     kind: ChangeKind
     num_workers: int
-    """With the change; the winner's own number, unless the change is about workers."""
+    """With the change."""
     samples_per_s: Estimate
     gain: Estimate
     """Throughput after the change ÷ before it."""

@@ -103,6 +103,9 @@ class TrialConfig:
 
     loader: LoaderConfig
     recipe: Recipe
+    remedies: tuple[str, ...] = ()
+    """Names of changes outside of DataLoader's arguments, in the order in which they are applied. Empty in the search
+    and the confirmation."""
 
     @property
     def precision(self) -> Precision:

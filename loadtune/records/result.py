@@ -8,6 +8,7 @@ from loadtune.records.configs import Precision, TrialConfig
 from loadtune.records.costs import EpochCost, SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
+from loadtune.records.remedies import Remedies
 from loadtune.records.score import Objective, Score
 from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.workload import TuneConfig, WorkloadFacts
@@ -206,6 +207,8 @@ class TuningResult:
     """Set where the user gave a batch size."""
     bottleneck: Bottleneck | None = None
     """Of ``best``. None: nothing was confirmed, or fewer than two trials were measured."""
+    remedies: Remedies | None = None
+    """Changes outside of DataLoader's arguments, tried on ``best``. None: none was looked at."""
     epoch_cost: EpochCost | None = None
     """Of the best loader. None: it has no workers, or there was no time."""
     saving_cost: SavingCost | None = None

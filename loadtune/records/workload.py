@@ -5,6 +5,7 @@ from typing import Literal, get_args
 
 from loadtune.records.configs import PRECISIONS, Dimension, Fixed, LoaderConfig, OptionalDimension, Precision, Setting
 from loadtune.records.memory import ProbeMode
+from loadtune.records.remedies import RemedyMode
 from loadtune.records.score import Objective
 
 OptimizerName = Literal["sgd", "adamw"]
@@ -204,6 +205,8 @@ class TuneConfig:
     probe: ProbeMode = "bound"
     """Which memory ceilings are verified: that of the precision about to win (``bound``), or of every precision before
     the search (``all``)."""
+    remedies: RemedyMode = "auto"
+    """Which changes outside of DataLoader's arguments are tried after the confirmation."""
 
     def fixed(self, name: Dimension) -> Setting | None:
         """The fixed value of this setting. None: it is not fixed."""

@@ -1,4 +1,4 @@
-"""The answer of a run in at most 30 lines of a terminal: what to set, what it gains, what limits it, where the rest is.
+"""The answer of a run in some 30 lines of a terminal: what to set, what it gains, what limits it, where the rest is.
 
 In: a `TuningResult` and the run's folder. Out: an `Answer`, plain data that `text` renders. The details are in
 `loadtune.report.view.summary`, which ``--verbose`` and the page show.
@@ -13,6 +13,7 @@ from loadtune.records.chosen import loader_kwargs
 from loadtune.report.bottleneck import short_lines
 from loadtune.report.export import has_own_loader
 from loadtune.report.figures import Table, answer_table
+from loadtune.report.remedies import RemediesView, remedies_answer
 from loadtune.report.view import batch_caution, seen_once, warning
 from loadtune.units import counted
 
@@ -32,6 +33,8 @@ class Answer:
     """The bottleneck, what to beware of; where there is no table, what was measured instead."""
     code: tuple[str, ...]
     """``DataLoader(…)`` with the chosen arguments. Empty: nothing was confirmed."""
+    remedies: RemediesView | None
+    """What changes of the code bring on top of that. None: there is nothing to say."""
     files: tuple[str, ...]
     """Where everything else is."""
 
@@ -44,6 +47,7 @@ def answer(result: TuningResult, folder: Path, *, has_page: bool, resume_command
         table=answer_table(result),
         lines=(*seen_once(result), *short_lines(result), *batch_caution(result), *_reasons(result)),
         code=_code(result),
+        remedies=remedies_answer(result),
         files=_files(result, folder, has_page=has_page, resume_command=resume_command),
     )
 

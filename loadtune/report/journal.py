@@ -22,6 +22,7 @@ from loadtune.records import (
     Measurement,
     MemoryCeiling,
     RecipeChoice,
+    Remedies,
     SavingCost,
     Trial,
     TrialConfig,
@@ -125,7 +126,16 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     saving_cost: SavingCost | None = None
 
 
-Line = Timed | Head | Probed | Ahead | Tried | Searched | Verified | Reopened | Confirmed | Concluded | Winners
+class Remedied(msgspec.Struct, frozen=True, tag="remedies"):
+    """The remedies of this winner were tried."""
+
+    winner: TrialConfig
+    remedies: Remedies
+
+
+Line = (
+    Remedied | Timed | Head | Probed | Ahead | Tried | Searched | Verified | Reopened | Confirmed | Concluded | Winners
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +160,8 @@ class Kept:
     """Likewise. None: the confirmation had not ended."""
     winners: tuple[Winners, ...] = ()
     """Of any winner so far; each names its configuration."""
+    remedied: Remedied | None = None
+    """The last. None: none were tried."""
 
     @property
     def num_run(self) -> int:
@@ -211,6 +223,7 @@ def read_journal(folder: Path) -> Kept:
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
         concluded=next((line for line in reversed(lines[since:]) if isinstance(line, Concluded)), None),
         winners=tuple(line for line in lines if isinstance(line, Winners)),
+        remedied=next((line for line in reversed(lines) if isinstance(line, Remedied)), None),
     )
 
 

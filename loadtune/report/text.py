@@ -23,6 +23,7 @@ from loadtune.report.memory import (
     CeilingView,
     CurveRow,
 )
+from loadtune.report.remedies import RemediesView
 from loadtune.report.view import Banner, Section, Summary
 
 _WIDTH = 80
@@ -47,6 +48,7 @@ def answer_text(view: Answer) -> RenderableType:
         (Text(view.title, style="bold"), *warned, *table),
         [Text(line) for line in view.lines],
         [Text(line, no_wrap=True, overflow="ignore") for line in view.code],
+        *_remedies(view.remedies, indent=0),
         [Text(line, no_wrap=True, overflow="ignore") for line in view.files],
     ]
     return Group(*(Group(Text(), *block) for block in blocks if block))
@@ -60,6 +62,7 @@ def summary_text(view: Summary) -> RenderableType:
     parts += [_table(table) for table in (view.figures, view.ceilings) if table is not None]
     parts += [] if view.curve is None else [_Curve(view.curve)]
     parts += [_lines(section) for section in view.sections]
+    parts += [Group(*block) for block in _remedies(view.remedies, indent=2) if block]
     parts += [_code(block) for block in view.code]
     return Group(*(Group(Text(), part) for part in parts))
 
@@ -161,6 +164,16 @@ def _bar(row: CurveRow, width: int) -> str:
 
 def _cells(share: float, width: int) -> int:
     return round(min(1.0, share) * width)
+
+
+def _remedies(view: RemediesView | None, indent: int) -> list[list[RenderableType]]:
+    """A block of words, and one of code in which a comment names each change."""
+    if view is None:
+        return []
+    words: list[RenderableType] = [] if view.table is None else [_table(view.table)]
+    words += [Padding(Text(line), (0, 0, 0, indent)) for line in view.lines]
+    code = [line for one in view.code for line in ("", f"# {one.title}", *one.lines)]
+    return [words, [Text(line, no_wrap=True, overflow="ignore") for line in code[1:]]]
 
 
 def _lines(section: Section) -> RenderableType:

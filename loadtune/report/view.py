@@ -12,6 +12,7 @@ from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
+from loadtune.report.remedies import RemediesView, remedies_view
 from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text
 from loadtune.units import (
     MISSING,
@@ -53,6 +54,8 @@ class Summary:
     ceilings: Table | None
     curve: CeilingView | None
     """Memory over batch size in the winner's precision; the others' is in the result. None: there is no winner."""
+    remedies: RemediesView | None
+    """Changes of the code, all that were tried or predicted. None: there are none."""
     code: tuple[Section, ...]
     """Python for pasting, each under what it is for."""
 
@@ -143,6 +146,7 @@ def summary(result: TuningResult) -> Summary:
         sections=tuple(section for section in sections if section.lines),
         ceilings=ceilings_table(result.ceilings, result.device.kind),
         curve=_curve(result),
+        remedies=remedies_view(result),
         code=_code(result),
     )
 

@@ -59,6 +59,14 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
 }
 """Of a table's width: 13 characters at most."""
 
+_REMEDY_TEXT: Mapping[str, str] = {
+    "cached": "samples in RAM",
+    "compiled": "torch.compile",
+    "start_method": "forkserver",
+    "unordered": "in_order=False",
+}
+"""Remedies whose name is not what a user reads."""
+
 
 def score_text(value: float | None, objective: Objective) -> str:
     """What a configuration is judged by: ``4,050/s``, ``7.40 samples/J``."""
@@ -79,12 +87,27 @@ def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:
 
 
 def settings_text(config: TrialConfig) -> str:
-    """One line: ``batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer``."""
-    return ", ".join([searched_text(config), *_recipe_parts(config.recipe)])
+    """One line: ``batch 256, 16 workers, pinned, fp16, channels_last, fused optimizer, with uint8 transfer``."""
+    return _with_remedies([*_searched_parts(config), *_recipe_parts(config.recipe)], config)
 
 
 def searched_text(config: TrialConfig) -> str:
     """Without the recipe, which every trial of a precision shares: ``batch 256, 16 workers, pinned, fp16``."""
+    return _with_remedies(_searched_parts(config), config)
+
+
+def remedy_text(name: str) -> str:
+    """A remedy in two words or three, by its name: ``uint8 transfer``."""
+    return _REMEDY_TEXT.get(name, name.replace("_", " "))
+
+
+def _with_remedies(parts: list[str], config: TrialConfig) -> str:
+    """Remedies that only turn on a setting are named as that setting."""
+    named = [words for name in config.remedies if (words := remedy_text(name)) not in parts]
+    return ", ".join(parts) + (f", with {' and '.join(named)}" if named else "")
+
+
+def _searched_parts(config: TrialConfig) -> list[str]:
     loader = config.loader
     parts = [
         f"batch {loader.batch_size}",
@@ -96,7 +119,7 @@ def searched_text(config: TrialConfig) -> str:
         parts.insert(2, f"prefetch_factor={loader.prefetch_factor}")
     parts += [] if loader.in_order else ["in_order=False"]
     parts += [] if loader.persistent_workers else ["persistent_workers=False"]
-    return ", ".join(parts)
+    return parts
 
 
 def precision_text(precision: Precision) -> str:

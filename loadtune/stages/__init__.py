@@ -7,6 +7,7 @@ from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory, verify_memory
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
+from loadtune.stages.remedies import remedies
 from loadtune.stages.run import Run
 from loadtune.stages.search_space import space
 from loadtune.stages.searching import study
@@ -24,6 +25,7 @@ __all__ = [
     "overrun",
     "own",
     "recipes",
+    "remedies",
     "space",
     "start",
     "study",

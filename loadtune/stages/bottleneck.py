@@ -1,6 +1,6 @@
 """After the confirmation: what limits the winner, by the throughput model, fitted to all that was measured."""
 
-from loadtune.records import Measurement, TrialConfig, WorkloadFacts
+from loadtune.records import Finalist, Measurement, TrialConfig, WorkloadFacts
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.bottleneck import Known, bottleneck
@@ -14,8 +14,16 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> No
     """Nothing is run for it. Without a winner, or where the model knows no other configuration, nothing is named."""
     found = run.found
     winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
-    if winner is None or winner.config.precision not in searched.recipes:
-        return
+    known = None if winner is None else known_of(run, facts, searched, winner)
+    if winner is not None and known is not None:
+        found.bottleneck = bottleneck(known, winner)
+
+
+def known_of(run: Run, facts: WorkloadFacts, searched: SearchSpace, winner: Finalist) -> Known | None:
+    """What the run measured, as the model takes it. None: it knows fewer than two configurations."""
+    found = run.found
+    if winner.config.precision not in searched.recipes:
+        return None
     search = search_of(run, facts, searched)
     runs = [(finalist.config, measured) for finalist in found.finalists for measured in finalist.runs]
     tried = [(trial.config, trial.measurement) for trial in found.trials if trial.measurement is not None]
@@ -25,16 +33,14 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> No
         if config.precision in searched.recipes and (search.is_modelled(config) or config == winner.config)
     ]
     if len({config for config, _ in measured}) < 2:
-        return
-    known = Known(
+        return None
+    return Known(
         job=search.job,
-        facts=facts,
         measured=measured,
         trials=found.trials,
         num_workers=_numbers(searched, winner.config.loader.num_workers),
         objective=found.config.objective,
     )
-    found.bottleneck = bottleneck(known, winner)
 
 
 def _numbers(searched: SearchSpace, own: int) -> list[int]:

@@ -14,8 +14,8 @@ from loadtune.report.journal import Kept
 from loadtune.study.yours import with_facts
 from loadtune.units import bytes_text, counted
 
-_MAY_DIFFER = {"num_trials", "time_budget_s", "out", "device"}
-"""Of a TuneConfig: how long, and where to; the device is compared as it was chosen."""
+_MAY_DIFFER = {"num_trials", "time_budget_s", "out", "device", "remedies"}
+"""Of a TuneConfig: how long, where to, and what is tried on the answer; the device is compared as it was chosen."""
 
 _OF_THE_MACHINE = ("cpu_name", "num_usable_cores", "num_listed_cores", "torch", "cuda")
 """Not the hostname, which is another with each start of a container; RAM, Python and driver are compared apart."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec
+from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_parts, num_classes_of
 from loadtune.workload.epoch import Epoch, epoch_of
 from loadtune.workload.factories import find_function, is_import_path
@@ -64,6 +65,10 @@ class Workload:
     """The user's own training. None: ours."""
     own_optimizer: OptimizerFactory | None = None
     """None: the spec's."""
+    on_device: tuple[Callable[[Batch], Batch], ...] = ()
+    """What is done with a batch once it is on the device, before it is trained on."""
+    copy_ahead: bool = False
+    """Whether the next batch is copied while the current one is trained on. On a GPU alone."""
 
     @property
     def dataset(self) -> Any:

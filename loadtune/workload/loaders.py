@@ -36,6 +36,8 @@ class LoaderParts:
     """Deprecated in PyTorch. Empty: not given, or this PyTorch does not take it."""
     loader_class: str | None = None
     """Name of a subclass of `DataLoader`, of which nothing else is kept. None: it was a `DataLoader` itself."""
+    batched_fetch: bool = False
+    """Whether a batch is fetched with one indexing call, ``dataset[[4, 1, 7]]``, which returns it collated."""
 
     @classmethod
     def shuffled(cls, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> "LoaderParts":
@@ -112,7 +114,12 @@ class LoaderParts:
         if self.pin_memory_device:
             kwargs["pin_memory_device"] = self.pin_memory_device
         kwargs |= {"worker_init_fn": self.worker_init_fn, "generator": self.generator, "collate_fn": self.collate_fn}
-        return DataLoader(self.dataset, **(kwargs | others))
+        kwargs |= others
+        if self.batched_fetch:
+            sampler = kwargs["sampler"] if "sampler" in kwargs else RandomSampler(self.dataset)
+            batches = BatchSampler(sampler, config.batch_size, kwargs.pop("drop_last"))
+            kwargs |= {"sampler": batches, "batch_size": None}
+        return DataLoader(self.dataset, **kwargs)
 
 
 class Endless:

@@ -19,8 +19,13 @@ _LEARNING_RATE = 1e-12
 _MOMENTUM = 0.9
 
 
-def make_optimizer(choice: StepOptimizer | OptimizerFactory, model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
-    """A fresh optimizer without state; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
+def make_optimizer(
+    choice: StepOptimizer | OptimizerFactory, model: nn.Module, *, fused: bool, scaled: bool = False
+) -> torch.optim.Optimizer:
+    """A fresh optimizer; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
+
+    It has no state yet, but for a fused SGD whose gradients are ``scaled``: a first step that GradScaler skips would
+    leave its momentum unset, and nothing would train any more. Its momentum begins at zero.
 
     One of the user's own is fused as it was written. Raises WorkloadError where that cannot be made.
     """
@@ -31,7 +36,11 @@ def make_optimizer(choice: StepOptimizer | OptimizerFactory, model: nn.Module, *
     if choice == "adamw":
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
     momentum = 0.0 if choice == "sgd_plain" else _MOMENTUM
-    return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=momentum, fused=implementation)
+    made = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=momentum, fused=implementation)
+    if fused and scaled and momentum:
+        for parameter in parameters:
+            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
 
 
 def _own_optimizer(

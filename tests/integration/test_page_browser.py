@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from browser_rig import CHROMIUM, Browser
-from page_rig import NASTY, config, cut_short, explained, golden, measurement, named, with_trials
+from page_rig import NASTY, config, cut_short, explained, golden, measurement, named, with_code_changes, with_trials
 
 from loadtune.records import Finalist
 from loadtune.report.page.write import write_board, write_page
@@ -99,6 +99,13 @@ def test_code_is_copied_whole(opened) -> None:
     )
 
 
+def test_code_of_a_change_is_copied_whole(opened) -> None:
+    opened.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    click(opened, ".copy[data-of='remedy-1']")
+    opened.until("document.querySelector('.copy[data-of=\"remedy-1\"]').textContent === 'Copied'")
+    assert opened.evaluate("navigator.clipboard.readText()") == golden().remedies.tried[0].code
+
+
 def test_dark_and_light_follow_the_system_and_the_switch(browser, page) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     found = []
@@ -137,15 +144,15 @@ def test_five_finalists_keep_their_names_apart_on_a_phone(browser, tmp_path) -> 
 
 @pytest.mark.parametrize("width", [PHONE_WIDTH, 1000])
 def test_labels_of_the_roofline_stand_apart_and_whole(browser, tmp_path, width: int) -> None:
-    changes = {"uint8": 5300.0, "half_the_loading": 5250.0, "twice_the_cores": 5200.0, "more_workers": 4400.0}
-    browser.open(write_page(explained(changes), tmp_path / "report.html"), width=width)
+    result = with_code_changes(explained({"half_the_loading": 5250.0, "twice_the_cores": 5200.0}))
+    browser.open(write_page(result, tmp_path / "report.html"), width=width)
     boxes = browser.evaluate(
         """[...document.querySelectorAll("#roofline .annotation")].map((label) => {
             const { right, top, bottom } = label.getBoundingClientRect();
             return { right, top, bottom };
         }).sort((one, other) => one.top - other.top)"""
     )
-    assert len(boxes) == len(changes)
+    assert len(boxes) == 5
     assert all(above["bottom"] <= below["top"] for above, below in pairwise(boxes))
     assert max(box["right"] for box in boxes) <= width
 

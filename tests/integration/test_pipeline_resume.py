@@ -298,7 +298,7 @@ def test_an_interruption_between_two_figures_loses_none(tmp_path: Path) -> None:
     assert cut.cut_short is not None
     bench = FakeBench(seed=1)
     result = resumed(tmp_path, ALL_TRIALS, bench=bench)
-    assert asked_of(bench) == ["saving"]
+    assert asked_of(bench) == ["saving", "examine"]
     assert result.epoch_cost == cut.epoch_cost is not None
 
 

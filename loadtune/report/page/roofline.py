@@ -9,8 +9,9 @@ from math import log2
 from statistics import fmean
 from typing import Any
 
-from loadtune.records import Bottleneck, ChangeKind, PredictedChange, Resource, RooflinePoint, TrialConfig, TuningResult
+from loadtune.records import Bottleneck, Resource, RooflinePoint, TrialConfig, TuningResult
 from loadtune.report.bottleneck import RESOURCE_TEXT
+from loadtune.report.page.changes import Change, change_labels, change_marks, change_places, shown_changes
 from loadtune.report.page.figure import (
     BLUE,
     GREEN,
@@ -29,7 +30,7 @@ from loadtune.report.page.figure import (
 )
 from loadtune.report.page.measured import baseline, timed_trials, whose_runs
 from loadtune.report.wording import settings_text
-from loadtune.units import counted, number_text, percent_text, rate_text, ratio_text
+from loadtune.units import counted, number_text, percent_text, rate_text
 
 _LINES: dict[Resource, tuple[str, str]] = {
     "workers": (BLUE, "dash"),
@@ -37,13 +38,6 @@ _LINES: dict[Resource, tuple[str, str]] = {
     "pinning": (PINK, "longdash"),
     "main": (RED, "dot"),
     "device": (GREEN, "longdashdot"),
-}
-_CHANGE_NAMES: dict[ChangeKind, str] = {
-    "uint8": "uint8 images",
-    "half_precision": "16-bit samples",
-    "more_workers": "more workers",
-    "twice_the_cores": "twice the cores",
-    "half_the_loading": "half the loading time",
 }
 _MARKS = {
     "trial": {"color": BLUE, "symbol": "circle-open", "size": 8, "line": {"width": 2}},
@@ -54,14 +48,6 @@ _MARKS = {
 }
 _ROOM = 1.6
 """Height of the picture ÷ the highest rate that was predicted or measured: a resource may allow far more than that."""
-_CHANGES_APART = 0.12
-"""Between changes of one number of workers, in `_place`, so that their intervals do not cover each other."""
-_LABELS_APART = 0.14
-"""Between two labels, as a share of the picture's height: each has two lines."""
-
-
-_Label = tuple[Trace, Trace]
-"""A shape and an annotation of a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +69,10 @@ def roofline(result: TuningResult) -> Figure:
     return Figure(
         key="roofline",
         title="The roofline of data loading",
-        reading="" if found is None else _reading(found),
-        source="Lines: the throughput model, fitted to the trials and confirmed runs. Marks: measured; the mean over "
-        "its runs with the 95% interval where a configuration was confirmed.",
+        reading="" if found is None else _reading(found, shown_changes(result, found.changes)),
+        source="Lines: the throughput model, fitted to the trials and confirmed runs. Marks: measured, except open "
+        "triangles; the mean over its runs, with the 95% interval where a configuration was confirmed. A filled "
+        "triangle has the interval of its gain.",
         panels=() if found is None else (_panel(result, found),),
         missing=_missing(result),
     )
@@ -96,11 +83,17 @@ def _without_resources(found: Bottleneck) -> Bottleneck:
     return replace(found, limits=(), changes=(), roofline=roof)
 
 
-def _reading(found: Bottleneck) -> str:
-    sentences = [
-        "The grey line is the predicted throughput, its band the 95% interval.",
-        "Triangles are predictions for one change at the winner's settings; none was tried." * bool(found.changes),
-    ]
+def _reading(found: Bottleneck, changes: Sequence[Change]) -> str:
+    kinds = {one.kind for one in changes}
+    sentences = ["The grey line is the predicted throughput, its band the 95% interval."]
+    if "winner with code changes" in kinds:
+        sentences.append("The pink star is the winner with all changes of your code that gain, measured.")
+    if "measured with a change" in kinds:
+        sentences.append("Filled triangles are the winner with one change more, measured.")
+    if "predicted with a change" in kinds:
+        sentences.append("Open triangles are predictions for one change, which was not tried.")
+    if len(changes) > 1:
+        sentences.append("Changes with the same number of workers are side by side, from its tick to the right.")
     if found.limits:
         sentences.insert(
             0,
@@ -122,7 +115,7 @@ def _missing(result: TuningResult) -> tuple[str, ...]:
             f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed, and the resources explain "
             f"{percent_text(found.explained)} of the measured throughput.",
         )
-    top = _top(found, _measured(result, found.config))
+    top = _top(found, _measured(result, found.config), shown_changes(result, found.changes))
     above = [
         f"{_name(resource)} (from {rate_text(min(limits))})"
         for resource in _LINES
@@ -136,9 +129,9 @@ def _limits(found: Bottleneck, resource: Resource) -> dict[int, float]:
     return {one.num_workers: one.limits[resource] for one in found.roofline if resource in one.limits}
 
 
-def _top(found: Bottleneck, measured: Sequence[_Measured]) -> float:
+def _top(found: Bottleneck, measured: Sequence[_Measured], changes: Sequence[Change]) -> float:
     highest = max([one.samples_per_s.value for one in found.roofline] + [one.rate for one in measured], default=1.0)
-    return max([_ROOM * highest] + [1.05 * one.samples_per_s.high for one in found.changes])
+    return max([_ROOM * highest] + [1.05 * (one.value if one.high is None else one.high) for one in changes])
 
 
 def _name(resource: Resource) -> str:
@@ -151,13 +144,13 @@ def _place(num_workers: int) -> float:
 
 
 def _panel(result: TuningResult, found: Bottleneck) -> Panel:
-    measured, changes = _measured(result, found.config), found.changes
-    top, places = _top(found, measured), _change_places(changes)
+    measured, changes = _measured(result, found.config), shown_changes(result, found.changes)
+    top, places = _top(found, measured, changes), change_places(changes, _place)
     numbers = {one.num_workers for one in found.roofline} | {one.num_workers for one in changes}
     numbers |= {one.num_workers for one in measured} | {found.config.loader.num_workers}
     right = max([_place(number) for number in numbers] + places) + 0.25
     shown = [one for one in _LINES if min(_limits(found, one).values(), default=top) < top]
-    labels = _labels(changes, places, top, right)
+    labels = change_labels(changes, places, top, right)
     layout = {
         "xaxis": axis("workers", range=[-0.15, right], zeroline=False, **_ticks(numbers, found.config)),
         "yaxis": score_axis() | {"range": [0, top]},
@@ -169,7 +162,7 @@ def _panel(result: TuningResult, found: Bottleneck) -> Panel:
         *_prediction(found.roofline),
         *(_limit(found, one) for one in shown),
         *_marks(measured),
-        *([_change_marks(changes, places)] if changes else []),
+        *change_marks(changes, places),
     ]
     return Panel(title=_title(found), data=tuple(data), layout=layout, height_px=540)
 
@@ -264,43 +257,3 @@ def _marks(measured: Sequence[_Measured]) -> list[Trace]:
         for kind, here in found.items()
         if here
     ]
-
-
-def _change_places(changes: Sequence[PredictedChange]) -> list[float]:
-    """Those of one number of workers side by side."""
-    before = [sum(other.num_workers == one.num_workers for other in changes[:n]) for n, one in enumerate(changes)]
-    return [_place(one.num_workers) + _CHANGES_APART * count for one, count in zip(changes, before, strict=True)]
-
-
-def _change_marks(changes: Sequence[PredictedChange], places: Sequence[float]) -> Trace:
-    rates = [one.samples_per_s for one in changes]
-    words = [
-        f"{_CHANGE_NAMES[one.kind]}, {counted(one.num_workers, 'worker')}<br>{rate_text(one.samples_per_s.value)} "
-        f"predicted: {ratio_text(one.gain.value)} ({ratio_text(one.gain.low)} to {ratio_text(one.gain.high)})"
-        for one in changes
-    ]
-    interval = {
-        "type": "data",
-        "array": [rate.high - rate.value for rate in rates],
-        "arrayminus": [rate.value - rate.low for rate in rates],
-        "thickness": 1.2,
-        "width": 4,
-    }
-    marker = {"color": PINK, "symbol": "triangle-up", "size": 11}
-    values = [rate.value for rate in rates]
-    return points("predicted with a change", places, values, words, marker=marker, error_y=interval)
-
-
-def _labels(changes: Sequence[PredictedChange], places: Sequence[float], top: float, right: float) -> list[_Label]:
-    """In the margin, highest first and none on another, each with a line from its mark."""
-    found, height = list[_Label](), top * (1 + _LABELS_APART / 2)
-    for one, place in sorted(zip(changes, places, strict=True), key=lambda pair: -pair[0].samples_per_s.value):
-        rate = one.samples_per_s
-        height = min(rate.value, height - _LABELS_APART * top)
-        ends = {"x0": place, "x1": right, "y0": rate.value, "y1": height}
-        interval = f"{number_text(rate.value)} ({number_text(rate.low)}–{number_text(rate.high)})"
-        name = counted(one.num_workers, "worker") if one.kind == "more_workers" else _CHANGE_NAMES[one.kind]
-        words = {"xref": "paper", "x": 1, "y": height, "text": f"{name}:<br>{interval}"}
-        look = {"showarrow": False, "xanchor": "left", "xshift": 4, "align": "left", "font": {"size": 11}}
-        found.append(({"type": "line", **ends, "line": {"color": PINK, "width": 1, "dash": "dash"}}, words | look))
-    return found

@@ -15,6 +15,7 @@ from loadtune.report.page.roofline import roofline
 from loadtune.report.page.step_time import step_time
 from loadtune.report.page.table import TrialTable, trial_table
 from loadtune.report.page.timelines import timelines
+from loadtune.report.remedies import TITLE, RemediesView, best_with_changes
 from loadtune.report.view import Section, Summary, banner, summary
 from loadtune.report.wording import settings_text
 from loadtune.units import efficiency_text, percent_text, rate_text, ratio_text
@@ -31,10 +32,11 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """Figures under one heading."""
+    """Figures under one heading, or changes of the code."""
 
     title: str
-    figures: tuple[Figure, ...]
+    figures: tuple[Figure, ...] = ()
+    remedies: RemediesView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Page:
     headline: str
     """The answer in one line, or that there is none."""
     tiles: tuple[Tile, ...]
+    with_changes: str | None
+    """The throughput with all changes of the code that gain. None: none does."""
     summary: Summary
     """The same words as in the terminal."""
     machine: tuple[tuple[str, str], ...]
@@ -60,10 +64,12 @@ def page_view(result: TuningResult) -> Page:
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         headline="No configuration could be confirmed." if result.best is None else settings_text(result.best.config),
         tiles=_tiles(result),
+        with_changes=next(iter(best_with_changes(result)), None),
         summary=said,
         machine=banner(result.host, result.device).rows,
         chapters=(
             Chapter(title="What limits throughput", figures=(roofline(result),)),
+            *([] if said.remedies is None else [Chapter(title=TITLE, remedies=said.remedies)]),
             Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
             Chapter(title="Utilization over time", figures=(timelines(result),)),
             Chapter(title="Search", figures=(history(result),)),

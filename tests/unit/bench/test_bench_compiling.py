@@ -118,7 +118,8 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
 
     trainer: Any = SimpleNamespace(
         device=torch.device("cpu"),
-        to_device=lambda batch: batch,
+        copies_ahead=False,
+        receive=lambda batch: batch,
         num_samples=lambda batch: len(batch[0]),
         step=step,
         synchronize=lambda: None,
@@ -130,7 +131,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
     line: Any = SimpleNamespace(
         enter=lambda phase: None, pulse=lambda: None, window=lambda window: None, stop_asked=lambda: num_steps > 5
     )
-    loop = TrainingLoop(lambda config: EndlessLoader(workload, config))
+    loop = TrainingLoop(lambda config: EndlessLoader(workload, config.loader))
     config = TrialConfig(loader=LoaderConfig(batch_size=2), recipe=Recipe(compile=True))
     run = loop.time_training(trainer, config, 0.0, line, begins=lambda: None)
     loop.end()

@@ -4,9 +4,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from page_rig import config, cut_short, explained, golden, measured, measurement
+from page_rig import config, cut_short, explained, golden, measured, measurement, with_code_changes
 
-from loadtune.records import Finalist, TrialConfig, TuningResult
+from loadtune.records import Estimate, Finalist, TrialConfig, TuningResult
 from loadtune.report.page.roofline import roofline
 
 BEST = golden().best.config
@@ -84,24 +84,64 @@ def test_a_baseline_that_wins_has_one_mark() -> None:
 
 
 def test_a_change_is_shown_with_its_interval_and_named_beside() -> None:
-    found, layout = drawn(explained({"uint8": 5300.0}))
+    found, layout = drawn(explained({"half_the_loading": 5300.0}))
     mark = found["predicted with a change"]
     assert at(mark, layout, 16) == [5300]
     assert mark["error_y"]["array"] == [pytest.approx(424)]
-    assert [words["text"] for words in layout["annotations"]] == ["uint8 images:<br>5,300 (4,876–5,724)"]
+    assert [words["text"] for words in layout["annotations"]] == ["half the loading time:<br>5,300 (4,876–5,724)"]
+
+
+def test_the_winner_with_all_changes_that_gain_has_a_mark_of_its_own() -> None:
+    found, layout = drawn(with_code_changes(explained({})))
+    star = found["winner with code changes"]
+    assert at(star, layout, 16) == [5350]
+    assert star["error_y"]["array"] == [pytest.approx(0.03 * 5350)]
+    assert "with uint8 transfer and copy ahead" in star["text"][0]
+    assert at(found["winner"], layout, 16) == [pytest.approx(4050)]
+
+
+def test_measured_code_changes_are_apart_from_those_that_were_only_predicted() -> None:
+    found, layout = drawn(with_code_changes(explained({})))
+    uint8, forkserver = found["measured with a change"]["y"]
+    assert (uint8, forkserver) == (pytest.approx(5145), pytest.approx(5305))
+    assert found["measured with a change"]["error_y"]["array"][0] == pytest.approx(5145 * (1.32 / 1.27 - 1))
+    assert found["predicted with a change"]["y"] == [pytest.approx(1.05 * 5350)]
+    assert "no time was left" in found["predicted with a change"]["text"][0]
+    symbols = {trace["marker"]["symbol"] for name, trace in found.items() if name.endswith(("change", "changes"))}
+    assert symbols == {"star", "triangle-up", "triangle-up-open"}
+    names = [words["text"].partition(":")[0] for words in layout["annotations"]]
+    assert names == ["+ torch.compile", "with code changes", "uint8 transfer"]
+
+
+def test_where_the_objective_is_energy_a_gain_is_no_interval_of_throughput() -> None:
+    result = with_code_changes(explained({}))
+    found, _ = drawn(replace(result, config=replace(result.config, objective="samples-per-joule")))
+    assert found["measured with a change"]["error_y"]["array"] == [None, None]
 
 
 def test_labels_of_changes_are_apart_and_each_mark_is_seen() -> None:
-    changes = {"uint8": 5300.0, "half_precision": 5290.0, "twice_the_cores": 5280.0, "half_the_loading": 4300.0}
-    found, layout = drawn(explained(changes))
+    found, layout = drawn(with_code_changes(explained({"half_the_loading": 5290.0, "twice_the_cores": 5280.0})))
     heights = [words["y"] for words in layout["annotations"]]
     apart = 0.1 * layout["yaxis"]["range"][1]
     assert all(above - below > apart for above, below in pairwise(heights))
-    assert len(set(found["predicted with a change"]["x"])) == len(changes)
+    kinds = ("winner with code changes", "measured with a change", "predicted with a change")
+    places = [place for kind in kinds for place in found[kind]["x"]]
+    assert len(set(places)) == len(places) == 6
+
+
+def test_more_changes_than_the_margin_holds_stay_in_the_picture() -> None:
+    result = with_code_changes(explained({"half_the_loading": 1010.0, "twice_the_cores": 1000.0}))
+    tried = result.remedies.tried
+    slow = tuple(replace(tried[-1], predicted=Estimate(value=share, low=0.1, high=0.4)) for share in (0.2, 0.25, 0.3))
+    _, layout = drawn(replace(result, remedies=replace(result.remedies, tried=(*tried, *slow))))
+    heights = [words["y"] for words in layout["annotations"]]
+    assert len(heights) == 6
+    assert 0 < min(heights) < max(heights) < layout["yaxis"]["range"][1]
+    assert all(above > below for above, below in pairwise(heights))
 
 
 def test_the_picture_is_cut_above_what_was_reached_and_names_what_is_left_out() -> None:
-    result = explained({"uint8": 5300.0})
+    result = explained({"half_the_loading": 5300.0})
     high = tuple(
         replace(one, limits=one.limits | {"cores": 50_000.0}) if one.num_workers else one
         for one in result.bottleneck.roofline

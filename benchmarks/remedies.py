@@ -1,0 +1,97 @@
+"""Remedies of one workload after another, predicted and measured: the table of a run's remedies.
+
+    python benchmarks/remedies.py [WORKLOAD …] [--time-budget 150] [--remedies auto|all] [--fix NAME=VALUE …] [--small]
+        [--out FOLDER]
+
+Workloads are those of `workloads.py`. ``--fix`` fixes settings, so that the search ends early and the time goes into
+the remedies: *best* is then the best of what is left.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from workloads import SPECS, spec_of
+
+import loadtune
+from loadtune.arguments import fixed_of, remedies_of
+from loadtune.records import Estimate, Ratio, TriedRemedy, TuningResult
+from loadtune.report.wording import settings_text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=["fake-resnet50"], metavar="WORKLOAD")
+    parser.add_argument("--time-budget", type=float, default=150.0)
+    parser.add_argument("--remedies", default="auto")
+    parser.add_argument("--fix", nargs="*", default=[])
+    parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.workloads:
+            assert name in SPECS, f"{name} is none of {', '.join(SPECS)}"
+            config = loadtune.TuneConfig(
+                workload=spec_of(name, small=given.small, folder=None),
+                yours=loadtune.YourSettings(batch_size=given.batch_size),
+                time_budget_s=given.time_budget,
+                remedies=remedies_of(given.remedies),
+                fix=fixed_of(given.fix),
+                out=str(given.out or folder),
+            )
+            show(name, loadtune.tune(config=config))
+    return 0
+
+
+def show(name: str, result: TuningResult) -> None:
+    best, found = result.best, result.remedies
+    print(f"\n## {name}, {result.device.name}, {result.seconds:.0f} s\n")
+    if best is None or found is None:
+        print("\n".join(("nothing confirmed", *result.notes)), flush=True)
+        return
+    half, share = best.half_width_fraction or 0.0, best.compute_fraction
+    settings = settings_text(best.config)
+    print(f"best: {best.samples_per_s:,.0f}/s ± {half:.0%}, {_percent(share)} of compute ({settings})\n")
+    print("| remedy | workers | predicted | measured | kept | what changes |\n|---|---|---|---|---|---|")
+    for each in found.tried:
+        print(row(each))
+    if found.config is not None:
+        print(
+            f"\nwith those kept: {found.samples_per_s:,.0f}/s ± {found.half_width_fraction or 0:.0%}, "
+            f"{_ratio(found.gain)}, {_percent(found.compute_fraction)} of compute"
+        )
+    print("".join(f"\nnote: {note}" for note in result.notes), flush=True)
+
+
+def row(each: TriedRemedy) -> str:
+    cells = (
+        each.title,
+        each.config.loader.num_workers,
+        _estimate(each.predicted),
+        _ratio(each.gain) if each.gain is not None else each.reason,
+        "yes" if each.kept else "no",
+        each.changes,
+    )
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _estimate(found: Estimate | None) -> str:
+    return "–" if found is None else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return "–"
+    if found.low is None or found.high is None:
+        return f"{found.ratio:.2f}"
+    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.0%}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

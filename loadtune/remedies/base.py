@@ -1,0 +1,135 @@
+"""What a remedy is: a change outside of DataLoader's arguments, as one class in one file.
+
+A remedy answers, in this order: does it apply (`offer`), how is it used (`apply`, in the training process), what would
+it gain (`job`), what has the user to write (`code`). Predicting, measuring and reporting are the same for all.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from loadtune.model.resources import Job
+from loadtune.records import Bottleneck, Device, Estimate, Examined, TrialConfig, WorkloadFacts, WorkloadSpec
+
+if TYPE_CHECKING:
+    from loadtune.workload import Workload
+
+
+class NotApplicableError(Exception):
+    """A remedy cannot be used for this job; the message says why, as a clause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What a remedy may look at before it is tried."""
+
+    config: TrialConfig
+    """The best configuration, with the remedies that were kept so far."""
+    spec: WorkloadSpec
+    facts: WorkloadFacts
+    device: Device
+    num_cores: int
+    """Usable ones."""
+    ram_bytes: int
+    """Of RAM that is available."""
+    bottleneck: Bottleneck | None
+    most_workers: int
+    """Largest number of workers that the search could have chosen."""
+    wait_fraction: float
+    """Share of the best configuration's time that is spent blocked in ``next(loader)``."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.kind == "cuda"
+
+
+class Remedy:
+    """The base of all remedies. A method that a remedy leaves out changes nothing."""
+
+    title: str
+    """What to do, in a few words."""
+    changes: str = "nothing"
+    """What changes for training. Measured differences of samples are added."""
+    loads: bool = False
+    """Whether it changes what is loaded. The training process then compares samples and times loading."""
+    same_samples: bool = True
+    """Whether it loads the same samples by the same indices, so that they can be compared."""
+    only_predicted: bool = False
+    """Tried with ``--remedies all`` alone."""
+    changes_recipe: bool = False
+    """Whether it changes what only concerns compute. Its steps are then timed without a loader before it is tried."""
+    takes_s: float = 0.0
+    """Seconds that this takes, where it is long."""
+    hoped: float = 1.0
+    """Gain of compute that is hoped for. It is timed only if that much would be worth trying."""
+
+    @property
+    def name(self) -> str:
+        """Of its module: ``uint8_transfer``."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        """The configuration to try, without this remedy's name in it. None: it does not apply."""
+        raise NotImplementedError
+
+    def apply(self, workload: "Workload") -> "Workload":
+        """The job with this remedy, in the training process. Raises NotApplicableError."""
+        return workload
+
+    def compared(self, workload: "Workload") -> "Workload":
+        """The job without the remedy, as its samples are compared with those of the job with it."""
+        return workload
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Around the timing of loading with this remedy: what a worker would begin with."""
+        return nullcontext()
+
+    def gain(self, situation: Situation) -> Estimate | None:
+        """What is predicted without the throughput model. None: ask the model."""
+        return None
+
+    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+        """What the throughput model is told of it. None: the model cannot tell its gain.
+
+        By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
+        beside is added to its steps.
+        """
+        before, after = seen.before, seen.after
+        if before is None or after is None:
+            return job
+        wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
+        cpu_s = job.sample_cpu_s * after.sample_cpu_s / before.sample_cpu_s
+        waited, waits = before.sample_s - before.sample_cpu_s, after.sample_s - after.sample_cpu_s
+        kept_s = wait_s * min(1.0, waits / waited) if waited > 0.1 * before.sample_s else wait_s
+        return replace(
+            job,
+            sample_cpu_s=cpu_s,
+            sample_s=cpu_s + kept_s,
+            sample_bytes=job.sample_bytes * after.sample_bytes / before.sample_bytes,
+            compute={
+                name: tuple((size, max(0.5 * each, each + after.prepare_s - before.prepare_s)) for size, each in curve)
+                for name, curve in job.compute.items()
+            },
+        )
+
+    def code(self, situation: Situation, seen: Examined) -> str:
+        """Lines of Python to paste."""
+        return seen.code
+
+    def own_code(self, workload: "Workload") -> str:
+        """The same where the lines depend on the job; asked in the training process, of the job without the remedy."""
+        return ""
+
+
+def init_lines(workload: "Workload", name: str, statement: str) -> str:
+    """Lines of code that define a ``worker_init_fn`` of this name, which also calls the loader's own."""
+    is_own = workload.loader.worker_init_fn is not None
+    return "\n".join(
+        [
+            *(["own_init = loader.worker_init_fn  # of your loader as it is", ""] if is_own else []),
+            f"def {name}(worker_id):",
+            f"    {statement}",
+            *(["    own_init(worker_id)"] if is_own else []),
+            "",
+        ]
+    )

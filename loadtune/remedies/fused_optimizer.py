@@ -1,0 +1,35 @@
+"""Fused SGD under fp16: it takes the scaler's flag on the device, so that no step waits for the device.
+
+Plain, a fused SGD with momentum does not survive the first step that a GradScaler skips: its momentum is not set then.
+Momentum that begins at zero is set before.
+"""
+
+from dataclasses import replace
+
+from loadtune.model.resources import Job
+from loadtune.records import Examined, TrialConfig
+from loadtune.remedies.base import Remedy, Situation
+
+CODE = """\
+optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
+for group in optimizer.param_groups:  # GradScaler may skip the first step, which would leave the momentum unset
+    for parameter in group["params"]:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)"""
+
+
+class FusedOptimizer(Remedy):
+    title = "fused SGD, momentum set to zero first"
+    changes = "rounding of the optimizer's step"
+    changes_recipe = True
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        config = situation.config
+        if not situation.on_gpu or not config.recipe.waits_each_step or situation.spec.named_optimizer != "sgd":
+            return None
+        return replace(config, recipe=replace(config.recipe, fused_optimizer=True))
+
+    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+        return replace(job, syncing=job.syncing - {situation.config.precision})
+
+    def code(self, situation: Situation, seen: Examined) -> str:
+        return CODE

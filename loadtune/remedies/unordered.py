@@ -1,0 +1,29 @@
+"""Deliver batches as they are made: where single slow samples hold up others that are ready."""
+
+from dataclasses import replace
+
+from loadtune.records import Estimate, Examined, TrialConfig
+from loadtune.remedies.base import Remedy, Situation
+
+
+class Unordered(Remedy):
+    title = "in_order=False"
+    changes = "the order of batches differs from run to run"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        loader = situation.config.loader
+        if loader.num_workers < 2 or not loader.in_order:
+            return None
+        return replace(situation.config, loader=replace(loader, in_order=False))
+
+    def gain(self, situation: Situation) -> Estimate | None:
+        """At the most what is waited for late batches is gained, at the least nothing."""
+        late = situation.bottleneck.late if situation.bottleneck is not None else None
+        if late is None:
+            return Estimate(value=1.0, low=1.0, high=1.0)
+        waited = min(0.9, late.wait_fraction * situation.wait_fraction)
+        most = 1 / (1 - waited)
+        return Estimate(value=(1 + most) / 2, low=1.0, high=most)
+
+    def code(self, situation: Situation, seen: Examined) -> str:
+        return "loader = DataLoader(dataset, in_order=False, ...)"

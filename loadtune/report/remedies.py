@@ -1,0 +1,183 @@
+"""What changes of the code bring, in words: a table, the best with those that gain, and the lines to paste.
+
+In: a `TuningResult`. Out: a `RemediesView`, plain data that `text` and the page render.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from loadtune.records import Estimate, Objective, Ratio, Remedies, TrialConfig, TriedRemedy, TuningResult
+from loadtune.report.figures import Table
+from loadtune.report.wording import remedy_text
+from loadtune.units import MISSING, counted, percent_text, rate_text, ratio_text
+
+TITLE = "What a change in your code would bring"
+
+_REASON_WIDTH = 60
+"""Characters of a reason in the answer; all of it is in the details."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyCode:
+    """What to paste for one change."""
+
+    title: str
+    changes: str
+    """What changes for training, as a sentence."""
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemediesView:
+    """In the order it is read."""
+
+    table: Table | None
+    lines: tuple[str, ...]
+    code: tuple[RemedyCode, ...]
+
+
+def remedies_answer(result: TuningResult) -> RemediesView | None:
+    """Those that gain and those that were not measured; code of those that gain. None: there is nothing to say."""
+    found = result.remedies
+    if found is None or result.best is None or not found.tried:
+        return None
+    shown = [each for each in _sorted(found.tried) if each.kept or each.gain is None]
+    rows = tuple(
+        (
+            remedy_text(each.name),
+            MISSING if each.predicted is None else ratio_text(each.predicted.value),
+            textwrap.shorten(_measured(each), _REASON_WIDTH, placeholder=" …"),
+            each.changes,
+        )
+        for each in shown
+    )
+    return RemediesView(
+        table=_table(rows, result.config.objective) if rows else None,
+        lines=best_with_changes(result) or _without_gain(found),
+        code=_code([each for each in found.tried if each.kept]),
+    )
+
+
+def remedies_view(result: TuningResult) -> RemediesView | None:
+    """All of them. None: there are none."""
+    found = result.remedies
+    if found is None or result.best is None or not found.tried:
+        return None
+    tried = _sorted(found.tried)
+    rows = tuple((remedy_text(each.name), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
+    return RemediesView(
+        table=_table(rows, result.config.objective),
+        lines=(*best_with_changes(result), *_without_gain(found), *_how(found)),
+        code=_code(tried),
+    )
+
+
+def best_with_changes(result: TuningResult) -> tuple[str, ...]:
+    """One sentence: the throughput with all changes that gain. Empty: none does."""
+    found = result.remedies
+    if found is None or result.best is None or found.config is None or found.samples_per_s is None:
+        return ()
+    several = sum(each.kept for each in found.tried) > 1
+    which = "the code changes that gain" if several else "the code change that gains"
+    half = found.half_width_fraction
+    parts = [
+        rate_text(found.samples_per_s) + ("" if half is None else f" ± {percent_text(half)}"),
+        *([] if found.gain is None else [_over_the_best(found.gain, result.config.objective)]),
+        *(
+            []
+            if found.compute_fraction is None
+            else [f"{percent_text(found.compute_fraction)} of the compute-only rate"]
+        ),
+    ]
+    return (f"With {which}{_other_settings(found.config, result.best.config)}: {', '.join(parts)}.",)
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """``1.24 to 1.38``."""
+    return "no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+
+
+def _over_the_best(gain: Ratio, objective: Objective) -> str:
+    what = "the best above" if objective == "samples-per-s" else "the samples per joule of the best above"
+    return f"{ratio_text(gain.ratio)} ({interval_text(gain.low, gain.high)}) {what}"
+
+
+def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
+    """`` and 8 workers, fp16``: what it is measured with, where the best configuration has something else."""
+    parts = []
+    if config.loader.num_workers != best.loader.num_workers:
+        parts.append(counted(config.loader.num_workers, "worker"))
+    if config.loader.pin_memory != best.loader.pin_memory:
+        parts.append("pinned" if config.loader.pin_memory else "not pinned")
+    if config.precision != best.precision:
+        parts.append(config.precision)
+    return f" and {', '.join(parts)}" if parts else ""
+
+
+def _without_gain(found: Remedies) -> tuple[str, ...]:
+    """Those that were measured and are not sure to gain, in one sentence. Empty: there are none."""
+    lost = [each for each in _sorted(found.tried) if each.gain is not None and not each.kept]
+    named = "; ".join(
+        f"{remedy_text(each.name)} ({ratio_text(each.gain.ratio)}, {interval_text(each.gain.low, each.gain.high)})"
+        for each in lost
+        if each.gain is not None
+    )
+    if not lost:
+        return ()
+    if found.config is None:
+        return (f"No change of the code was found to gain: {named}.",)
+    return (f"Measured, and not sure to gain: {named}.",)
+
+
+def _how(found: Remedies) -> tuple[str, ...]:
+    """What the gains are over, where that is not the best configuration alone."""
+    if not any(each.base.remedies for each in found.tried if each.gain is not None):
+        return ()
+    kept = ", then ".join(remedy_text(each.name) for each in found.tried if each.kept)
+    return (f"Each change was measured on top of those that were kept before it: {kept}.",)
+
+
+def _sorted(tried: Sequence[TriedRemedy]) -> list[TriedRemedy]:
+    """Measured ones first; of these, as of the others, the one with the largest gain first."""
+
+    def order(each: TriedRemedy) -> tuple[bool, float]:
+        if each.gain is not None:
+            return False, -each.gain.ratio
+        return True, 0.0 if each.predicted is None else -each.predicted.value
+
+    return sorted(tried, key=order)
+
+
+def _table(rows: tuple[tuple[str, ...], ...], objective: Objective) -> Table:
+    measured = "measured (95% CI)" if objective == "samples-per-s" else "measured, samples/J (95% CI)"
+    return Table(title=TITLE, columns=("change", "predicted", measured, "what changes for training"), rows=rows)
+
+
+def _predicted(predicted: Estimate | None) -> str:
+    return MISSING if predicted is None else _ratio(predicted.value, predicted.low, predicted.high)
+
+
+def _measured(each: TriedRemedy) -> str:
+    """Its gain, or why there is none."""
+    if each.gain is None:
+        return each.reason or "not measured"
+    if each.gain.low is None or each.gain.high is None:
+        return f"{ratio_text(each.gain.ratio)} (no interval)"
+    return _ratio(each.gain.ratio, each.gain.low, each.gain.high)
+
+
+def _ratio(value: float, low: float, high: float) -> str:
+    return f"{ratio_text(value)} ({low:.2f}–{high:.2f})"
+
+
+def _code(tried: Sequence[TriedRemedy]) -> tuple[RemedyCode, ...]:
+    return tuple(
+        RemedyCode(
+            title=f"{remedy_text(each.name)}: {each.title}",
+            changes=f"What changes for training: {each.changes}.",
+            lines=tuple(each.code.rstrip("\n").split("\n")),
+        )
+        for each in tried
+        if each.code
+    )

@@ -1,0 +1,261 @@
+"""After the confirmation, in the time that is left: changes outside of DataLoader's arguments, tried on the winner.
+
+The most promising is tried first, in turn with the best configuration. One that gains for sure is kept, and the others
+are tried on top of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from loadtune.errors import LoadtuneError
+from loadtune.model.fit import ThroughputModel
+from loadtune.model.resources import Job
+from loadtune.records import (
+    ComputePoint,
+    Examined,
+    Finalist,
+    Measurement,
+    Remedies,
+    TrialConfig,
+    TrialFailure,
+    TriedRemedy,
+    WorkloadFacts,
+)
+from loadtune.records.confirmed import MISREAD, compute_rate
+from loadtune.remedies import REMEDIES, Remedy, Situation
+from loadtune.report.journal import Remedied
+from loadtune.report.wording import FAILURE_TEXT
+from loadtune.stages.bottleneck import known_of
+from loadtune.stages.run import TRIAL_SHARE, Run
+from loadtune.stages.searching import search_of
+from loadtune.stages.timing import outcome_text, timed
+from loadtune.study.bottleneck import Known, model_of
+from loadtune.study.confirm import rate_spread
+from loadtune.study.remedies import WORTH_TRYING, Offer, combined, gain_of, is_worth_keeping, offer
+from loadtune.study.space import SearchSpace
+
+NUM_ROUNDS = 3
+"""Runs with a remedy and without it, in turn."""
+
+FEWEST_ROUNDS = 2
+
+OF_LEFT = 0.95
+"""Share of the time left that remedies may take."""
+
+EXAMINE_S = 1.0
+"""What it takes to examine a remedy: 5 s for all of them on an H100."""
+
+COMPUTE_S = 1.0
+"""For timing a changed recipe without a loader."""
+
+
+def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+    """Nothing is tried without a winner, or with ``--remedies none``. What was confirmed stands in any case."""
+    found = run.found
+    winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
+    if winner is None or found.config.remedies == "none":
+        return
+    before = run.kept.remedied if run.kept is not None else None
+    if before is not None and before.winner == winner.config:
+        found.remedies = before.remedies
+        return
+    with found.stage("remedies"):
+        trying = _Trying(run, facts, searched, winner, known_of(run, facts, searched, winner))
+        try:
+            trying.run_all()
+        except LoadtuneError as error:
+            found.note(f"Not all remedies were tried: {str(error).rstrip('.')}.")
+        found.remedies = trying.outcome()
+        run.keep(Remedied(winner=winner.config, remedies=found.remedies))
+
+
+@dataclass(slots=True)
+class _Trying:
+    run: Run
+    facts: WorkloadFacts
+    searched: SearchSpace
+    winner: Finalist
+    known: Known | None
+    """None: the model knows too little of this job."""
+    model: ThroughputModel | None = None
+    job: Job | None = None
+    """With the remedies that were kept."""
+    tried: list[TriedRemedy] = field(default_factory=list)
+    seen: dict[str, Examined] = field(default_factory=dict)
+    others: Sequence[TrialConfig] = ()
+    """Other settings at the best batch size that can run."""
+    points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
+    until_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.until_s = self.run.until(OF_LEFT)
+        best = self.winner.config
+        search = search_of(self.run, self.facts, self.searched)
+        self.others = [each for each in search.best_at(best.batch_size) if each.loader.in_order == best.loader.in_order]
+        if self.known is not None:
+            self.model = model_of(self.known)
+            self.job = self.model.job
+
+    @property
+    def config(self) -> TrialConfig:
+        """The best so far."""
+        return next((each.config for each in reversed(self.tried) if each.kept), self.winner.config)
+
+    def run_all(self) -> None:
+        offers = self._offers(REMEDIES.values())
+        while offers:
+            best = offers.pop(0)
+            if self._is_left_out(best):
+                continue
+            outcome = self._try(best)
+            self.tried.append(outcome)
+            if outcome.kept:
+                self.job = best.job or self.job
+                offers = self._offers([each.remedy for each in offers])
+
+    def outcome(self) -> Remedies:
+        kept = [each for each in self.tried if each.kept]
+        if not kept:
+            return Remedies(tried=tuple(self.tried))
+        last = kept[-1]
+        rate = sum(run.samples_per_s for run in last.runs) / len(last.runs)
+        spread = rate_spread([last.runs, last.base_runs, *(f.runs for f in self.run.found.finalists)])
+        points = (*self.run.found.compute_points, *self.points.values())
+        alone = compute_rate(points, last.config)
+        share = None if alone is None else rate / alone.samples_per_s
+        return Remedies(
+            tried=tuple(self._final(each, last.config) for each in self.tried),
+            config=last.config,
+            samples_per_s=rate,
+            half_width_fraction=None if spread is None else spread.half_width(1 / len(last.runs), 1),
+            gain=combined([each.gain for each in kept if each.gain is not None]),
+            compute_fraction=None if share is None or share > MISREAD else share,
+        )
+
+    def _final(self, each: TriedRemedy, config: TrialConfig) -> TriedRemedy:
+        """With the lines to paste for the settings that all together ended with."""
+        if not each.kept:
+            return each
+        code = REMEDIES[each.name].code(replace(self._situation(), config=config), self.seen[each.name])
+        return replace(each, code=code)
+
+    def _situation(self) -> Situation:
+        found = self.run.found
+        return Situation(
+            config=self.config,
+            spec=found.config.workload,
+            facts=self.facts,
+            device=found.device,
+            num_cores=found.host.num_usable_cores,
+            ram_bytes=found.host.ram_available_bytes,
+            bottleneck=found.bottleneck,
+            most_workers=max(self.searched.num_workers),
+            wait_fraction=self.winner.wait_fraction,
+        )
+
+    def _offers(self, remedies: Iterable[Remedy]) -> list[Offer]:
+        """Those that apply on top of what was kept, the most promising first."""
+        situation, everything = self._situation(), self.run.found.config.remedies == "all"
+        able = [r for r in remedies if r.name not in situation.config.remedies and r.offer(situation) is not None]
+        if not able:
+            return []
+        if self._left_s < EXAMINE_S * len(able) + self._needed_s(FEWEST_ROUNDS):
+            self.run.found.note(
+                "Further changes of the code were not tried, because too little of the time budget was left. Raise "
+                "--time-budget to try them."
+            )
+            return []
+        seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
+        if isinstance(seen, TrialFailure):
+            self.run.found.note(f"No remedy was tried, because examining them failed: {seen.message}")
+            return []
+        offers = [self._offer(remedy, each, situation) for remedy, each in zip(able, seen, strict=True)]
+        found = [each for each in offers if each is not None and (everything or _gain(each) >= WORTH_TRYING)]
+        return sorted(found, key=lambda each: -_gain(each))
+
+    def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | None:
+        def predicted(compute_gain: float) -> Offer | None:
+            return offer(remedy, seen, situation, self.model, self.job, self.others, compute_gain)
+
+        found = predicted(remedy.hoped)
+        if found is None or not remedy.changes_recipe:
+            return found
+        everything = self.run.found.config.remedies == "all"
+        if (not everything and _gain(found) < WORTH_TRYING) or remedy.takes_s + self._needed_s(1) > self._left_s:
+            return None
+        before, after = self._compute(situation.config), self._compute(found.config)
+        if before is None or after is None:
+            return None
+        return predicted(after.samples_per_s / before.samples_per_s)
+
+    def _compute(self, config: TrialConfig) -> ComputePoint | None:
+        """Of its recipe, timed now."""
+        key = replace(config, remedies=())  # without a loader none of them matters
+        if key not in self.points:
+            point = self.run.bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
+            if isinstance(point, TrialFailure):
+                return None
+            self.points[key] = point
+        return self.points[key]
+
+    def _is_left_out(self, each: Offer) -> bool:
+        """Whether it is not tried; then it is kept as predicted only."""
+        reason = None
+        if each.remedy.only_predicted and self.run.found.config.remedies != "all":
+            reason = "predicted only; --remedies all tries it"
+        elif self._needed_s(FEWEST_ROUNDS) > self._left_s:
+            reason = "no time was left to try it"
+        if reason is not None:
+            self.tried.append(self._told(each, reason=reason))
+        return reason is not None
+
+    @property
+    def _left_s(self) -> float:
+        return self.until_s - self.run.clock.now()
+
+    def _needed_s(self, num_rounds: int) -> float:
+        return 2 * num_rounds * max(run.seconds for run in self.winner.runs)
+
+    def _try(self, each: Offer) -> TriedRemedy:
+        found, base = self.run.found, self.config
+        runs: dict[TrialConfig, list[Measurement]] = {base: [], each.config: []}
+        for number in range(NUM_ROUNDS):
+            if number >= FEWEST_ROUNDS and self._needed_s(1) > self._left_s:
+                break
+            for config in (base, each.config) if number % 2 == 0 else (each.config, base):
+                outcome = timed(self.run, config, TRIAL_SHARE, None)
+                found.tell(f"{each.remedy.title}: {outcome_text(config, outcome, found.config.objective)}")
+                if isinstance(outcome, TrialFailure):
+                    return self._told(each, reason=f"{FAILURE_TEXT[outcome.kind]}: {outcome.message}")
+                runs[config].append(outcome)
+        others = [finalist.runs for finalist in found.finalists]
+        gain = gain_of(runs[base], runs[each.config], others, found.config.objective)
+        told = self._told(each)
+        return replace(
+            told,
+            gain=gain,
+            runs=tuple(runs[each.config]),
+            base_runs=tuple(runs[base]),
+            kept=is_worth_keeping(gain),
+        )
+
+    def _told(self, each: Offer, reason: str | None = None) -> TriedRemedy:
+        remedy, situation = each.remedy, self._situation()
+        self.seen[remedy.name] = each.seen
+        changes = [remedy.changes] if remedy.changes != "nothing" or each.seen.difference is None else []
+        changes += [] if each.seen.difference is None else [each.seen.difference]
+        at = replace(situation, config=each.config)
+        return TriedRemedy(
+            name=remedy.name,
+            title=remedy.title,
+            changes="; ".join(changes),
+            code=remedy.code(at, each.seen),
+            base=self.config,
+            config=each.config,
+            predicted=each.predicted,
+            reason=reason,
+        )
+
+
+def _gain(each: Offer) -> float:
+    return 1.0 if each.predicted is None else each.predicted.value

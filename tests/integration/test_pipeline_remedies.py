@@ -1,0 +1,164 @@
+"""Remedies in a whole run over a fake bench: which are tried, which are kept, and what stands when one fails."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from loadtune.records import Device, Examined, Loading, Remedies, TrialFailure, TriedRemedy, TuneConfig, TuningResult
+from loadtune.report.store import load_result
+from loadtune.testing import FakeBench, Surface
+from tests.pipeline_rig import resumed, tune_fake
+
+FLOATS = Loading(sample_s=3e-3, sample_cpu_s=3e-3, sample_bytes=602_120.0)
+BYTES = Loading(sample_s=2.4e-3, sample_cpu_s=2.4e-3, sample_bytes=150_536.0)
+UINT8 = Examined(name="uint8_transfer", before=FLOATS, after=BYTES, difference="none", code="images = images.float()")
+HALF = Examined(
+    name="half_transfer", before=FLOATS, after=replace(FLOATS, sample_bytes=301_064.0), difference="tiny", code="half"
+)
+AHEAD = Examined(name="copy_ahead")
+
+
+def bench(**given) -> FakeBench:
+    """Pinning limits, so that fewer bytes help."""
+    examined = {each.name: each for each in (UINT8, HALF, AHEAD)}
+    return FakeBench(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
+
+
+def found(result: TuningResult) -> Remedies:
+    assert result.remedies is not None
+    return result.remedies
+
+
+def named(result: TuningResult) -> dict[str, TriedRemedy]:
+    return {each.name: each for each in found(result).tried}
+
+
+def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tmp_path: Path) -> None:
+    result = tune_fake(bench(), tmp_path)
+    uint8 = named(result)["uint8_transfer"]
+    assert uint8.predicted is not None
+    assert uint8.predicted.value > 1.03
+    assert uint8.kept
+    assert uint8.gain is not None
+    assert uint8.gain.low is not None
+    assert uint8.gain.high is not None
+    assert 1.0 < uint8.gain.low < 1.3 < uint8.gain.high
+    assert uint8.code == UINT8.code
+    assert result.best is not None
+    assert result.best.config.remedies == ()
+    assert found(result).config == replace(uint8.config, remedies=("uint8_transfer",))
+    assert found(result).samples_per_s == pytest.approx(1.3 * result.best.samples_per_s, rel=0.1)
+
+
+def test_the_most_promising_comes_first_and_the_next_is_tried_on_top_of_what_was_kept(tmp_path: Path) -> None:
+    result = tune_fake(bench(remedy_gains={"uint8_transfer": 1.3, "copy_ahead": 1.1}), tmp_path, ALL)
+    order = [each.name for each in found(result).tried]
+    assert order.index("uint8_transfer") < order.index("copy_ahead")
+    assert named(result)["copy_ahead"].base.remedies == ("uint8_transfer",)
+    gain = found(result).gain
+    assert gain is not None
+    assert gain.ratio == pytest.approx(1.3 * 1.1, rel=0.1)
+
+
+ALL = TuneConfig(remedies="all", time_budget_s=900.0)
+
+
+def test_bytes_leave_nothing_for_16_bit_floats(tmp_path: Path) -> None:
+    assert "half_transfer" not in named(tune_fake(bench(), tmp_path, ALL))
+
+
+def test_what_is_predicted_to_gain_nothing_is_not_tried(tmp_path: Path) -> None:
+    """As many bytes, loaded as slowly."""
+    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
+    assert "uint8_transfer" not in named(tune_fake(bench(examined=nothing), tmp_path))
+
+
+def test_all_that_apply_are_tried_if_asked_for(tmp_path: Path) -> None:
+    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
+    uint8 = named(tune_fake(bench(examined=nothing, remedy_gains={}), tmp_path, ALL))["uint8_transfer"]
+    assert uint8.gain is not None
+    assert not uint8.kept
+
+
+def test_a_remedy_that_does_not_keep_its_promise_is_shown_and_not_kept(tmp_path: Path) -> None:
+    result = tune_fake(bench(remedy_gains={"uint8_transfer": 0.8}), tmp_path)
+    uint8 = named(result)["uint8_transfer"]
+    assert uint8.gain is not None
+    assert uint8.gain.ratio < 1.0
+    assert not uint8.kept
+    assert found(result).config is None
+
+
+def test_a_remedy_that_fails_is_named_and_the_answer_stands(tmp_path: Path) -> None:
+    crash = TrialFailure(kind="crash", phase="training", message="it died")
+    tried = bench(fail=lambda config: crash if "uint8_transfer" in config.remedies else None)
+    result = tune_fake(tried, tmp_path)
+    assert result.best is not None
+    assert result.cut_short is None
+    uint8 = named(result)["uint8_transfer"]
+    assert uint8.gain is None
+    assert uint8.reason is not None
+    assert "it died" in uint8.reason
+
+
+def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:
+    tried = bench()
+    result = tune_fake(tried, tmp_path, TuneConfig(remedies="none"))
+    assert result.remedies is None
+    assert not [request for request, _ in tried.requests if request == "examine"]
+
+
+def test_on_a_cpu_no_bytes_are_sent_to_a_gpu(tmp_path: Path) -> None:
+    result = tune_fake(bench(), tmp_path, ALL, device=Device(kind="cpu", uuid=None, name="Fake CPU"))
+    assert not {"uint8_transfer", "half_transfer", "copy_ahead", "compiled"} & set(named(result))
+
+
+@dataclass(slots=True)
+class Slow(FakeBench):
+    """Examining takes longer than there is time."""
+
+    def examine(self, config, names):
+        self._spend(1e6, "remedies")
+
+
+def test_the_end_of_the_time_budget_while_remedies_are_tried_is_a_note(tmp_path: Path) -> None:
+    result = tune_fake(Slow(), tmp_path)
+    assert result.best is not None
+    assert result.cut_short is None
+    assert any("remedies" in note for note in result.notes)
+
+
+def test_remedies_take_no_more_time_than_the_budget(tmp_path: Path) -> None:
+    tried = bench()
+    result = tune_fake(tried, tmp_path, TuneConfig(time_budget_s=170.0, remedies="all"))
+    assert result.seconds <= 170.0
+
+
+def test_a_result_is_read_back_with_its_remedies(tmp_path: Path) -> None:
+    result = tune_fake(bench(), tmp_path)
+    assert load_result(tmp_path).remedies == result.remedies
+
+
+def test_a_run_that_is_resumed_after_its_remedies_does_not_try_them_again(tmp_path: Path) -> None:
+    before = tune_fake(bench(), tmp_path)
+    again = bench(seed=1)
+    after = resumed(tmp_path, bench=again)
+    assert after.remedies == before.remedies
+    assert not [request for request, _ in again.requests if request == "examine"]
+
+
+def test_a_remedy_is_tried_with_the_precision_that_is_best_with_it(tmp_path: Path) -> None:
+    """While pinning limits all precisions alike, the fastest one shows only with fewer bytes."""
+    surface = Surface(
+        compute_per_s={"fp32": 2300.0, "fp16": 4500.0, "bf16": 2000.0}, pinned_per_s=3300.0, sample_s=1 / 600
+    )
+    light = replace(BYTES, sample_s=1e-4, sample_cpu_s=1e-4, sample_bytes=1e4)
+    result = tune_fake(bench(surface=surface, examined={"uint8_transfer": replace(UINT8, after=light)}), tmp_path)
+    assert named(result)["uint8_transfer"].config.precision == "fp16"
+
+
+def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
+    result = tune_fake(bench(), tmp_path, TuneConfig(time_budget_s=60.0, remedies="all"))
+    assert found(result).tried == () or all(each.reason for each in found(result).tried)
+    assert any("changes of the code were not tried" in note for note in result.notes)

@@ -1,0 +1,152 @@
+"""Small jobs that remedies are applied to, and batches as they are trained on, with a remedy and without it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets import FakeData, ImageFolder
+
+from loadtune.records import Device, Examined, LoaderConfig, Recipe, TrialConfig, WorkloadFacts, WorkloadSpec
+from loadtune.remedies import REMEDIES, Situation, in_order
+from loadtune.workload import Batch, LoaderParts, Workload
+
+CPU = Device(kind="cpu", name="cpu")
+GPU = Device(kind="cuda", name="gpu", uuid="GPU-0")
+
+FACTS = WorkloadFacts(
+    dataset_length=1000,
+    input_shape=(3, 32, 32),
+    input_dtype="float32",
+    sample_bytes=12_296,
+    sample_s=1e-3,
+    num_classes=3,
+    num_parameters=10,
+    precisions=("fp32", "fp16", "bf16"),
+    min_batch_size=1,
+    start_method="fork",
+    device_name="gpu",
+    torch="2.9",
+    cuda="12.8",
+    memory_capacity_bytes=1 << 34,
+    memory_budget_bytes=1 << 34,
+)
+LOADER = LoaderConfig(batch_size=4, num_workers=2, pin_memory=True)
+
+
+def situation(
+    *,
+    loader: LoaderConfig = LOADER,
+    recipe: Recipe | None = None,
+    remedies: tuple[str, ...] = (),
+    facts: dict[str, Any] | None = None,
+    **given: Any,
+) -> Situation:
+    """Of images on a GPU, with two workers, pinned, in fp16. ``given``: fields in place of the plain ones."""
+    plain: dict[str, Any] = {
+        "spec": WorkloadSpec(),
+        "device": GPU,
+        "num_cores": 8,
+        "ram_bytes": 1 << 33,
+        "bottleneck": None,
+        "most_workers": 8,
+        "wait_fraction": 0.5,
+    }
+    config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)
+    return Situation(config=config, facts=replace(FACTS, **(facts or {})), **(plain | given))
+
+
+def fake_images(transform: Any, num: int = 12) -> Any:
+    """Random pictures of 32×32 pixels; what is random in the transform goes by the global state."""
+    return FakeData(size=num, image_size=(3, 32, 32), num_classes=3, transform=transform)
+
+
+def image_folder(root: Path, transform: Any, *, suffix: str = "jpg", pixels: int = 96, num: int = 6) -> Any:
+    """Files with smooth pictures, as photographs are, of two classes."""
+    y, x = np.mgrid[0:pixels, 0:pixels] / pixels
+    for at in range(num):
+        waves = [np.sin(6 * x + at), np.cos(5 * y - at), np.sin(4 * (x + y))]
+        folder = root / f"class{at % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels_of = (127 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)
+        Image.fromarray(pixels_of).save(folder / f"{at}.{suffix}")
+    return ImageFolder(str(root), transform)
+
+
+class Table(Dataset[Any]):
+    """Rows of numbers, which can be indexed with a list too."""
+
+    def __init__(self, num: int = 40) -> None:
+        self.inputs = torch.arange(3.0 * num).reshape(num, 3)
+        self.targets = torch.arange(num) % 3
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def delivered(job: Workload, indices: Sequence[int] = range(6), *, seed: int = 0) -> Batch:
+    """A batch of these samples as this job's loader delivers it, with the global random state of this seed."""
+    loader = job.loader.make(LoaderConfig(batch_size=len(indices)), sampler=list(indices))
+    seed_all(seed)
+    (batch,) = loader
+    return batch
+
+
+def trained_on(job: Workload, indices: Sequence[int] = range(6), *, seed: int = 0) -> Batch:
+    """The same, after what the job does with it on the device."""
+    batch = delivered(job, indices, seed=seed)
+    for change in job.on_device:
+        batch = change(batch)
+    return batch
+
+
+def pasted_batch(dataset: Any, *, seed: int = 0, num: int = 6, **arguments: Any) -> Batch:
+    """What a user's own loader over this dataset delivers first."""
+    loader = DataLoader(dataset, batch_size=num, **arguments)
+    seed_all(seed)
+    return next(iter(loader))
+
+
+def lines_of(name: str, job: Workload, **given: Any) -> str:
+    """The lines to paste for this remedy; what they leave to the user (``...``) is left out."""
+    remedy = REMEDIES[name]
+    seen = Examined(name=name, code=remedy.own_code(job))
+    return remedy.code(situation(**given), seen).replace(", ...)", ")")
+
+
+def job_with(job: Workload, *names: str) -> Workload:
+    """With these remedies, in the order in which they are applied."""
+    for name in in_order(names):
+        job = REMEDIES[name].apply(job)
+    return job
+
+
+def parts_of(loader: "DataLoader[Any]") -> dict[str, Any]:
+    """For `workload_of`: a loader of the user's own."""
+    return {"loader": LoaderParts.of(loader), "own_loader": True}
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    """Whether two batches are the same pair of tensors, to the last bit."""
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def apart(one: Batch, other: Batch) -> float:
+    """Largest difference of two batches' inputs; their targets are equal."""
+    assert one[1].dtype == other[1].dtype
+    assert torch.equal(one[1], other[1])
+    return float((one[0].double() - other[0].double()).abs().max())

@@ -1,0 +1,141 @@
+"""Batches fetched with one call, by the loader that trials use; and remedies that change from trial to trial."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loop_rig import SleepingTrainer
+from remedy_rig import Table, job_with
+from workload_rig import workload_of
+
+from loadtune.bench.endless_loader import EndlessLoader
+from loadtune.bench.loader import TrainingLoop
+from loadtune.records import LoaderConfig, Recipe, TrainingRun, TrialConfig
+from loadtune.workload import Workload
+
+CONFIG = LoaderConfig(batch_size=4, num_workers=2)
+
+
+@pytest.fixture
+def job() -> Workload:
+    return job_with(workload_of(Table(num=24)), "batched_fetch")
+
+
+@pytest.fixture
+def loader(job: Workload) -> Iterator[EndlessLoader]:
+    made = EndlessLoader(job, CONFIG)
+    yield made
+    made.close()
+
+
+def rows(batches: list[Any]) -> list[int]:
+    """The numbers of their samples."""
+    return [int(row) // 3 for inputs, _ in batches for row in inputs[:, 0]]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_full_batches_and_each_sample_once_an_epoch(num_workers: int, job: Workload) -> None:
+    loader = EndlessLoader(job, replace(CONFIG, num_workers=num_workers))
+    try:
+        batches = [loader.next_batch() for _ in range(18)]
+    finally:
+        loader.close()
+    assert all(inputs.shape == (4, 3) and targets.shape == (4,) for inputs, targets in batches)
+    assert Counter(rows(batches)) == dict.fromkeys(range(24), 3)
+    assert all(torch.equal(targets, inputs[:, 0].long() // 3 % 3) for inputs, targets in batches)
+
+
+def test_the_order_is_that_of_samples_fetched_one_by_one(loader: EndlessLoader) -> None:
+    plain = EndlessLoader(workload_of(Table(num=24)), CONFIG)
+    try:
+        expected = [plain.next_batch() for _ in range(9)]
+    finally:
+        plain.close()
+    assert rows([loader.next_batch() for _ in range(9)]) == rows(expected)
+
+
+def test_other_workers_are_taken_over_under_way_and_another_batch_size_is_not(loader: EndlessLoader) -> None:
+    loader.next_batch()
+    more = replace(CONFIG, num_workers=1)
+    assert loader.can_switch_to(more)
+    assert not loader.can_switch_to(replace(CONFIG, batch_size=8))
+    batch = loader.switch(more, lambda: None)
+    assert loader.num_workers == 1
+    assert len(batch[0]) == 4
+    assert len(loader.shares()) == 1
+
+
+class Loop:
+    """A training loop whose loaders are noted; each trial is one short window."""
+
+    def __init__(self, plain: Workload) -> None:
+        self.jobs = {(): plain, ("batched_fetch",): job_with(plain, "batched_fetch")}
+        self.made: list[EndlessLoader] = []
+        self.closed: list[EndlessLoader] = []
+        self.loop = TrainingLoop(self._make)
+        self.sizes: list[int] = []
+
+    def _make(self, config: TrialConfig) -> EndlessLoader:
+        loader = EndlessLoader(self.jobs[config.remedies], config.loader)
+        close = loader.close
+
+        def closed() -> None:
+            self.closed.append(loader)
+            close()
+
+        loader.close = closed  # type: ignore[method-assign]
+        self.made.append(loader)
+        return loader
+
+    def run(self, loader: LoaderConfig, *remedies: str) -> TrainingRun:
+        windows: list[Any] = []
+        line: Any = SimpleNamespace(
+            enter=lambda phase: None, pulse=lambda: None, stop_asked=lambda: bool(windows), window=windows.append
+        )
+        trainer: Any = Trainer(self.sizes)
+        config = TrialConfig(loader=loader, recipe=Recipe(), remedies=remedies)
+        run = self.loop.time_training(trainer, config, 0.01, line, lambda: None)
+        assert isinstance(run, TrainingRun)
+        assert len(run.windows) == 1
+        return run
+
+
+class Trainer(SleepingTrainer):
+    """Notes the sizes of the batches that it trains on."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(step_s=0.001)
+        self._sizes = sizes
+
+    def step(self, batch: Any) -> None:
+        super().step(batch)
+        self._sizes.append(len(batch[0]))
+
+    def num_compiled(self) -> int:
+        return 0
+
+
+def test_other_remedies_end_the_old_loader_and_the_same_ones_keep_it() -> None:
+    rig = Loop(workload_of(Table(num=24)))
+    try:
+        rig.run(CONFIG)
+        rig.run(replace(CONFIG, batch_size=6))
+        assert len(rig.made) == 1, "only its settings changed"
+        rig.run(CONFIG, "batched_fetch")
+        assert len(rig.made) == 2
+        assert rig.closed == rig.made[:1]
+        rig.run(replace(CONFIG, num_workers=1), "batched_fetch")
+        assert len(rig.made) == 2
+        rig.sizes.clear()
+        rig.run(replace(CONFIG, batch_size=8), "batched_fetch")
+        assert set(rig.sizes) == {8}
+        assert len(rig.made) == 3, "a batch size of batches that are fetched at once cannot change under way"
+        rig.run(CONFIG)
+        assert rig.closed == rig.made[:3]
+    finally:
+        rig.loop.end()
+    assert rig.closed == rig.made

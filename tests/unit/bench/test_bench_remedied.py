@@ -1,0 +1,234 @@
+"""What the training process says of a remedy before it is tried: refused and why, bytes, difference, lines."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from remedy_rig import Table, delivered, fake_images, image_folder, parts_of, trained_on
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision import transforms as v1
+from workload_rig import workload_of
+
+from loadtune.bench import remedied
+from loadtune.bench.remedied import RemediedJobs
+from loadtune.records import Examined, LoaderConfig, Recipe, TrialConfig
+from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation
+from loadtune.workload import Workload
+
+PULSES: list[None] = []
+LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: PULSES.append(None))
+DEVICE = torch.device("cpu")
+MEAN = (0.485, 0.456, 0.406)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remedied, "NUM_SAMPLES", 8)
+
+
+def images() -> Workload:
+    transform = v1.Compose([v1.RandomCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, MEAN)])
+    return workload_of(fake_images(transform))
+
+
+def config(*names: str) -> TrialConfig:
+    return TrialConfig(loader=LoaderConfig(batch_size=4), recipe=Recipe(), remedies=names)
+
+
+def examined(job: Workload, name: str, *before: str) -> Examined:
+    (seen,) = RemediedJobs(job, LINE).examine(config(*before), (name,), DEVICE)
+    assert seen.name == name
+    return seen
+
+
+def test_bytes_are_a_quarter_and_no_sample_differs() -> None:
+    """Of an augmented dataset too: both are loaded by the same random state."""
+    seen = examined(images(), "uint8_transfer")
+    assert seen.refused is None
+    assert seen.before is not None
+    assert seen.after is not None
+    label_bytes, pixels = 8, 3 * 24 * 24
+    assert seen.before.sample_bytes == 4 * pixels + label_bytes
+    assert seen.after.sample_bytes == pixels + label_bytes
+    assert seen.difference == "none (samples are equal to the last bit)"
+    assert "images.float()" in seen.code
+    for loading in (seen.before, seen.after):
+        assert 0 < loading.sample_cpu_s <= loading.sample_s
+
+
+def test_half_of_the_bytes_and_how_much_values_are_rounded() -> None:
+    seen = examined(images(), "half_transfer")
+    assert seen.before is not None
+    assert seen.after is not None
+    assert seen.after.sample_bytes - 8 == (seen.before.sample_bytes - 8) / 2
+    assert seen.difference is not None
+    assert seen.difference.startswith("values of a sample differ by 0.00")
+
+
+def test_batched_fetch_of_the_same_rows() -> None:
+    seen = examined(workload_of(Table()), "batched_fetch")
+    assert seen.refused is None
+    assert seen.before is not None
+    assert seen.after is not None
+    assert seen.after.sample_bytes == seen.before.sample_bytes
+    assert seen.difference == "none (samples are equal to the last bit)"
+
+
+def test_what_is_not_loaded_otherwise_is_not_timed() -> None:
+    seen = examined(images(), "copy_ahead")
+    assert seen == Examined(name="copy_ahead")
+
+
+def test_cached_samples_are_timed_and_not_compared() -> None:
+    """Those of a trial are the first ones, which stand for the others."""
+    seen = examined(workload_of(Table()), "cached")
+    assert seen.refused is None
+    assert seen.after is not None
+    assert seen.difference is None
+
+
+def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
+    erasing = workload_of(fake_images(v1.Compose([v1.ToTensor(), v1.RandomErasing(p=1.0)])))
+    names = ("uint8_transfer", "half_transfer", "tensor_decoding", "batched_fetch", "cached", "opencv_threads")
+    seen = {each.name: each.refused for each in RemediedJobs(erasing, LINE).examine(config(), names, DEVICE)}
+    assert list(seen) == list(names)
+    assert seen["half_transfer"] is None
+    assert "does not end in ToTensor" in (seen["uint8_transfer"] or "")
+    assert "no ImageFolder" in (seen["tensor_decoding"] or "")
+    assert "cannot be indexed with a list" in (seen["batched_fetch"] or "")
+    assert "augmentation" in (seen["cached"] or "")
+    assert "OpenCV" in (seen["opencv_threads"] or "")
+
+
+class Broken(Remedy):
+    """Fails in one of its methods."""
+
+    title = "broken"
+    loads = True
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+    @property
+    def name(self) -> str:
+        return "broken"
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        return situation.config
+
+    def apply(self, workload: Workload) -> Workload:
+        if self.method == "apply":
+            raise RuntimeError("no such file\nand more")
+        return workload
+
+    def own_code(self, workload: Workload) -> str:
+        return str(1 / 0) if self.method == "own_code" else ""
+
+
+@pytest.mark.parametrize(("method", "reason"), [("apply", "RuntimeError: no such file"), ("own_code", "ZeroDivision")])
+def test_a_remedy_that_fails_is_refused_and_ends_nothing(
+    method: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REMEDIES, "broken", Broken(method))
+    jobs = RemediedJobs(images(), LINE)
+    broken, other = jobs.examine(config(), ("broken", "uint8_transfer"), DEVICE)
+    assert broken.refused is not None
+    assert broken.refused.startswith(f"it could not be applied: {reason}")
+    assert "and more" not in broken.refused
+    assert other.refused is None
+
+
+def test_a_dataset_that_fails_is_no_end_either() -> None:
+    class Failing(Table):
+        def __getitem__(self, index: Any) -> Any:
+            raise OSError("gone")
+
+    seen = examined(workload_of(Failing()), "half_transfer")
+    assert "gone" in (seen.refused or "")
+
+
+class Spoiling(Broken):
+    """Loads something else."""
+
+    def __init__(self, spoil: Any) -> None:
+        super().__init__("none")
+        self.spoil = spoil
+
+    def apply(self, workload: Workload) -> Workload:
+        inputs, targets = workload.dataset.tensors
+        return workload_of(TensorDataset(self.spoil(inputs.clone()), targets))
+
+
+def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> Examined:
+    monkeypatch.setitem(REMEDIES, "broken", Spoiling(spoil))
+    return examined(workload_of(TensorDataset(inputs, torch.arange(len(inputs)))), "broken")
+
+
+def test_another_type_or_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.ones(4, 3)
+    assert "float64" in (spoiled(torch.Tensor.double, rows, monkeypatch).refused or "")
+    assert "(8, 2)" in (spoiled(lambda inputs: inputs[:, :2], rows, monkeypatch).refused or "")
+
+
+def test_values_that_are_no_longer_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.ones(4, 3)
+    for value in (float("nan"), float("inf")):
+        seen = spoiled(lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), rows, monkeypatch)
+        assert "finite" in (seen.refused or "")
+
+
+def test_values_that_were_not_finite_before_differ_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = torch.tensor([[float("nan"), float("inf"), 1.0]] * 4)
+    assert spoiled(torch.clone, rows, monkeypatch).difference == "none (samples are equal to the last bit)"
+
+
+def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_column(inputs: torch.Tensor) -> torch.Tensor:
+        inputs[:, 0] += 0.5
+        return inputs
+
+    seen = spoiled(first_column, torch.ones(4, 3), monkeypatch)
+    # 3 inputs and 1 target a sample
+    assert seen.difference == "values of a sample differ by 0.5 at most, by 0.12 in the mean"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Workload:
+    transform = v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])
+    return workload_of(image_folder(tmp_path, transform))
+
+
+@pytest.mark.parametrize("kept", ["tensor_decoding", "uint8_transfer"])
+def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: str, folder: Workload) -> None:
+    (other,) = {"tensor_decoding", "uint8_transfer"} - {kept}
+    seen = examined(folder, other, kept)
+    assert seen.refused is None
+    assert seen.difference is not None
+    jobs = RemediedJobs(folder, LINE)
+    job = jobs.job(("tensor_decoding", "uint8_transfer"))
+    assert delivered(job)[0].dtype == torch.uint8
+    assert torch.allclose(trained_on(job)[0], trained_on(jobs.job(("tensor_decoding",)))[0], atol=1e-6)
+    assert job is jobs.job(("tensor_decoding", "uint8_transfer")), "made once"
+
+
+def test_a_remedy_on_top_of_one_that_cannot_be_used_is_refused() -> None:
+    with pytest.raises(NotApplicableError):
+        RemediedJobs(workload_of(Table()), LINE).job(("uint8_transfer", "copy_ahead"))
+
+
+def test_the_users_job_stays_and_loading_keeps_the_threads_of_this_process() -> None:
+    loader = DataLoader(Table(), 4, shuffle=True)
+    job = workload_of(Table(), **parts_of(loader))
+    threads, parts = torch.get_num_threads(), job.loader
+    for name in ("batched_fetch", "half_transfer", "worker_threads", "start_method", "cached"):
+        assert examined(job, name).refused is None
+    assert job.loader is parts
+    assert torch.get_num_threads() == threads
+
+
+def test_signs_of_life_are_given_while_loading() -> None:
+    PULSES.clear()
+    examined(workload_of(Table()), "half_transfer")
+    assert len(PULSES) > 2

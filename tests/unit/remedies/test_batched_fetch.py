@@ -1,0 +1,216 @@
+"""A batch by one indexing call: the same samples in the same order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from remedy_rig import Table, equal, job_with, lines_of, parts_of, situation
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
+from workload_rig import workload_of
+
+from loadtune.records import LoaderConfig
+from loadtune.remedies import REMEDIES, NotApplicableError
+
+BATCH_SIZE = 6
+
+
+class Arrays(Dataset[Any]):
+    """Rows of NumPy arrays, which only DataLoader makes tensors of."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = (tensor.numpy() for tensor in (Table().inputs, Table().targets))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+class Named(Table):
+    def __getitem__(self, index: Any) -> Any:
+        return {"x": self.inputs[index], "y": self.targets[index]}
+
+
+class Counting(Table):
+    """Notes each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Any] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        self.asked.append(index)
+        return super().__getitem__(index)
+
+
+class Fetching(Table):
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [self[index] for index in indices]
+
+
+class Increasing(Table):
+    """Takes increasing indices alone, as an HDF5 file does."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list) and index != sorted(index):
+            raise TypeError("Indexing elements must be in increasing order")
+        return super().__getitem__(index)
+
+
+class Sorting(Table):
+    def __getitem__(self, index: Any) -> Any:
+        return super().__getitem__(sorted(index) if isinstance(index, list) else index)
+
+
+class Scaling(Table):
+    """Scales by what it is given at once."""
+
+    def __getitem__(self, index: Any) -> Any:
+        inputs, targets = super().__getitem__(index)
+        return inputs / inputs.max(), targets
+
+
+class Augmenting(Table):
+    def __getitem__(self, index: Any) -> Any:
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.rand(inputs.shape), targets
+
+
+class OneByOne(Table):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(int(index))
+
+
+def collate(samples: list[Any]) -> Any:
+    return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
+
+
+def batches(loader: "DataLoader[Any]", seed: int = 0) -> list[Any]:
+    """Of an epoch."""
+    torch.manual_seed(seed)
+    return list(loader)
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+DATASETS: dict[str, Callable[[], Any]] = {
+    "table": Table,
+    "TensorDataset": lambda: TensorDataset(Table().inputs, Table().targets),
+    "arrays": Arrays,
+    "subset": lambda: Subset(Table(), range(39, 4, -1)),
+    "subset of a TensorDataset": lambda: Subset(TensorDataset(Table().inputs, Table().targets), range(9, 39)),
+    "two rows": lambda: Table(2),
+}
+
+
+@pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS.keys())
+def test_each_batch_is_the_same(make: Callable[[], Any]) -> None:
+    dataset = make()
+    order = [at % len(dataset) for at in (9, 4, 4, 1, 0, 3, 2, 7, 5)]
+    config = LoaderConfig(batch_size=4)
+    plain = workload_of(dataset)
+    changed = job_with(plain, "batched_fetch")
+    one, other = (job.loader.make(config, sampler=order) for job in (plain, changed))
+    assert [len(targets) for _, targets in batches(other)] == [4, 4, 1]
+    assert same(batches(one), batches(other))
+
+
+def test_a_batch_of_mappings() -> None:
+    changed = job_with(workload_of(Named()), "batched_fetch")
+    (batch,) = changed.loader.make(LoaderConfig(batch_size=3), sampler=[7, 1, 5])
+    assert torch.equal(batch["x"], Table().inputs[[7, 1, 5]])
+    assert torch.equal(batch["y"], Table().targets[[7, 1, 5]])
+
+
+def test_a_batch_is_one_call() -> None:
+    dataset = Counting()
+    changed = job_with(workload_of(dataset), "batched_fetch")
+    dataset.asked.clear()
+    list(changed.loader.make(LoaderConfig(batch_size=3), sampler=[7, 1, 5, 2, 0, 4]))
+    assert dataset.asked == [[7, 1, 5], [2, 0, 4]]
+
+
+def test_by_workers_an_epoch_has_every_sample_once_in_the_order_of_the_seed() -> None:
+    loader = DataLoader(Table(), BATCH_SIZE, shuffle=True, drop_last=True)
+    plain = workload_of(Table(), **parts_of(loader))
+    changed = job_with(plain, "batched_fetch")
+    config = LoaderConfig(batch_size=BATCH_SIZE, num_workers=2)
+    seen = batches(changed.loader.make(config))
+    assert same(batches(loader), seen)
+    rows = torch.cat([inputs[:, 0] for inputs, _ in seen]).tolist()
+    assert len(set(rows)) == len(rows) == 36
+    assert type(loader.batch_sampler).__name__ == "BatchSampler"
+    assert loader.batch_size == BATCH_SIZE, "the user's own loader stays as it was"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "reason"),
+    [
+        (Fetching(), "__getitems__"),
+        (Subset(Fetching(), range(9)), "__getitems__"),
+        (OneByOne(), "cannot be indexed with a list"),
+        (Increasing(), "cannot be indexed with a list in any order"),
+        (Sorting(), "other values"),
+        (Scaling(), "other values"),
+        (Augmenting(), "other values"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Dataset) else "",
+)
+def test_refused(dataset: Any, reason: str) -> None:
+    with pytest.raises(NotApplicableError, match=reason):
+        job_with(workload_of(dataset), "batched_fetch")
+
+
+def test_refused_with_a_collate_function_of_the_users_own() -> None:
+    job = workload_of(Table(), **parts_of(DataLoader(Table(), 4, collate_fn=collate)))
+    with pytest.raises(NotApplicableError, match="collate function"):
+        job_with(job, "batched_fetch")
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
+OWN_LOADERS: dict[str, Callable[[Any], "DataLoader[Any]"]] = {
+    "shuffled": lambda data: DataLoader(data, BATCH_SIZE, shuffle=True),
+    "own generator": lambda data: DataLoader(data, BATCH_SIZE, shuffle=True, generator=seeded(), drop_last=True),
+    "seeded sampler": lambda data: DataLoader(data, BATCH_SIZE, sampler=RandomSampler(data, generator=seeded())),
+    "in order": lambda data: DataLoader(data, BATCH_SIZE),
+    "weighted": lambda data: DataLoader(
+        data, BATCH_SIZE, sampler=WeightedRandomSampler([1.0, 9.0] * 20, num_samples=25, generator=seeded())
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OWN_LOADERS.values(), ids=OWN_LOADERS.keys())
+def test_the_pasted_lines_give_the_same_samples_in_the_same_order(make: Callable[[Any], "DataLoader[Any]"]) -> None:
+    dataset = Table()
+    expected = batches(make(dataset))
+    loader = make(dataset)
+    code = lines_of("batched_fetch", workload_of(dataset, **parts_of(loader)), loader=LoaderConfig(batch_size=6))
+    names: dict[str, Any] = {"torch": torch, "dataset": dataset, "loader": loader}
+    exec(code, names)
+    assert names["loader"] is not loader
+    assert same(expected, batches(names["loader"]))
+
+
+def test_the_pasted_lines_of_a_dataset_that_was_named_shuffle_it() -> None:
+    dataset = Table()
+    config = LoaderConfig(batch_size=6, num_workers=1, prefetch_factor=3, persistent_workers=False)
+    names: dict[str, Any] = {"dataset": dataset}
+    exec(lines_of("batched_fetch", workload_of(dataset), loader=config), names)
+    loader = names["loader"]
+    plain = DataLoader(dataset, 6, shuffle=True, drop_last=True)
+    assert same(batches(plain), batches(loader))
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, False)
+
+
+def test_not_offered_for_streams_or_batches_of_the_users_own() -> None:
+    offer = REMEDIES["batched_fetch"].offer
+    assert offer(situation()) == situation().config
+    assert offer(situation(facts={"dataset_length": None})) is None
+    assert offer(situation(facts={"fixed_batch_size": 16})) is None

@@ -1,0 +1,88 @@
+"""A fused SGD whose momentum begins at zero trains as a plain one, also where GradScaler skips the first step."""
+
+from typing import Any
+
+import torch
+from remedy_rig import CPU, lines_of, situation
+from torch import nn
+from workload_rig import workload_of
+
+from loadtune.records import Recipe, WorkloadSpec
+from loadtune.remedies import REMEDIES
+from loadtune.workload import make_optimizer
+
+LR = 0.1
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def pasted(made: nn.Module) -> torch.optim.Optimizer:
+    names: dict[str, Any] = {"torch": torch, "model": made, "lr": LR}
+    exec(lines_of("fused_optimizer", workload_of([], made)), names)
+    return names["optimizer"]  # type: ignore[no-any-return]
+
+
+def sgd(made: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(made.parameters(), lr=LR, momentum=0.9, fused=fused)
+
+
+def train(made: nn.Module, optimizer: torch.optim.Optimizer, *, overflows: int = 0, num_steps: int = 5) -> list[Any]:
+    """The parameters after steps of which the first so many have gradients that are not finite."""
+    scaler, generator = torch.amp.GradScaler("cpu", init_scale=4.0), torch.Generator().manual_seed(1)
+    for step in range(overflows + num_steps):
+        inputs = torch.full((6, 4), float("inf")) if step < overflows else torch.rand(6, 4, generator=generator)
+        optimizer.zero_grad()
+        scaler.scale(made(inputs).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return [parameter.detach() for parameter in made.parameters()]
+
+
+def near(one: list[Any], other: list[Any]) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(one, other, strict=True))
+
+
+def test_the_pasted_lines_train_as_a_plain_sgd_does() -> None:
+    plain, fused = model(), model()
+    expected = train(plain, sgd(plain, fused=False))
+    assert near(expected, train(fused, pasted(fused)))
+    assert not near(expected, list(model().parameters())), "nothing was trained: the test tests nothing"
+
+
+def test_also_after_a_first_step_that_was_skipped() -> None:
+    plain, fused, without = model(), model(), model()
+    expected = train(plain, sgd(plain, fused=False), overflows=2)
+    assert near(expected, train(fused, pasted(fused), overflows=2))
+    bare = train(without, sgd(without, fused=True), overflows=2)
+    assert not near(expected, bare), "a fused SGD needs these lines no more: leave the remedy's second half out"
+
+
+def test_the_optimizer_that_is_timed_trains_the_same() -> None:
+    plain, timed = model(), model()
+    optimizer = make_optimizer("sgd", timed, fused=True, scaled=True)
+    optimizer.param_groups[0]["lr"] = LR
+    assert near(train(plain, sgd(plain, fused=False), overflows=1), train(timed, optimizer, overflows=1))
+
+
+def test_what_is_not_trained_stays() -> None:
+    made = model()
+    made[0].requires_grad_(False)  # type: ignore[index]
+    before = made[0].weight.clone()  # type: ignore[index,operator,union-attr]
+    train(made, pasted(made), overflows=1)
+    assert torch.equal(before, made[0].weight)  # type: ignore[index,arg-type]
+
+
+def test_offered_where_each_step_waits_for_the_scaler() -> None:
+    offer = REMEDIES["fused_optimizer"].offer
+    found = offer(situation())
+    assert found is not None
+    assert found.recipe.fused_optimizer
+    assert found.loader == situation().config.loader
+    assert offer(situation(device=CPU)) is None
+    assert offer(situation(recipe=Recipe(precision="bf16"))) is None
+    assert offer(situation(recipe=Recipe(precision="fp16", fused_optimizer=True))) is None
+    assert offer(situation(spec=WorkloadSpec(optimizer="adamw"))) is None
+    assert offer(situation(spec=WorkloadSpec(optimizer="pkg.mod:sgd"))) is None

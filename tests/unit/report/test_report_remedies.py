@@ -1,0 +1,111 @@
+"""Changes of the code in words: what is said of those that gain, of those that do not, and of those not measured."""
+
+from dataclasses import replace
+
+from page_rig import cut_short, golden
+
+from loadtune.records import Remedies, TuningResult
+from loadtune.report.page.view import page_view
+from loadtune.report.remedies import RemediesView, best_with_changes, remedies_answer, remedies_view
+from loadtune.report.view import summary
+from loadtune.report.wording import searched_text, settings_text
+
+
+def of(result: TuningResult, **more: object) -> TuningResult:
+    assert result.remedies is not None
+    return replace(result, remedies=replace(result.remedies, **more))  # type: ignore[arg-type]
+
+
+def answered(result: TuningResult) -> RemediesView:
+    view = remedies_answer(result)
+    assert view is not None
+    return view
+
+
+def without_gain() -> TuningResult:
+    """The one that does not gain, and the one that was not tried."""
+    return of(
+        golden(), tried=golden().remedies.tried[2:], config=None, samples_per_s=None, half_width_fraction=None,
+        gain=None, compute_fraction=None,
+    )  # fmt: skip
+
+
+def test_the_answer_has_those_that_gain_best_first_and_then_those_not_measured() -> None:
+    table = answered(golden()).table
+    assert table is not None
+    assert [(row[0], row[2]) for row in table.rows] == [
+        ("uint8 transfer", "1.27× (1.22–1.32)"),
+        ("copy ahead", "1.04× (1.01–1.07)"),
+        ("torch.compile", "no time was left to try it"),
+    ]
+
+
+def test_code_in_the_answer_is_of_those_that_gain_and_the_details_have_all() -> None:
+    details = remedies_view(golden())
+    assert details is not None
+    assert details.table is not None
+    assert [one.title.partition(":")[0] for one in answered(golden()).code] == ["uint8 transfer", "copy ahead"]
+    assert len(details.code) == len(details.table.rows) == 4
+    assert any("not sure to gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in details.lines)
+    assert any("on top of those that were kept before it: uint8 transfer, then copy ahead" in x for x in details.lines)
+    assert details.code[1].changes == "What changes for training: one more batch of GPU memory."
+
+
+def test_the_best_with_all_that_gain_is_one_sentence() -> None:
+    assert best_with_changes(golden()) == (
+        "With the code changes that gain: 5,350 samples/s ± 3%, 1.32× (1.26 to 1.38) the best above, 87% of the "
+        "compute-only rate.",
+    )
+
+
+def test_one_change_other_workers_and_figures_that_are_missing() -> None:
+    result, tried = golden(), golden().remedies.tried
+    loader = replace(tried[0].config.loader, num_workers=1)
+    one = of(
+        result, tried=tried[:1], config=replace(tried[0].config, loader=loader), half_width_fraction=None, gain=None,
+        compute_fraction=None,
+    )  # fmt: skip
+    assert best_with_changes(one) == ("With the code change that gains and 1 worker: 5,350 samples/s.",)
+
+
+def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
+    result = golden()
+    result = replace(result, config=replace(result.config, objective="samples-per-joule"))
+    assert "1.32× (1.26 to 1.38) the samples per joule of the best above" in best_with_changes(result)[0]
+    table = answered(result).table
+    assert table is not None
+    assert "measured, samples/J (95% CI)" in table.columns
+
+
+def test_where_nothing_gains_one_line_says_so_and_no_code_is_shown() -> None:
+    view = answered(without_gain())
+    assert view.lines == ("No change of the code was found to gain: forkserver (0.99×, 0.96 to 1.02).",)
+    assert view.code == ()
+    assert view.table is not None
+    assert [row[0] for row in view.table.rows] == ["torch.compile"]
+    assert page_view(without_gain()).with_changes is None
+
+
+def test_a_long_reason_is_cut_in_the_answer_alone() -> None:
+    failed = replace(golden().remedies.tried[-1], reason="out of memory: " + "CUDA out of memory. " * 30)
+    view, details = answered(of(golden(), tried=(failed,))), remedies_view(of(golden(), tried=(failed,)))
+    assert view.table is not None
+    assert details is not None
+    assert details.table is not None
+    assert len(view.table.rows[0][2]) <= 60
+    assert details.table.rows[0][2] == failed.reason
+
+
+def test_an_older_result_and_one_without_a_winner_say_nothing_of_them() -> None:
+    for result in (replace(golden(), remedies=None), replace(golden(), remedies=Remedies()), cut_short()):
+        assert remedies_answer(result) is None
+        assert summary(result).remedies is None
+        assert all(chapter.remedies is None for chapter in page_view(result).chapters)
+
+
+def test_settings_name_their_changes_once() -> None:
+    compiled = golden().remedies.tried[-1].config
+    assert settings_text(compiled).endswith("fused optimizer, torch.compile, with uint8 transfer and copy ahead")
+    assert (
+        searched_text(golden().remedies.tried[0].config) == "batch 256, 16 workers, pinned, fp16, with uint8 transfer"
+    )
