@@ -66,7 +66,7 @@ class BatchedFetch(Remedy):
 
     def own_code(self, workload: "Workload") -> str:
         """How samples are drawn."""
-        return PLAIN if workload.loader.sampler is None else OWN
+        return OWN if workload.own_loader else PLAIN
 
 
 def _equal(one: object, other: object) -> bool:

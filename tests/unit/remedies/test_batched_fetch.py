@@ -191,7 +191,8 @@ def test_the_pasted_lines_give_the_same_samples_in_the_same_order(make: Callable
     dataset = Table()
     expected = batches(make(dataset))
     loader = make(dataset)
-    code = lines_of("batched_fetch", workload_of(dataset, **parts_of(loader)), loader=LoaderConfig(batch_size=6))
+    asked = workload_of(dataset, **parts_of(make(dataset)))  # in the training process: its own copy of the sampler
+    code = lines_of("batched_fetch", asked, loader=LoaderConfig(batch_size=6))
     names: dict[str, Any] = {"torch": torch, "dataset": dataset, "loader": loader}
     exec(code, names)
     assert names["loader"] is not loader

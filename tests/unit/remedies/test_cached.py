@@ -45,7 +45,7 @@ def test_the_same_samples_and_the_dataset_is_not_asked_again() -> None:
 def test_of_a_large_dataset_some_samples_stand_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cached, "NUM_TRIED", 5)
     changed = job_with(workload_of(Table()), "cached")
-    assert changed.dataset_length == 40
+    assert len(changed.dataset) == 40
     assert equal(trained_on(changed, [7, 39]), Table()[[2, 4]])
 
 
