@@ -27,6 +27,7 @@ from loadtune.records import (
     TuneConfig,
     WorkloadSpec,
     YourSettings,
+    is_import_path,
 )
 from loadtune.units import bytes_text
 
@@ -119,11 +120,6 @@ def _setting_of(name: str, word: str) -> Setting:
     if found is None:
         raise UsageError(f"--fix {name} is {word!r}; the value must be {allowed}.")
     return found
-
-
-def is_import_path(word: str) -> bool:
-    """``pkg.mod:name`` or ``FILE.py:name``."""
-    return re.fullmatch(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*", word) is not None
 
 
 def memory_of(flag: str, word: str) -> int:

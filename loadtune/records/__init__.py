@@ -98,6 +98,7 @@ from loadtune.records.window import (
     samples_per_s,
 )
 from loadtune.records.workload import (
+    TIMM,
     CodePart,
     LiveObjects,
     OptimizerName,
@@ -106,6 +107,7 @@ from loadtune.records.workload import (
     WorkloadPart,
     WorkloadSpec,
     YourSettings,
+    is_import_path,
 )
 
 __all__ = [
@@ -118,6 +120,7 @@ __all__ = [
     "PROBE_MODES",
     "SCHEMA_VERSION",
     "SCORE_UNITS",
+    "TIMM",
     "AllocationTrace",
     "BatchEstimate",
     "BatchTry",
@@ -208,6 +211,7 @@ __all__ = [
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
+    "is_import_path",
     "non_finite_loss",
     "samples_per_s",
 ]

@@ -1,5 +1,6 @@
 """What to train, and what the training process found out about it."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -10,6 +11,15 @@ from loadtune.records.score import Objective
 OptimizerName = Literal["sgd", "adamw"]
 WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "compute_loss", "optimizer", "step"]
 
+TIMM = "timm:"
+"""Before the name of a model of timm's."""
+
+
+def is_import_path(word: str) -> bool:
+    """Whether it is ``pkg.mod:name`` or ``FILE.py:name``, and no name of timm's."""
+    path = r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+    return not word.startswith(TIMM) and re.fullmatch(path, word) is not None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
@@ -19,7 +29,8 @@ class WorkloadSpec:
     """A class of ``torchvision.datasets``, ``FakeData`` (random images), or ``pkg.mod:factory``: a class or function
     that is called without arguments and returns a map-style dataset."""
     model: str = "resnet50"
-    """A name of ``torchvision.models.list_models()``, or ``pkg.mod:factory``, which returns a ``torch.nn.Module``."""
+    """A name of ``torchvision.models.list_models()``, ``timm:NAME``, or the import path of a function or class that
+    returns a ``torch.nn.Module``."""
     data_root: str | None = None
     """Folder that holds the files of a torchvision dataset. None: the dataset needs none."""
     image_size: int | None = None

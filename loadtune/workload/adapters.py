@@ -116,6 +116,23 @@ def from_trainer(trainer: Any) -> Job:
 
 def timm_model(name: str, num_classes: int) -> nn.Module:
     """timm's model of this name (without ``timm:``), with random weights. Raises WorkloadError where that fails."""
+    timm = _timm_with(name)
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise WorkloadError(
+            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
+            "that builds the model, and name it: --model FILE.py:factory."
+        ) from error
+
+
+def timm_image_size(name: str) -> int:
+    """Height and width in pixels that timm's model of this name was designed for. Raises WorkloadError."""
+    return int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
+
+
+def _timm_with(name: str) -> Any:
+    """timm, which has a model of this name. Raises WorkloadError."""
     try:
         import timm
     except ImportError as error:
@@ -124,13 +141,7 @@ def timm_model(name: str, num_classes: int) -> nn.Module:
         ) from error
     if not timm.is_model(name):
         raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
-    try:
-        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
-            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
-            "that builds the model, and name it: --model FILE.py:factory."
-        ) from error
+    return timm
 
 
 _STEP_INSTEAD = "Write the training step as a function and pass it: loadtune.tune(loader, step=make_step)."
