@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, checked_scalar, structure_text
+from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
 from loadtune.workload.models import Family
 
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -75,6 +75,7 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
     ``.loss`` counts."""
 
     def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
+        batch = own_structure(batch)
         if is_pair(batch):
             return task(model, *batch)
         if any_structure and isinstance(batch, Mapping):
@@ -86,7 +87,7 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
 
 def own_computation(compute_loss: ComputeLoss) -> ComputeLoss:
     """The user's ``compute_loss``. Raises WorkloadError where it returns no scalar."""
-    return lambda model, batch: checked_scalar(compute_loss(model, batch), "compute_loss function")
+    return lambda model, batch: checked_scalar(compute_loss(model, own_structure(batch)), "compute_loss function")
 
 
 def is_pair(batch: Batch) -> bool:
