@@ -132,7 +132,8 @@ class Session:
         trainer = self._trainer(request.recipe, request.batch_size)
         report = try_steps(
             trainer,
-            lambda: self._samples.resident(request.batch_size, trainer, largest=True),
+            lambda size: self._samples.resident(size, trainer, largest=True),
+            request.batch_size,
             request.num_steps,
             self.memory,
             self._line,

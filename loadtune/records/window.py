@@ -37,7 +37,8 @@ class Window:
     """The device had nothing to do: from the end of a step to the next copy. With copy and compute it adds up to about
     ``seconds``. Near 0: the host is always ahead; on a CPU it is ``wait_s`` and the loop's own work."""
     num_skipped_steps: int = 0
-    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
+    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one. Where several
+    batches' gradients are summed, all steps whose gradients were left out."""
     unpinned: float | None = None
     """Batches that workers had made and the pinning thread had not taken when a step asked for its batch, mean over the
     steps. None: nothing is pinned by a thread."""

@@ -118,6 +118,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
 
     trainer: Any = SimpleNamespace(
         device=torch.device("cpu"),
+        accumulate=1,
         to_device=lambda batch: batch,
         num_samples=lambda batch: len(batch[0]),
         step=step,
