@@ -148,6 +148,8 @@ class FakeBench:
     fail: Callable[[TrialConfig], TrialFailure | None] = lambda config: None
     finite: Callable[[TrialConfig], bool] = lambda config: True
     """Whether the loss of each step of a training run is a finite number."""
+    sample_tokens: Callable[[int], float] | None = None
+    """Batch size → tokens of a sample. None: samples are no text."""
     seed: int = 0
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
@@ -244,7 +246,9 @@ class FakeBench:
         windows = []
         while True:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
-            window = replace(window, loss_is_finite=self.finite(config))
+            tokens = None if self.sample_tokens is None else self.sample_tokens(config.batch_size)
+            tokens = None if tokens is None else round(tokens * window.num_samples)
+            window = replace(window, loss_is_finite=self.finite(config), num_tokens=tokens)
             windows.append(window)
             if not watch(windows[-1]):
                 break

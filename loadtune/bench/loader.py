@@ -15,7 +15,7 @@ from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, TrainingRun, TrialConfig, TrialFailure, Window
 from loadtune.units import counted
-from loadtune.workload import Batch
+from loadtune.workload import Batch, num_tokens
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class _Counts:
 
     steps: int = 0
     samples: int = 0
+    tokens: int | None = None
     wait_s: float = 0.0
 
 
@@ -155,6 +156,9 @@ class TimedLoop:
         _step(self._trainer, batch, self._marks)
         counts.steps += 1
         counts.samples += self._trainer.num_samples(batch)
+        tokens = num_tokens(batch)
+        if tokens is not None:
+            counts.tokens = (counts.tokens or 0) + tokens
         self._line.pulse()
 
     def _finish(self, counts: _Counts) -> Window:
@@ -167,6 +171,7 @@ class TimedLoop:
         return Window(
             num_steps=counts.steps,
             num_samples=counts.samples,
+            num_tokens=counts.tokens,
             wait_s=counts.wait_s,
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,

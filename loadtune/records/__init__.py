@@ -95,6 +95,7 @@ from loadtune.records.window import (
     Window,
     delivered_samples,
     half_width_fraction,
+    sample_tokens,
     samples_per_s,
 )
 from loadtune.records.workload import (
@@ -213,5 +214,6 @@ __all__ = [
     "half_width_fraction",
     "is_import_path",
     "non_finite_loss",
+    "sample_tokens",
     "samples_per_s",
 ]

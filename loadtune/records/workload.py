@@ -145,8 +145,6 @@ class WorkloadFacts:
     None: any size can be."""
     max_workers: int | None = None
     """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
-    sample_tokens: float | None = None
-    """Tokens of a sample, padding included, where batches have ``input_ids``."""
     largest_sample_bytes: int | None = None
     """Of the largest sample that was seen. None: all samples have one size."""
     structure: str | None = None

@@ -110,6 +110,17 @@ def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_st
     assert [window.num_skipped_steps for window in windows] == [6, 0, 0]
 
 
+def test_tokens_of_the_batches_are_counted() -> None:
+    batches = itertools.cycle([{"input_ids": torch.ones(2, width)} for width in (3, 5)])
+    loader: Any = EndlessLoader(workload_of(Sleeping(0.0)), LoaderConfig(batch_size=2))
+    loader.next_batch = lambda: next(batches)
+    trainer: Any = SleepingTrainer(step_s=QUICK_S)
+    trainer.num_samples = lambda batch: 2
+    window = TimedLoop(trainer, loader, LINE).window(WindowRule(0.01, 0))
+    assert window is not None
+    assert window.num_tokens == 8 * window.num_steps - 2 * (window.num_steps % 2)
+
+
 def test_after_a_switch_the_old_workers_are_gone_and_starting_is_timed_by_the_new_ones_alone() -> None:
     """The old worker makes batches of 0.4 s; the new ones make their first in 20 ms."""
     before = {worker.pid for worker in multiprocessing.active_children()}
