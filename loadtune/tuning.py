@@ -61,7 +61,7 @@ def tune(
         optimizer. It is not changed: only the loader is tuned.
     config: how long, and what to search. It can also name what is not passed here. None: the defaults.
 
-    Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
+    The training process works on copies of the objects, made by pickling. `folder` defaults to a new one below
     ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
     objects needs the same objects again. A search that had ended continues only if the trials or the time budget were
     raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early, and so does
