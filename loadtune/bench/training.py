@@ -16,6 +16,7 @@ from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import (
+    AUTOCAST_DTYPES,
     PAIR,
     Batch,
     Places,
@@ -28,12 +29,6 @@ from loadtune.workload import (
     user_traceback,
 )
 
-_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
-    "fp32": None,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "own": None,
-}
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
@@ -89,7 +84,7 @@ class Trainer:
         self._compiler = compiler
         self._losses = losses
         self._called = model.module if compiler is None else compiler.module
-        self._dtype = _AUTOCAST_DTYPES[recipe.precision]
+        self._dtype = AUTOCAST_DTYPES[recipe.precision]
         self.places = places
         self._batch_size = batch_size
         self.accumulate = workload.spec.accumulate

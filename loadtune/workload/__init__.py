@@ -29,6 +29,7 @@ from loadtune.workload.loaders import Endless, LoaderParts
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import collate_samples, fetch_samples, sample_text, small_batch
 from loadtune.workload.tasks import (
+    AUTOCAST_DTYPES,
     IGNORED_TARGET,
     ComputeLoss,
     Task,
@@ -42,6 +43,7 @@ from loadtune.workload.tasks import (
 from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
 __all__ = [
+    "AUTOCAST_DTYPES",
     "IGNORED_TARGET",
     "PAIR",
     "Batch",

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from loadtune.errors import WorkloadError
+from loadtune.records import Precision
 from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
 from loadtune.workload.models import Family
 
@@ -28,6 +29,14 @@ MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar."""
+
+AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
+    "fp32": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "own": None,
+}
+"""What autocast computes in. None: there is none, or the user's own step has it."""
 
 IGNORED_TARGET = -100
 """Cross entropy's own default for a position that does not count: padding of a text, say."""
