@@ -89,7 +89,13 @@ def small_batch(workload: "Workload") -> tuple[Batch, Places]:
     Targets of any kind are taken. Raises WorkloadError.
     """
     loader, dim = workload.loader, workload.spec.batch_dim
-    samples = list(itertools.islice(loader.dataset, 3)) if loader.is_iterable else fetch_samples(loader.dataset, [0])
+    if loader.is_iterable:
+        try:
+            samples = list(itertools.islice(loader.dataset, 3))
+        except Exception as error:
+            raise WorkloadError(f"Reading the stream raised {last_line(error)}.", user_traceback(error)) from error
+    else:
+        samples = fetch_samples(loader.dataset, [0])
     if not samples:
         raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
     if not loader.batch_size_is_free and loader.is_iterable:
