@@ -14,7 +14,7 @@ from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
-from loadtune.objects import Job, job_of, refuse_nothing, refuse_recursion, with_objects
+from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
@@ -80,8 +80,7 @@ def tune(
         optimizer=optimizer,
         step=step,
     )
-    if config is None:
-        refuse_nothing(job)
+    refuse_missing(job, None if config is None else config.workload)
     config, objects = with_objects(check(config or TuneConfig()), job)
     check(config)  # the parts that were passed beside those that were named
     host = read_host()

@@ -99,6 +99,8 @@ from loadtune.records.window import (
     samples_per_s,
 )
 from loadtune.records.workload import (
+    DEFAULT_DATASET,
+    DEFAULT_MODEL,
     TIMM,
     CodePart,
     LiveObjects,
@@ -112,6 +114,8 @@ from loadtune.records.workload import (
 )
 
 __all__ = [
+    "DEFAULT_DATASET",
+    "DEFAULT_MODEL",
     "DIMENSIONS",
     "MEMORY_FORMATS",
     "MEMORY_KINDS",

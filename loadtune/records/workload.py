@@ -21,14 +21,19 @@ def is_import_path(word: str) -> bool:
     return not word.startswith(TIMM) and re.fullmatch(path, word) is not None
 
 
+# Strings of their own: `is` tells a name that nobody gave from the same name that somebody did.
+DEFAULT_DATASET = "".join(("Fake", "Data"))
+DEFAULT_MODEL = "".join(("resnet", "50"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What to train, by name. The training process looks the names up, so that making this record needs no torch."""
 
-    dataset: str = "FakeData"
+    dataset: str = DEFAULT_DATASET
     """A class of ``torchvision.datasets``, ``FakeData`` (random images), or ``pkg.mod:factory``: a class or function
     that is called without arguments and returns a map-style dataset."""
-    model: str = "resnet50"
+    model: str = DEFAULT_MODEL
     """A name of ``torchvision.models.list_models()``, ``timm:NAME``, or the import path of a function or class that
     returns a ``torch.nn.Module``."""
     data_root: str | None = None

@@ -1,12 +1,14 @@
 """What `tune` was given as objects: labelled, packed, or refused with what to write instead."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
-from loadtune.objects import job_of, with_objects
+from loadtune.objects import job_of, refuse_missing, with_objects
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -100,6 +102,23 @@ def test_without_a_config_data_and_a_model_are_needed(parts, words):
         tune(**parts)
 
 
+@pytest.mark.parametrize(
+    ("parts", "spec", "words"),
+    [
+        ({"loader": LOADER}, {}, "no model"),
+        ({"loader": LOADER}, {"batch_dim": 1}, "no model"),
+        ({"model": MODEL}, {"num_classes": 2}, "no data"),
+        ({"loader": LOADER}, {"model": "resnet50"}, None),
+        ({"model": MODEL}, {"dataset": "FakeData"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_objects_need_the_other_part_too_as_an_object_or_by_name(parts, spec, words):
+    given = contextlib.nullcontext() if words is None else pytest.raises(UsageError, match=words)
+    with given:
+        refuse_missing(Job(**parts), WorkloadSpec(**spec))
+
+
 def test_the_config_is_checked_beside_the_objects(packed):
     config = TuneConfig(yours=YourSettings(precision="bf16"))
     with pytest.raises(UsageError, match="--step is given together with --amp"):
@@ -121,18 +140,20 @@ def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
         ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
         ({"dataset": 7}, ["is a int", "`__getitem__`"]),
         ({"loader": DATASET}, ["loader is a TensorDataset", "dataset=..."]),
-        ({"loader": LOADER, "dataset": DATASET}, ["beside dataset=...", "brings its own"]),
-        ({"loader": LOADER, "collate": list}, ["beside collate=..."]),
+        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "brings its own"]),
+        ({"loader": LOADER, "collate": list}, ["together with collate=..."]),
         ({"collate": 7}, ["collate is 7", "list of samples"]),
         ({"model": 7}, ["is 7", "torch.nn.Module"]),
         ({"loss": "mse"}, ["'mse'", "WorkloadSpec(loss='mse')"]),
         ({"loss": 7}, ["(outputs, targets)"]),
         ({"compute_loss": 7}, ["(model, batch)"]),
-        ({"loss": nn.MSELoss(), "compute_loss": compute_loss}, ["loss and compute_loss are both given"]),
+        ({"loss": nn.MSELoss(), "compute_loss": compute_loss}, ["compute_loss=... is given together with loss=..."]),
         ({"optimizer": "adam"}, ["'adam'", "'sgd'", "'adamw'", "lambda parameters"]),
         ({"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, ["is a SGD", "function that makes it"]),
-        ({"step": make_step, "model": MODEL}, ["step stands beside model=..."]),
+        ({"step": make_step, "model": MODEL}, ["step=... is given together with model=..."]),
         ({"step": make_step, "accumulate": 2, "precision": "bf16"}, ["accumulate=..., precision=..."]),
+        ({"accumulate": "4"}, ["accumulate is '4'", "whole number of at least 1"]),
+        ({"accumulate": 2.5}, ["accumulate is 2.5"]),
     ],
 )
 def test_what_cannot_be_used_is_told(parts, words):
