@@ -4,10 +4,11 @@ Every message names the option, what was found, what is allowed and what to do.
 """
 
 import math
+import operator
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields, replace
-from typing import TypeVar, get_args
+from typing import TypeVar, cast, get_args
 
 from loadtune.errors import UsageError
 from loadtune.records import (
@@ -29,6 +30,7 @@ from loadtune.records import (
     TuneConfig,
     WorkloadSpec,
     YourSettings,
+    is_import_path,
 )
 from loadtune.units import bytes_text
 
@@ -131,11 +133,6 @@ def _setting_of(name: str, word: str) -> Setting:
     return found
 
 
-def is_import_path(word: str) -> bool:
-    """``pkg.mod:name`` or ``FILE.py:name``."""
-    return re.fullmatch(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*", word) is not None
-
-
 def memory_of(flag: str, word: str) -> int:
     """``24GiB``, ``80 GB`` or bytes as a number."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", word.strip())
@@ -224,10 +221,22 @@ def check(config: TuneConfig) -> TuneConfig:
     return config
 
 
-def check_at_least(flag: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
+def whole(value: object) -> int | None:
+    """The number, NumPy's too. None: it is none; True and False are none either."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast(int, value))
+    except TypeError:
+        return None
+
+
+def check_at_least(flag: str, value: object, least: int) -> None:
+    """Raises UsageError unless it is None, or a whole number of at least this."""
+    number = whole(value)
+    if value is not None and (number is None or number < least):
         raise UsageError(
-            f"{flag} is {value}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."
+            f"{flag} is {value!r}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."
         )
 
 
@@ -252,11 +261,7 @@ def _option(name: str) -> str:
 
 def check_options(given: Collection[str]) -> None:
     """Refuse options that rule each other out, also where the value is the default one. `given`: their names."""
-    if "loader" in given:
-        _refuse_beside_loader([name for name in ("dataset", "data_root", "collate") if name in given])
-    if "step" in given:
-        held = ("model", "loss", "compute_loss", "optimizer", "accumulate", "amp", "precision")
-        _refuse_beside_step([_option(name) for name in held if name in given])
+    check_together(given)
 
 
 def check_job(spec: WorkloadSpec) -> None:
@@ -265,15 +270,7 @@ def check_job(spec: WorkloadSpec) -> None:
     check_at_least("--batch-dim", spec.batch_dim, 0)
     usual = WorkloadSpec()
     changed = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(usual, field.name)]
-    if spec.loader is not None:
-        _refuse_beside_loader([name for name in ("dataset", "data_root", "collate") if name in changed])
-    if spec.loss is not None and spec.compute_loss is not None:
-        raise UsageError(
-            "--loss and --compute-loss are both given. --compute-loss takes the place of --loss: leave one of them out."
-        )
-    if spec.step is not None:
-        held = ("model", "loss", "compute_loss", "optimizer", "accumulate")
-        _refuse_beside_step([_option(name) for name in held if name in changed])
+    check_together(changed)
     for name in ("loader", "collate", "loss", "compute_loss", "step", "optimizer"):
         value = getattr(spec, name)
         if value is None or name in spec.objects or not isinstance(value, str) or is_import_path(value):
@@ -296,21 +293,29 @@ _EXAMPLES = {
 }
 
 
-def _refuse_beside_loader(names: list[str]) -> None:
-    if names:
-        found = ", ".join(_option(name) for name in names)
-        raise UsageError(
-            f"--loader is given together with {found}, but the loader brings its own dataset and collate function. "
-            f"Leave {found} out, or leave --loader out."
-        )
+_OF_A_RECIPE = ("amp", "precision", "channels_last", "fused", "compile")
+_RULED_OUT = (
+    ("loader", ("dataset", "data_root", "collate"), "the loader brings its own dataset and collate function"),
+    (
+        "step",
+        ("model", "loss", "compute_loss", "optimizer", "accumulate", *_OF_A_RECIPE),
+        "the step holds model, loss, optimizer and precision",
+    ),
+    ("compute_loss", ("loss",), "compute_loss takes the place of a loss"),
+)
 
 
-def _refuse_beside_step(found: list[str]) -> None:
+def check_together(given: Collection[str], written: Callable[[str], str] = _option) -> None:
+    """Refuse parts of a job that rule each other out. ``given``: their names; ``written``: as the user writes them."""
+    for part, others, why in _RULED_OUT:
+        if part in given:
+            _refuse_beside(written(part), [written(other) for other in others if other in given], why)
+
+
+def _refuse_beside(part: str, found: list[str], why: str) -> None:
     if found:
-        raise UsageError(
-            f"--step is given together with {', '.join(found)}, but the step holds model, loss, optimizer and "
-            f"precision. Leave {', '.join(found)} out, or leave --step out."
-        )
+        names = ", ".join(found)
+        raise UsageError(f"{part} is given together with {names}, but {why}. Leave {names} out, or leave {part} out.")
 
 
 _OF_THE_STEP = ("precision", "memory_format", "compile")
@@ -324,7 +329,7 @@ def _check_step(config: TuneConfig) -> None:
     found += [] if config.precisions is None else ["--precision"]
     found += [f"--fix {fixed.name}" for fixed in config.fix if fixed.name in _OF_THE_STEP]
     found += [f"--tune {name}" for name in config.tune if name in _OF_THE_STEP]
-    _refuse_beside_step(found)
+    _refuse_beside("--step", found, "the step holds model, loss, optimizer and precision")
 
 
 def _check_batches(config: TuneConfig) -> None:

@@ -7,11 +7,12 @@ because it needs no loader and no study. It measures in a separate process, as `
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loadtune.batch_size_arguments import at_least_1, is_random, recipe_of, workload_of
+from loadtune.arguments import check_at_least
+from loadtune.batch_size_arguments import at_least_1, is_random, job_of, recipe_of
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
-from loadtune.objects import refuse_recursion
+from loadtune.objects import Job, pack_job, refuse_recursion
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
@@ -25,19 +26,20 @@ STEP_LIMIT_S = 5.0
 
 
 def find_batch_size(
-    model_or_factory: "torch.nn.Module | Callable[[], torch.nn.Module] | str",
-    input_shape_or_dataset: Any,
+    model_or_factory: "torch.nn.Module | Callable[[], torch.nn.Module] | Job | str",
+    input_shape_or_dataset: Any = None,
     *,
     loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
     compute_loss: Callable[[Any, Any], Any] | None = None,
     collate: Callable[[list[Any]], Any] | None = None,
-    optimizer: "str | Callable[[Any], torch.optim.Optimizer]" = "sgd",
-    precision: Precision = "fp32",
+    optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
+    precision: Precision | None = None,
     num_steps: int = 3,
     max_batch_size: int | None = None,
     device: "str | torch.device | None" = None,
     num_classes: int | None = None,
     output_shape: "Sequence[int] | None" = None,
+    batch_dim: int | None = None,
     channels_last: bool = False,
     fused: bool = False,
     compile: bool = False,
@@ -49,16 +51,17 @@ def find_batch_size(
     GPU, the model is unchanged, and the script needs no ``if __name__ == "__main__"``. Call it before anything of this
     process is on the GPU: memory that this process holds is not free.
 
-    model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model;
-        or an import path ``pkg.mod:factory``.
-    input_shape_or_dataset: the shape of one sample, for random float32 inputs; or a map-style dataset, a function or
-        class without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``.
+    model_or_factory: a module; a function or class without arguments that returns one; the name of a torchvision model
+        or ``timm:NAME``; an import path ``pkg.mod:factory``; or a `Job`, which holds all that is trained, also of
+        `from_lightning` and `from_trainer`.
+    input_shape_or_dataset: the shape of one sample, for random float32 inputs; or a dataset, a function or class
+        without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``. Left out for a `Job`.
     loss: (outputs, targets) → scalar tensor. None: cross entropy. It takes outputs of shape (batch, classes),
         (batch, classes, …) or (batch, …, classes).
     compute_loss: (model, batch) → scalar tensor, in place of ``loss``, for samples that are no (input, target).
     collate: the collate function for a dataset. None: PyTorch's.
-    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer.
-    precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision).
+    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
+    precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision). None: that of the `Job`, else ``fp32``.
     num_steps: number of training steps that each size has to complete.
     max_batch_size: largest size to try. None: no limit but memory and the dataset's length.
     device: ``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU.
@@ -66,6 +69,7 @@ def find_batch_size(
     output_shape: the shape of one target, for a loss that takes dense targets, such as a regression. Targets are then
         random float32 numbers of this shape; () is one number per sample. It needs an input shape and a ``loss``.
         None: targets are class indices in the range of the model's output.
+    batch_dim: dimension of a batch's tensors that counts samples. None: found from batches of different size.
     channels_last, fused: train in this memory format, with the fused optimizer. If ``optimizer`` is a function, pass
         ``fused=True`` to the optimizer in there.
     compile: train with torch.compile. Pass the model uncompiled; every size that is tried is compiled for itself.
@@ -77,25 +81,28 @@ def find_batch_size(
     NothingFitsError where not even the smallest batch trains.
     """
     refuse_recursion("find_batch_size")
-    recipe = recipe_of(precision, channels_last, fused, compile, optimizer)
     num_steps = at_least_1("num_steps", num_steps)
     largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
     classes = None if num_classes is None else at_least_1("num_classes", num_classes)
-    spec, objects = workload_of(
+    check_at_least("batch_dim", batch_dim, 0)
+    job, names, shapes = job_of(
         model_or_factory,
         input_shape_or_dataset,
-        loss,
-        optimizer,
-        classes,
-        output_shape,
+        num_classes=classes,
+        output_shape=output_shape,
+        batch_dim=batch_dim,
+        loss=loss,
         compute_loss=compute_loss,
         collate=collate,
+        optimizer=optimizer,
     )
+    recipe = recipe_of(precision, channels_last, fused, compile, job)
+    spec, objects = pack_job(names, job, **shapes)
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
     with BenchClient(spec, chosen, objects=objects) as bench:
         facts = bench.describe()
-        caps = _caps(facts, largest, precision, has_length=not is_random(spec))
+        caps = _caps(facts, largest, recipe.precision, has_length=not is_random(spec))
         limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
         return find_ceiling(
             bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit

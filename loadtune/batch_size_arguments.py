@@ -4,12 +4,13 @@ Every message names the argument, what was found, what is allowed and what to do
 checks need neither a device nor a process.
 """
 
-import operator
-from typing import Any, cast, get_args
+from dataclasses import replace
+from typing import Any, cast
 
+from loadtune.arguments import check_together, whole
 from loadtune.errors import UsageError
-from loadtune.objects import is_loader, label_of
-from loadtune.records import PRECISIONS, LiveObjects, MemoryFormat, OptimizerName, Recipe, WorkloadSpec
+from loadtune.objects import Job, as_argument, is_loader, refuse_beside_job, refuse_missing
+from loadtune.records import PRECISIONS, MemoryFormat, Precision, Recipe, WorkloadSpec
 
 _RANDOM = "random"
 _WANTED_DATA = (
@@ -18,8 +19,13 @@ _WANTED_DATA = (
 )
 
 
-def recipe_of(precision: str, channels_last: bool, fused: bool, compile: bool, optimizer: object) -> Recipe:
+def recipe_of(asked: Precision | None, channels_last: bool, fused: bool, compile: bool, job: Job) -> Recipe:
     """The recipe that the script trains with. Raises UsageError."""
+    given = {"precision": asked, "channels_last": channels_last, "fused": fused, "compile": compile}
+    if job.step is not None:
+        check_together(["step", *(name for name, value in given.items() if value)], as_argument)
+        return Recipe(precision="own")
+    precision, optimizer = asked or job.precision or "fp32", job.optimizer or "sgd"
     if precision not in PRECISIONS:
         raise UsageError(
             f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}. fp32 is training without AMP, the others"
@@ -41,65 +47,49 @@ def recipe_of(precision: str, channels_last: bool, fused: bool, compile: bool, o
 
 def at_least_1(name: str, value: object) -> int:
     """The same number, as an int."""
-    number = _whole(value)
+    number = whole(value)
     if number is None or number < 1:
         raise UsageError(f"{name} is {value!r}; it must be a whole number of at least 1. Raise it, or leave it out.")
     return number
 
 
-def _whole(value: object) -> int | None:
-    """The number, NumPy's too. None: it is none; True and False are none either."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(cast(int, value))
-    except TypeError:
-        return None
-
-
-def workload_of(
+def job_of(
     model: object,
     data: object,
-    loss: object,
-    optimizer: object,
-    num_classes: int | None,
-    output_shape: object = None,
     *,
-    compute_loss: object = None,
-    collate: object = None,
-) -> tuple[WorkloadSpec, LiveObjects | None]:
-    """Names into the spec, objects packed. Raises UsageError where an argument can be neither."""
+    num_classes: int | None = None,
+    output_shape: object = None,
+    batch_dim: int | None = None,
+    **parts: Any,
+) -> tuple[Job, WorkloadSpec, dict[str, tuple[int, ...] | None]]:
+    """Objects, names, and the shapes of random samples. ``parts``: of the `Job`. Raises UsageError."""
+    names = WorkloadSpec(num_classes=num_classes, batch_dim=batch_dim)
+    if isinstance(model, Job):
+        refuse_beside_job("find_batch_size", {"input_shape_or_dataset": data, "output_shape": output_shape, **parts})
+        refuse_missing(model, None, "find_batch_size")
+        return model, names, {}
     shape = _shape(data)
-    _check_kinds(model, data, loss, optimizer)
-    _check_functions(data, shape, loss, compute_loss, collate)
-    target_shape = None if output_shape is None else _checked_output_shape(output_shape, shape, loss)
-    objects: dict[str, Any] = {
-        "model": None if isinstance(model, str) else model,
-        "loader": None,
-        "dataset": None if isinstance(data, str) or shape else data,
-        "collate": collate,
-        "input_shape": shape,
-        "output_shape": target_shape,
-        "loss": loss,
-        "compute_loss": compute_loss,
-        "optimizer": None if isinstance(optimizer, str) else optimizer,
-    }
-    spec = WorkloadSpec(
-        dataset=f"{_RANDOM} {'×'.join(map(str, shape))}" if shape else label_of(data),
-        model=label_of(model),
-        image_size=shape[-1] if shape and len(shape) > 1 and shape[-1] == shape[-2] else None,
-        num_classes=num_classes,
-        optimizer=cast(OptimizerName, optimizer) if isinstance(optimizer, str) else "sgd",
-    )
-    if all(part is None for part in objects.values()):
-        return spec, None
-    from loadtune.workload.live import LiveParts, pack_parts  # imports torch, which whoever has such objects has done
-
-    if is_loader(data):
-        from loadtune.workload.loaders import LoaderParts
-
-        objects |= {"loader": LoaderParts.of(cast(Any, data)), "dataset": None}
-    return spec, pack_parts(LiveParts(**{name: part for name, part in objects.items() if part is not None}))
+    _check_kinds(model, data)
+    if shape is not None and parts["collate"] is not None:
+        raise UsageError(
+            "collate is given, but the second argument is a shape, whose samples are random tensors. Leave collate out."
+        )
+    target_shape = None if output_shape is None else _checked_output_shape(output_shape, shape, parts["loss"])
+    if shape is not None:
+        is_square = len(shape) > 1 and shape[-1] == shape[-2]
+        random = f"{_RANDOM} {'×'.join(map(str, shape))}"
+        names = replace(names, dataset=random, image_size=shape[-1] if is_square else None)
+    elif isinstance(data, str):
+        names = replace(names, dataset=data)
+    elif is_loader(data):
+        parts["loader"] = data
+    else:
+        parts["dataset"] = data
+    if isinstance(model, str):
+        names = replace(names, model=model)
+    else:
+        parts["model"] = model
+    return Job(**parts), names, {"input_shape": shape, "output_shape": target_shape}
 
 
 def is_random(spec: WorkloadSpec) -> bool:
@@ -109,10 +99,10 @@ def is_random(spec: WorkloadSpec) -> bool:
 
 def _shape(data: object) -> tuple[int, ...] | None:
     """The shape of one sample. None: `data` is a dataset, or makes or names one."""
-    is_shape = isinstance(data, tuple) or (isinstance(data, list) and data and all(_whole(n) is not None for n in data))
+    is_shape = isinstance(data, tuple) or (isinstance(data, list) and data and all(whole(n) is not None for n in data))
     if not is_shape:
         return None
-    sizes = tuple(_whole(size) for size in cast(tuple[object, ...], data))
+    sizes = tuple(whole(size) for size in cast(tuple[object, ...], data))
     if not sizes or any(size is None or size < 1 for size in sizes):
         raise UsageError(
             f"the input shape is {data!r}; it must be whole numbers of at least 1, without the batch. {_WANTED_DATA}"
@@ -122,7 +112,7 @@ def _shape(data: object) -> tuple[int, ...] | None:
 
 def _checked_output_shape(value: object, input_shape: object, loss: object) -> tuple[int, ...]:
     """The shape of one dense target. Raises UsageError where it is none, or nothing uses it."""
-    sizes = tuple(_whole(size) for size in value) if isinstance(value, tuple | list) else (None,)
+    sizes = tuple(whole(size) for size in value) if isinstance(value, tuple | list) else (None,)
     if any(size is None or size < 1 for size in sizes):
         raise UsageError(
             f"output_shape is {value!r}; it must be a tuple of whole numbers of at least 1, without the batch: (10,), "
@@ -141,33 +131,11 @@ def _checked_output_shape(value: object, input_shape: object, loss: object) -> t
     return cast(tuple[int, ...], sizes)
 
 
-def _check_functions(data: object, shape: object, loss: object, compute_loss: object, collate: object) -> None:
-    for name, function in (("compute_loss", compute_loss), ("collate", collate)):
-        if not (function is None or callable(function)):
-            raise UsageError(f"{name} is {function!r}; it must be a function, or left out.")
-    if loss is not None and compute_loss is not None:
-        raise UsageError("loss and compute_loss are both given. compute_loss takes the place of loss: leave one out.")
-    if collate is not None and (shape is not None or is_loader(data)):
-        found = "a loader, which has its own" if is_loader(data) else "a shape, whose samples are random tensors"
-        raise UsageError(f"collate is given, but the second argument is {found}. Leave collate out.")
-
-
-def _check_kinds(model: object, data: object, loss: object, optimizer: object) -> None:
+def _check_kinds(model: object, data: object) -> None:
     if not (isinstance(model, str) or callable(model)):
         raise UsageError(
             f"the model is a {type(model).__name__}; pass a torch.nn.Module, a function without arguments that returns "
-            "one, the name of a torchvision model, or an import path `pkg.mod:factory`."
+            "one, the name of a model of torchvision or timm, an import path `pkg.mod:factory`, or a loadtune.Job."
         )
     if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__") or is_loader(data)):
         raise UsageError(f"the second argument is a {type(data).__name__}. {_WANTED_DATA}")
-    if not (loss is None or callable(loss)):
-        raise UsageError(
-            f"loss is {loss!r}; it must be a function (outputs, targets) → scalar tensor. For cross entropy leave it"
-            " out."
-        )
-    if not (callable(optimizer) or optimizer in get_args(OptimizerName)):
-        found = repr(optimizer) if isinstance(optimizer, str) else f"a {type(optimizer).__name__}"
-        raise UsageError(
-            f"optimizer is {found}; it can be 'sgd' (with momentum 0.9), 'adamw', or a function that returns an "
-            "optimizer, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`."
-        )

@@ -5,12 +5,22 @@ there is an object, and whoever has one has imported it.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
+from loadtune.arguments import check_at_least, check_together
 from loadtune.errors import UsageError
-from loadtune.records import LiveObjects, OptimizerName, Precision, TuneConfig, WorkloadPart, WorkloadSpec
+from loadtune.records import (
+    DEFAULT_DATASET,
+    DEFAULT_MODEL,
+    LiveObjects,
+    OptimizerName,
+    Precision,
+    TuneConfig,
+    WorkloadPart,
+    WorkloadSpec,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +29,6 @@ if TYPE_CHECKING:
 
 _BENCH_MAIN = "loadtune.bench.__main__"
 _PARTS: tuple[WorkloadPart, ...] = get_args(WorkloadPart)
-_HELD_BY_STEP: tuple[WorkloadPart, ...] = ("model", "loss", "compute_loss", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,49 +61,48 @@ def job_of(loader: Any, **parts: Any) -> Job:
     """The job that `tune` was called with. Raises UsageError where a `Job` stands beside other parts."""
     if not isinstance(loader, Job):
         return Job(loader=loader, **parts)
-    beside = [name for name, part in parts.items() if part is not None]
-    if beside:
-        raise UsageError(
-            f"tune was given a Job and {_listed(beside)} beside it. Put all parts into the Job, or pass none of them "
-            "as a Job."
-        )
+    refuse_beside_job("tune", parts)
     return loader
 
 
-def refuse_nothing(job: Job, spec: WorkloadSpec) -> None:
-    """Job and names together have to say what to load and what to train. Beside objects a default name does not count:
-    nobody can tell that it was meant."""
-    default = WorkloadSpec()
-    data, training = (job.loader, job.dataset, spec.loader), (job.model, job.step, spec.step)
-    if all(part is None for part in data) and spec.dataset == default.dataset:
+def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
+    """Raises UsageError where any of these was given too."""
+    beside = ", ".join(as_argument(name) for name, part in parts.items() if part is not None)
+    if beside:
         raise UsageError(
-            "tune was given no data. Pass a DataLoader as loader, or a dataset, or names: "
-            "config=TuneConfig(workload=WorkloadSpec(dataset=..., model=...)). Beside objects, pass the default "
-            f"{default.dataset} as an object too: dataset=torchvision.datasets.FakeData(...)."
-        )
-    if all(part is None for part in training) and spec.model == default.model:
-        raise UsageError(
-            "tune was given no model. Pass model=..., or a whole training step as step=..., or a name: "
-            "config=TuneConfig(workload=WorkloadSpec(model=...)). Beside objects, pass the default "
-            f"{default.model} as an object too: model=torchvision.models.resnet50."
+            f"{function} was given a Job and {beside} beside it. Put all parts into the Job, or pass none of them as a "
+            "Job."
         )
 
 
-def has_objects(job: Job) -> bool:
-    """Whether any part is an object, not a name."""
-    return any(not isinstance(getattr(job, name), str | None) for name in _PARTS)
+def refuse_missing(job: Job, spec: WorkloadSpec | None, function: str = "tune") -> None:
+    """Objects need what they do not bring, data or a model, as objects or by name. Raises UsageError.
+
+    The default names do not count: nobody can tell that they were meant. ``spec``: None: no config was given.
+    """
+    if spec is not None and not _given(job):
+        return
+    named = WorkloadSpec() if spec is None else spec
+    names = ", or names: config=TuneConfig(workload=WorkloadSpec(dataset=..., model=...))" if function == "tune" else ""
+    data = (job.loader, job.dataset, named.loader, None if named.dataset == DEFAULT_DATASET else named.dataset)
+    if all(part is None for part in data):
+        raise UsageError(
+            f"{function} was given no data. Pass a DataLoader as loader=..., or a dataset as dataset=...{names}."
+        )
+    trained = (job.model, job.step, named.step, None if named.model == DEFAULT_MODEL else named.model)
+    if all(part is None for part in trained):
+        raise UsageError(f"{function} was given no model. Pass model=..., or a whole training step as step=...{names}.")
+
+
+def _given(job: Job) -> dict[WorkloadPart, Any]:
+    return {name: getattr(job, name) for name in _PARTS if getattr(job, name) is not None}
 
 
 def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects | None]:
     """The config with a label for each object, and the objects packed. Raises UsageError for what cannot be used."""
-    spec = config.workload
-    _check_names(spec)
-    _check_objects(job)
-    given: dict[WorkloadPart, Any] = {name: getattr(job, name) for name in _PARTS if getattr(job, name) is not None}
-    config, spec = _with_values(config, job)
-    if isinstance(job.optimizer, str):
-        given.pop("optimizer")
-    missing = [name for name in spec.objects if name not in given]
+    _check_names(config.workload)
+    _check_no_names(job)
+    missing = [name for name in config.workload.objects if getattr(job, name) is None]
     if missing:
         raise UsageError(
             f"The {' and the '.join(missing)} of this run {'was' if len(missing) == 1 else 'were'} passed to "
@@ -102,30 +110,33 @@ def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects 
             f"with folder, resume=True and the same {', '.join(f'{name}=...' for name in missing)}. "
             "Otherwise start a new run without --resume."
         )
-    if not given:
-        return config, None
+    spec, objects = pack_job(config.workload, job)
+    yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
+    return replace(config, workload=spec, yours=yours), objects
+
+
+def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> tuple[WorkloadSpec, LiveObjects | None]:
+    """The spec with the job's numbers and a label for each object, and the objects packed.
+
+    ``shapes``: `LiveParts` of random samples. Raises UsageError for what cannot be used.
+    """
+    _check_objects(job)
+    given = _given(job)
+    if isinstance(job.optimizer, str):
+        spec = replace(spec, optimizer=given.pop("optimizer"))
+    if job.accumulate != 1:
+        spec = replace(spec, accumulate=job.accumulate)
+    parts: dict[str, Any] = given | {name: shape for name, shape in shapes.items() if shape is not None}
+    if not parts:
+        return spec, None
     from loadtune.workload.live import LiveParts, pack_parts
 
-    parts: dict[str, Any] = {str(name): part for name, part in given.items()}
     if is_loader(job.loader):
         from loadtune.workload.loaders import LoaderParts
 
         parts["loader"] = LoaderParts.of(job.loader)  # type: ignore[arg-type]  # no function that returns one
     labels: dict[str, Any] = {name: label_of(part) for name, part in given.items()}
-    spec = replace(spec, **labels, objects=tuple(given))
-    return replace(config, workload=spec), pack_parts(LiveParts(**parts))
-
-
-def _with_values(config: TuneConfig, job: Job) -> tuple[TuneConfig, WorkloadSpec]:
-    """What of a job is no object goes into the config."""
-    spec, yours = config.workload, config.yours
-    if isinstance(job.optimizer, str):
-        spec = replace(spec, optimizer=job.optimizer)
-    if job.accumulate != 1:
-        spec = replace(spec, accumulate=job.accumulate)
-    if job.precision is not None:
-        yours = replace(yours, precision=job.precision)
-    return replace(config, workload=spec, yours=yours), spec
+    return replace(spec, **labels, objects=tuple(given)), pack_parts(LiveParts(**parts))
 
 
 def refuse_recursion(function: str) -> None:
@@ -143,8 +154,9 @@ def label_of(part: object) -> str:
     return part if isinstance(part, str) else str(getattr(part, "__name__", type(part).__name__))
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(f"{name}=..." for name in names)
+def as_argument(name: str) -> str:
+    """``loss=...``, for messages."""
+    return f"{name}=..."
 
 
 def is_loader(part: object) -> bool:
@@ -164,17 +176,21 @@ def _check_names(spec: WorkloadSpec) -> None:
             )
 
 
-def _check_objects(job: Job) -> None:
-    for name in _PARTS:
-        part = getattr(job, name)
+def _check_no_names(job: Job) -> None:
+    for name, part in _given(job).items():
         if isinstance(part, str) and name != "optimizer":
             raise UsageError(
                 f"{name} is {part!r}, a name, but the argument takes an object. Put names into the config: "
                 f"TuneConfig(workload=WorkloadSpec({name}={part!r}))."
             )
+
+
+def _check_objects(job: Job) -> None:
     _check_data(job)
     _check_functions(job)
-    _check_together(job)
+    check_at_least("accumulate", job.accumulate, 1)
+    numbers = [name for name, usual in (("accumulate", 1), ("precision", None)) if getattr(job, name) != usual]
+    check_together([*_given(job), *numbers], as_argument)
 
 
 def _check_data(job: Job) -> None:
@@ -221,16 +237,3 @@ def _check_functions(job: Job) -> None:
 
 def _found(part: object) -> str:
     return repr(part) if isinstance(part, str | int | float) else f"a {type(part).__name__}"
-
-
-def _check_together(job: Job) -> None:
-    beside = [name for name in ("dataset", "collate") if getattr(job, name) is not None]
-    if job.loader is not None and beside:
-        raise UsageError(f"loader stands beside {_listed(beside)}, but a loader brings its own. Leave one of them out.")
-    if job.loss is not None and job.compute_loss is not None:
-        raise UsageError("loss and compute_loss are both given. compute_loss takes the place of loss: leave one out.")
-    held: list[str] = [name for name in _HELD_BY_STEP if getattr(job, name) is not None]
-    held += ["accumulate"] if job.accumulate != 1 else []
-    held += ["precision"] if job.precision is not None else []
-    if job.step is not None and held:
-        raise UsageError(f"step stands beside {_listed(held)}, but a step holds all of that. Leave one of them out.")

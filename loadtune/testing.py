@@ -153,6 +153,8 @@ class FakeBench:
     """What is said of a remedy. Others are refused."""
     remedy_gains: dict[str, float] = field(default_factory=dict)
     """By what a remedy multiplies the rate of training."""
+    sample_tokens: Callable[[int], float] | None = None
+    """Batch size → tokens of a sample. None: samples are no text."""
     seed: int = 0
     facts: WorkloadFacts | None = None
     prepare_s: float = 1.0
@@ -250,7 +252,9 @@ class FakeBench:
         windows = []
         while True:
             window = self._window(step_s, num_steps, config.batch_size, self.surface.wait_fraction(config))
-            window = replace(window, loss_is_finite=self.finite(config))
+            tokens = None if self.sample_tokens is None else self.sample_tokens(config.batch_size)
+            tokens = None if tokens is None else round(tokens * window.num_samples)
+            window = replace(window, loss_is_finite=self.finite(config), num_tokens=tokens)
             windows.append(window)
             if not watch(windows[-1]):
                 break

@@ -14,8 +14,8 @@ from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
-from loadtune.objects import Job, has_objects, job_of, refuse_nothing, refuse_recursion, with_objects
-from loadtune.records import Device, HostFacts, TuneConfig, TuningResult, WorkloadSpec
+from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
+from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
@@ -62,7 +62,7 @@ def tune(
     config: how long, and what to search. It can also name what is not passed here; beside objects the default names
         ``FakeData`` and ``resnet50`` do not count. None: the defaults.
 
-    Objects are pickled for the training process; yours are not changed. `folder` defaults to a new one below
+    The training process works on copies of the objects, made by pickling. `folder` defaults to a new one below
     ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
     objects needs the same objects again. A search that had ended continues only if the trials or the time budget were
     raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early, and so does
@@ -81,8 +81,7 @@ def tune(
         optimizer=optimizer,
         step=step,
     )
-    if config is None or has_objects(job):
-        refuse_nothing(job, WorkloadSpec() if config is None else config.workload)
+    refuse_missing(job, None if config is None else config.workload)
     config, objects = with_objects(check(config or TuneConfig()), job)
     check(config)  # the parts that were passed beside those that were named
     host = read_host()

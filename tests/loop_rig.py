@@ -13,7 +13,7 @@ LINE: Any = SimpleNamespace(enter=lambda phase: None, stop_asked=lambda: False, 
 class SleepingTrainer:
     """Stands for a `Trainer` on a CPU; copies and steps are sleeps."""
 
-    device = torch.device("cpu")
+    device, accumulate = torch.device("cpu"), 1
     copies_ahead = False
 
     def __init__(self, copy_s: float = 0.0, step_s: float = 0.0, halvings: Callable[[int], float] = lambda steps: 0.0):

@@ -14,18 +14,22 @@ _MIN_WINDOWS = 2
 
 
 def time_windows(trainer: Trainer, batch: Batch, seconds: float, line: Line) -> tuple[Window, ...]:
-    """Windows that abut, for about ``seconds`` in all; two steps at the least, however long they take."""
+    """Windows that abut, for about ``seconds`` in all; two at the least, however long they take.
+
+    Where gradients of several batches are summed, each window holds whole rounds of them, and so its share of the
+    optimizer's steps.
+    """
     line.enter("compute")
     trainer.synchronize()
     begun = time.monotonic()
-    windows = [_window(trainer, batch, begun, seconds / _NUM_WINDOWS, 1, line)]
+    windows = [_window(trainer, batch, begun, seconds / _NUM_WINDOWS, trainer.accumulate, line)]
     # Half a window short of the end is close enough to it: a further one would overshoot by more.
     enough = seconds * (1 - 0.5 / _NUM_WINDOWS)
     while len(windows) < _MIN_WINDOWS or windows[-1].end_s - begun < enough:
         if windows[-1].loss_is_finite is False:
             break
         last = windows[-1]
-        planned = max(1, round(seconds / _NUM_WINDOWS * last.num_steps / last.seconds))
+        planned = round(seconds / _NUM_WINDOWS * last.num_steps / last.seconds)
         windows.append(_window(trainer, batch, last.end_s, seconds / _NUM_WINDOWS, planned, line))
     return tuple(windows)
 
@@ -36,7 +40,8 @@ def _window(trainer: Trainer, batch: Batch, start: float, at_least_s: float, pla
     Where the plan was too short it is made up for; each plan costs one synchronisation, and two mostly do.
     """
     steps = 0
-    while planned > 0:
+    while steps == 0 or planned > 0:
+        planned = trainer.accumulate * max(1, round(planned / trainer.accumulate))
         for _ in range(planned):
             trainer.step(batch)
             line.pulse()

@@ -24,7 +24,6 @@ from loadtune.workload import (
     last_line,
     num_bytes,
     num_classes_of_output,
-    num_tokens,
     sample_shape,
     sample_text,
     structure_text,
@@ -129,7 +128,6 @@ def describe(
     """The record of it all."""
     loader, batch = workload.loader, samples.batch
     first = next(tensors_of(batch), None)
-    tokens = num_tokens(batch)
     own = workload.make_step is not None
     return WorkloadFacts(
         dataset_length=samples.num_per_epoch,
@@ -154,7 +152,6 @@ def describe(
         loader_class=loader.loader_class,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
-        sample_tokens=None if tokens is None else tokens / max(1, samples.num_in_batch),
         largest_sample_bytes=samples.largest_bytes,
         structure=None if is_class_pair(workload, batch) else structure_text(batch),
     )

@@ -6,8 +6,10 @@ says is never PyTorch's word, whatever it says.
 """
 
 import errno
+import multiprocessing.reduction
 import re
 import signal
+import traceback
 from collections.abc import Sequence
 
 from loadtune.bench.circumstances import Circumstances
@@ -73,6 +75,10 @@ _UNSUPPORTED = (
 )
 _DEVICE_ASSERT = "device-side assert"
 _ASSERT_GUESS = " (nearly always a label that is not below the number of classes)"
+_NOT_BY_NAME = (
+    " (workers that are started with spawn or forkserver import what the loader uses by its name: define dataset and"
+    " functions in a module of their own, not in the script that runs or within a function)"
+)
 _COMPILERS = ("torch._dynamo.", "torch._inductor.")
 _TORCH_ERRORS = ("RuntimeError", "OutOfMemoryError", "AcceleratorError", "NotImplementedError")
 _ALLOCATOR_OOM = "OutOfMemoryError"
@@ -181,6 +187,8 @@ def _ambiguous(text: str, circumstances: Circumstances) -> FailureKind | None:
 
 def _why(error: BaseException, circumstances: Circumstances) -> str:
     """What the error's own words leave open, in brackets."""
+    if _is_of_a_start(error):
+        return _NOT_BY_NAME
     if raised_by_others(error):
         return ""
     said = _said(error)
@@ -192,6 +200,12 @@ def _why(error: BaseException, circumstances: Circumstances) -> str:
         held, budget = bytes_text(circumstances.peak_bytes), bytes_text(circumstances.budget_bytes)
         return f" (not for lack of memory: at most {held} of {budget} were held)"
     return ""
+
+
+def _is_of_a_start(error: BaseException) -> bool:
+    """Whether it was raised while a new process was given its objects."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename == multiprocessing.reduction.__file__ and frame.name == "dump" for frame in frames)
 
 
 def _compiling(error: BaseException) -> str:

@@ -26,7 +26,8 @@ class Verification:
 
 def try_steps(
     trainer: Trainer,
-    make_batch: Callable[[], Batch],
+    make_batch: Callable[[int], Batch],
+    batch_size: int,
     num_steps: int,
     memory: DeviceMemory,
     line: Line,
@@ -34,11 +35,14 @@ def try_steps(
     recorder: AllocationRecorder,
     verification: Verification | None = None,
 ) -> FitReport:
-    """Train; peaks of the first step, in which the optimizer's state appears, and of the later ones apart."""
+    """Train; peaks of the first step, in which the optimizer's state appears, and of the later ones apart.
+
+    ``make_batch``: number of samples → a batch on the device.
+    """
     begun = time.monotonic()
     budget = memory.budget_bytes()
     with memory.capped(), recorder.recording():
-        steps = _Steps(trainer, make_batch, memory, line, recorder)
+        steps = _Steps(trainer, make_batch, batch_size, memory, line, recorder)
         if verification is None:
             steps.train(num_steps)
             report = steps.report(budget)
@@ -53,17 +57,19 @@ class _Steps:
     def __init__(
         self,
         trainer: Trainer,
-        make_batch: Callable[[], Batch],
+        make_batch: Callable[[int], Batch],
+        batch_size: int,
         memory: DeviceMemory,
         line: Line,
         recorder: AllocationRecorder,
     ) -> None:
         self.trainer, self.memory, self.line = trainer, memory, line
+        self.make_batch, self._batch_size = make_batch, batch_size
         self._recorder = recorder
         self.retries_before = memory.num_retries()
         memory.reset_peaks()
         line.enter("first step")
-        self.batch = make_batch()
+        self.batch = make_batch(batch_size)
         self.step_s: float | None = None
         self.first_peak = 0
         self.steady_peak: int | None = None
@@ -103,7 +109,7 @@ class _Steps:
         """What the training steps took."""
         return FitReport(
             precision=self.trainer.precision,
-            batch_size=self.trainer.num_samples(self.batch),
+            batch_size=self._batch_size,
             failure=_over_budget(max(self.first_peak, self.steady_peak or 0), budget, self.line.phase),
             first_step_peak_bytes=self.first_peak,
             steady_peak_bytes=self.steady_peak,
@@ -124,7 +130,7 @@ def _verified(steps: _Steps, num_steps: int, verification: Verification, budget:
     partial = verification.partial_batch_size
     if partial is not None:
         steps.line.enter("partial batch")
-        steps.step(steps.trainer.places.take(steps.batch, range(partial)))
+        steps.step(steps.make_batch(partial))
     steps.go_on(1)
     return replace(
         steps.report(budget),

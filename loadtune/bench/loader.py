@@ -16,7 +16,7 @@ from loadtune.bench.training import Trainer
 from loadtune.bench.windows import WindowRule
 from loadtune.records import TrainingRun, TrialConfig, TrialFailure, Window
 from loadtune.units import counted
-from loadtune.workload import Batch
+from loadtune.workload import Batch, num_tokens
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class _Counts:
 
     steps: int = 0
     samples: int = 0
+    tokens: int | None = None
     wait_s: float = 0.0
 
 
@@ -137,9 +138,14 @@ class TimedLoop:
         return _Edge(trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
 
     def window(self, rule: WindowRule) -> Window | None:
-        """Train until the rule ends the window. None: the controller has seen enough."""
+        """Train until the rule ends the window. None: the controller has seen enough.
+
+        Where gradients of several batches are summed, a window holds whole rounds of them: each ends with a step of the
+        optimizer, and the other batches take less.
+        """
         counts = _Counts()
-        while not rule.ends(time.monotonic() - self._queue.at_s, counts.steps):
+        accumulate = self._trainer.accumulate
+        while counts.steps % accumulate or not rule.ends(time.monotonic() - self._queue.at_s, counts.steps):
             if self._line.stop_asked():
                 return None
             self._train_step(counts)
@@ -156,6 +162,9 @@ class TimedLoop:
         _step(self._trainer, self._feed, batch, self._marks)
         counts.steps += 1
         counts.samples += self._trainer.num_samples(batch)
+        tokens = num_tokens(batch)
+        if tokens is not None:
+            counts.tokens = (counts.tokens or 0) + tokens
         self._line.pulse()
 
     def _finish(self, counts: _Counts) -> Window:
@@ -168,11 +177,12 @@ class TimedLoop:
         return Window(
             num_steps=counts.steps,
             num_samples=counts.samples,
+            num_tokens=counts.tokens,
             wait_s=counts.wait_s,
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,
             idle_s=parts.idle_s,
-            num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps),
+            num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps, self._trainer.accumulate),
             page_lock_s=_between(begun.page_lock_s, ended.page_lock_s),
             loss_is_finite=ended.loss_is_finite,
             **stocks._asdict(),
@@ -192,6 +202,7 @@ def _between(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _skipped(before: float, after: float, num_steps: int) -> int:
-    """Steps a window skipped: the scale was halved once for each. One that fell to 0 tells no more: all of them."""
-    return min(num_steps, round(after - before)) if math.isfinite(after) else num_steps
+def _skipped(before: float, after: float, num_steps: int, accumulate: int) -> int:
+    """Steps a window skipped: the scale was halved once for each of the optimizer's, which takes the gradients of
+    `accumulate`. A scale that fell to 0 tells no more: all of them."""
+    return min(num_steps, accumulate * round(after - before)) if math.isfinite(after) else num_steps

@@ -71,7 +71,7 @@ class Samples:
             self._by_size = self._samples_by_size(line)
             self._made = self._made_batches(line, note)
         example, self.places = find_places(workload, self.samples, self._indices)
-        if not self.places.count:
+        if not (self.places.count or loader.batch_size_is_free):
             raise WorkloadError(
                 f"How many samples a batch has cannot be told from {structure_text(example)}. Say which dimension "
                 "of its tensors counts them: --batch-dim, or WorkloadSpec(batch_dim=...)."
@@ -97,20 +97,21 @@ class Samples:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of a sample in the largest tensor of a batch, which is pinned into a block of its own."""
-        return max((tensor.nbytes for tensor in tensors_of(self.batch)), default=0) // max(1, self.num_in_batch)
+        return max(map(num_bytes, tensors_of(self.batch)), default=0) // max(1, self.num_in_batch)
 
     @property
     def num_in_batch(self) -> int:
         """Samples of `batch`."""
-        return self.places.num_samples(self.batch)
+        return self.places.num_samples(self.batch) if self.places.count else len(self.samples)
 
     @property
     def largest_bytes(self) -> int | None:
         """Of a sample, in a batch of the largest that were read. None: all have one size."""
         if self._by_size is None:
             return None
-        batch = self._collated(self._by_size[-_NUM_LARGEST:])
-        largest, mean = num_bytes(batch) / self.places.num_samples(batch), num_bytes(self.batch) / self.num_in_batch
+        samples = self._by_size[-_NUM_LARGEST:]
+        largest = num_bytes(self._collated(samples)) / len(samples)
+        mean = num_bytes(self.batch) / self.num_in_batch
         return round(largest) if largest > _DIFFERENT * mean else None
 
     def resident(self, batch_size: int, trainer: Trainer, *, largest: bool = False) -> Batch:

@@ -111,13 +111,15 @@ class Session:
 
     def _describe(self) -> WorkloadFacts:
         recipe = Recipe(precision="own" if self._with_own_step else "fp32")
-        trained = describe.train_small(self._workload, self._trainer(recipe), self._model, self._samples, self._line)
+        trainer = self._trainer(recipe, self._samples.num)
+        trained = describe.train_small(self._workload, trainer, self._model, self._samples, self._line)
         self.recovers()
         self.memory.remember_idle()
         return describe.describe(self._workload, self._samples, trained, self._chosen, self.memory, self._line)
 
     def _time_compute(self, request: TimeCompute) -> ComputePoint | TrialFailure:
-        trainer, compiler = self._trainer(request.recipe, losses=LossWatch()), self._compiler_for(request.recipe)
+        trainer = self._trainer(request.recipe, request.batch_size, losses=LossWatch())
+        compiler = self._compiler_for(request.recipe)
         batch = self._samples.resident(request.batch_size, trainer)
         compiled_s = compiler.seconds if compiler else 0.0
         self._warm_up.run(trainer, request.recipe, batch, self._line)
@@ -133,10 +135,11 @@ class Session:
 
     def _try_batch(self, request: BatchTry) -> FitReport:
         begun = time.monotonic()
-        trainer = self._trainer(request.recipe)
+        trainer = self._trainer(request.recipe, request.batch_size)
         report = try_steps(
             trainer,
-            lambda: self._samples.resident(request.batch_size, trainer, largest=True),
+            lambda size: self._samples.resident(size, trainer, largest=True),
+            request.batch_size,
             request.num_steps,
             self.memory,
             self._line,
@@ -156,7 +159,7 @@ class Session:
         return self._measure(asked, CudaAllocatorLog(self._device))
 
     def _measure(self, asked: StepVariant, log: AllocatorLog) -> StepAccount:
-        trainer = self._trainer(asked.recipe, asked.optimizer)
+        trainer = self._trainer(asked.recipe, asked.batch_size, asked.optimizer)
         if asked.image_size is None:
             batch = self._samples.resident(asked.batch_size, trainer, largest=True)
         else:
@@ -191,7 +194,7 @@ class Session:
         if refused is not None:
             return refused
         self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe, losses=LossWatch(), remedies=request.config.remedies)
+        trainer = self._trainer(recipe, loader.batch_size, losses=LossWatch(), remedies=request.config.remedies)
         batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         del batch
@@ -229,7 +232,7 @@ class Session:
             message = "A training step of your own shows no model and no optimizer that a checkpoint would hold."
             return TrialFailure(kind="unsupported", phase="saving", message=message)
         self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe)
+        trainer = self._trainer(recipe, loader.batch_size)
         batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
         cost = time_saving(trainer, batch, self._workload, loader, request.folder, request.seconds, self._line)
@@ -242,6 +245,7 @@ class Session:
     def _trainer(
         self,
         recipe: Recipe,
+        batch_size: int,
         optimizer: StepOptimizer | None = None,
         *,
         losses: LossWatch | None = None,
@@ -250,8 +254,16 @@ class Session:
         self._line.enter("prepare")
         job = self._jobs.job(remedies)
         kind = OwnStep if self._with_own_step else Trainer
-        places = self._samples.places
-        return kind(self._model, recipe, job, optimizer, self._compiler_for(recipe), losses, places)
+        return kind(
+            self._model,
+            recipe,
+            job,
+            optimizer,
+            self._compiler_for(recipe),
+            losses,
+            self._samples.places,
+            batch_size,
+        )
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
         """One for all requests, so that what was compiled stays. None: the recipe is not compiled."""

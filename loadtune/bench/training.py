@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import (
+    AUTOCAST_DTYPES,
     PAIR,
     Batch,
     Places,
@@ -22,16 +24,11 @@ from loadtune.workload import (
     is_pair,
     last_line,
     make_optimizer,
-    map_tensors,
+    moved,
+    own_structure,
     user_traceback,
 )
 
-_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
-    "fp32": None,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "own": None,
-}
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
 _NO_SCALE_GROWTH = 1_000_000
@@ -76,20 +73,22 @@ class Trainer:
         compiler: Compiler | None = None,
         losses: LossWatch | None = None,
         places: Places = PAIR,
+        batch_size: int = 1,
     ) -> None:
         """``optimizer``: instead of the workload's. ``compiler``: of this model, for a compiled recipe. ``losses`` is
         given each step's loss; None where the memory of a step is measured, because the sum takes some. ``places``:
-        where batches keep their samples."""
+        where batches keep their samples; ``batch_size``: how many those have that do not tell."""
         torch.manual_seed(workload.spec.seed)
         self._model = model
         self._recipe = recipe
         self._compiler = compiler
         self._losses = losses
         self._called = model.module if compiler is None else compiler.module
-        self._dtype = _AUTOCAST_DTYPES[recipe.precision]
+        self._dtype = AUTOCAST_DTYPES[recipe.precision]
         self.places = places
         self._on_device = workload.on_device
         self.copies_ahead = workload.copy_ahead and model.device.type == "cuda"
+        self._batch_size = batch_size
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
         self._num_summed = 0
@@ -126,8 +125,8 @@ class Trainer:
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
     def num_samples(self, batch: Batch) -> int:
-        """Samples of this batch."""
-        return self.places.num_samples(batch)
+        """Samples of this batch: those that were collated where it does not tell."""
+        return self.places.num_samples(batch) if self.places.count else self._batch_size
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
@@ -146,13 +145,13 @@ class Trainer:
     def _laid_out(self, batch: Batch) -> Batch:
         channels_last = self._recipe.memory_format == "channels_last"
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
+        def laid_out(tensor: torch.Tensor) -> torch.Tensor:
             layout = torch.preserve_format
-            if channels_last and tensor.is_floating_point():
+            if channels_last and tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_nested:
                 layout = _CHANNELS_LAST.get(tensor.dim(), layout)
             return tensor.to(self._model.device, non_blocking=True, memory_format=layout)
 
-        return map_tensors(batch, moved)
+        return moved(batch, self._model.device, laid_out)
 
     def step(self, batch: Batch) -> None:
         """Forward and backward pass on a batch that is on the device, and the optimizer's step where it is due.
@@ -187,7 +186,7 @@ class Trainer:
                 if self._model.own_batches or not is_pair(batch):
                     self._model.compute_loss(self._model.module, batch)
                 else:
-                    self._model.forward(self._model.module, batch[0])
+                    self._model.forward(self._model.module, own_structure(batch[0]))
         finally:
             self._model.module.train()
 
@@ -241,9 +240,10 @@ class OwnStep(Trainer):
         return []
 
     def step(self, batch: Batch) -> None:
-        value = self._run(batch)
-        if self._losses is not None and isinstance(value, torch.Tensor) and value.numel() == 1:
-            self._losses.add(value.detach())
+        value = self._run(own_structure(batch))
+        if self._losses is not None:
+            for loss in _losses_in(value):
+                self._losses.add(loss)
 
     def evaluate(self, batch: Batch) -> None:
         raise WorkloadError("A training step of your own has no evaluation pass.")
@@ -253,6 +253,18 @@ class OwnStep(Trainer):
 
     def close(self) -> None:
         """Nothing is dropped: the next trial goes on with the same step."""
+
+
+def _losses_in(value: Any) -> Iterator[torch.Tensor | float]:
+    """The numbers in what a step returned; of a mapping that names losses only those, because metrics may be NaN."""
+    if isinstance(value, Mapping):
+        named = [part for key, part in value.items() if "loss" in str(key).lower()]
+        value = named or list(value.values())
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Real):
+            yield float(leaf)
+        elif isinstance(leaf, torch.Tensor) and leaf.numel() == 1 and leaf.is_floating_point():
+            yield leaf
 
 
 def _made_step(workload: Workload, model: ResidentModel) -> Callable[[Batch], Any]:

@@ -11,7 +11,7 @@ _CUDA_STEPS = 3
 _CPU_STEPS = 1
 # An fp16 run begins with a scale of 2^16, which is halved in each step that overflows and leaves the optimizer out. A
 # model that still overflows at 2^-4 will go on doing so, and its windows say it.
-_MAX_STEPS = 20
+_MAX_UPDATES = 20
 
 
 class WarmUp:
@@ -26,13 +26,14 @@ class WarmUp:
         key = (recipe, trainer.num_samples(batch))
         on_cuda = trainer.device.type == "cuda"
         if on_cuda or key not in self._warm:
-            least = max(_CUDA_STEPS if on_cuda else _CPU_STEPS, trainer.accumulate)
-            for number in range(max(_MAX_STEPS, least)):
+            least = _CUDA_STEPS if on_cuda else _CPU_STEPS
+            for number in range(1, _MAX_UPDATES + 1):
                 halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
-                trainer.step(batch)
-                trainer.synchronize()
-                line.pulse()
+                for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
+                    trainer.step(batch)
+                    trainer.synchronize()
+                    line.pulse()
                 settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
-                if number + 1 >= least and settled:
+                if number * trainer.accumulate >= least and settled:
                     break
         self._warm.add(key)

@@ -145,7 +145,11 @@ def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
 
 
 class _OneFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # PyTorch's own
-    """Stays the same when a layer is copied, as nn.TransformerEncoder copies its own: modes do not mix."""
+    """Stays the same when a layer is copied, as nn.TransformerEncoder copies its own: modes do not mix. Real tensors,
+    such as the class weights of a loss, are taken too."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "_OneFakeMode":
         return self

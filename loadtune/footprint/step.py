@@ -16,15 +16,8 @@ from loadtune.footprint.cuda_ways import CudaWays
 from loadtune.footprint.layers import LayerWatch
 from loadtune.footprint.live import BUFFERS, GRADIENTS, INPUT, PARAMETERS, STATE, LiveMemory
 from loadtune.footprint.plan import StepPlan
-from loadtune.records import Checkpoint, Checkpointed, LayerFootprint, MemoryLines, Precision
-from loadtune.workload import Batch, checkpointed, tensors_of
-
-_AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
-    "fp32": None,
-    "fp16": torch.float16,
-    "bf16": torch.bfloat16,
-    "own": None,
-}
+from loadtune.records import Checkpoint, Checkpointed, LayerFootprint, MemoryLines
+from loadtune.workload import AUTOCAST_DTYPES, Batch, checkpointed, tensors_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +111,7 @@ def mean_of(output: object) -> torch.Tensor:
 
 
 def _autocast(plan: StepPlan) -> torch.autocast:
-    dtype = _AUTOCAST_DTYPES[plan.precision]
+    dtype = AUTOCAST_DTYPES[plan.precision]
     return torch.autocast("cpu", dtype=dtype, enabled=dtype is not None)
 
 

@@ -103,9 +103,13 @@ from loadtune.records.window import (
     Window,
     delivered_samples,
     half_width_fraction,
+    sample_tokens,
     samples_per_s,
 )
 from loadtune.records.workload import (
+    DEFAULT_DATASET,
+    DEFAULT_MODEL,
+    TIMM,
     CodePart,
     LiveObjects,
     OptimizerName,
@@ -114,9 +118,12 @@ from loadtune.records.workload import (
     WorkloadPart,
     WorkloadSpec,
     YourSettings,
+    is_import_path,
 )
 
 __all__ = [
+    "DEFAULT_DATASET",
+    "DEFAULT_MODEL",
     "DIMENSIONS",
     "MEMORY_FORMATS",
     "MEMORY_KINDS",
@@ -127,6 +134,7 @@ __all__ = [
     "REMEDY_MODES",
     "SCHEMA_VERSION",
     "SCORE_UNITS",
+    "TIMM",
     "AllocationTrace",
     "BatchEstimate",
     "BatchTry",
@@ -222,6 +230,8 @@ __all__ = [
     "block_bytes",
     "delivered_samples",
     "half_width_fraction",
+    "is_import_path",
     "non_finite_loss",
+    "sample_tokens",
     "samples_per_s",
 ]

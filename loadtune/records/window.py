@@ -23,6 +23,8 @@ class Window:
     seconds: float
     num_steps: int
     num_samples: int
+    num_tokens: int | None = None
+    """Elements of the batches' ``input_ids``, padding included. None: they have none, or nothing was loaded."""
     wait_s: float = 0.0
     """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
     queue_start: float | None = None
@@ -37,7 +39,8 @@ class Window:
     """The device had nothing to do: from the end of a step to the next copy. With copy and compute it adds up to about
     ``seconds``. Near 0: the host is always ahead; on a CPU it is ``wait_s`` and the loop's own work."""
     num_skipped_steps: int = 0
-    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
+    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one. Where several
+    batches' gradients are summed, all steps whose gradients were left out."""
     unpinned: float | None = None
     """Batches that workers had made and the pinning thread had not taken when a step asked for its batch, mean over the
     steps. None: nothing is pinned by a thread."""
@@ -131,6 +134,13 @@ def _count_taken_over(windows: Sequence[Window]) -> int:
 
 def _num_taken_over(window: Window) -> int | None:
     return window.num_taken if window.num_pinned is None else window.num_pinned
+
+
+def sample_tokens(windows: Sequence[Window]) -> float | None:
+    """Mean tokens of a sample, padding included. None: batches are no text."""
+    counted = [(w.num_tokens, w.num_samples) for w in windows if w.num_tokens is not None]
+    num_samples = sum(samples for _, samples in counted)
+    return sum(tokens for tokens, _ in counted) / num_samples if num_samples else None
 
 
 def samples_per_s(windows: Sequence[Window]) -> float:

@@ -1,5 +1,6 @@
 """What to train, and what the training process found out about it."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,16 +12,29 @@ from loadtune.records.score import Objective
 OptimizerName = Literal["sgd", "adamw"]
 WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "compute_loss", "optimizer", "step"]
 
+TIMM = "timm:"
+"""Before the name of a model of timm's."""
+
+
+def is_import_path(word: str) -> bool:
+    """Whether it is ``pkg.mod:name`` or ``FILE.py:name``, and no name of timm's."""
+    path = r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*|.+\.py):[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+    return not word.startswith(TIMM) and re.fullmatch(path, word) is not None
+
+
+DEFAULT_DATASET, DEFAULT_MODEL = "FakeData", "resnet50"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
     """What to train, by name. The training process looks the names up, so that making this record needs no torch."""
 
-    dataset: str = "FakeData"
+    dataset: str = DEFAULT_DATASET
     """A class of ``torchvision.datasets``, ``FakeData`` (random images), or ``pkg.mod:factory``: a class or function
     that is called without arguments and returns a dataset, with ``__getitem__`` or iterable."""
-    model: str = "resnet50"
-    """A name of ``torchvision.models.list_models()``, or ``pkg.mod:factory``, which returns a ``torch.nn.Module``."""
+    model: str = DEFAULT_MODEL
+    """A name of ``torchvision.models.list_models()``, ``timm:NAME``, or the import path of a function or class that
+    returns a ``torch.nn.Module``."""
     data_root: str | None = None
     """Folder that holds the files of a torchvision dataset. None: the dataset needs none."""
     image_size: int | None = None
@@ -138,8 +152,6 @@ class WorkloadFacts:
     None: any size can be."""
     max_workers: int | None = None
     """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
-    sample_tokens: float | None = None
-    """Tokens of a sample, padding included, where batches have ``input_ids``."""
     largest_sample_bytes: int | None = None
     """Of the largest sample that was seen. None: all samples have one size."""
     structure: str | None = None

@@ -6,7 +6,7 @@ In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only fi
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner
+from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner, sample_tokens
 from loadtune.records.confirmed import compute_fraction
 from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilization_rows
 from loadtune.report.wording import memory_format_text, precision_text
@@ -41,8 +41,6 @@ class _Column:
     """None: it was not confirmed."""
     assumed: tuple[str, ...]
     compute_fraction: float | None
-    sample_tokens: float | None
-    """Tokens of a sample. None: samples are no text."""
 
     def assumed_mark(self, setting: str) -> str:
         return " (assumed)" if setting in self.assumed else ""
@@ -84,7 +82,6 @@ def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
         finalist=_finalist(result, winner.config),
         assumed=(),
         compute_fraction=winner.compute_fraction,
-        sample_tokens=_sample_tokens(result),
     )
 
 
@@ -97,12 +94,7 @@ def _baseline_column(result: TuningResult, yours: TrialConfig) -> _Column:
         finalist=finalist,
         assumed=result.assumed,
         compute_fraction=_compute_fraction(result, finalist),
-        sample_tokens=_sample_tokens(result),
     )
-
-
-def _sample_tokens(result: TuningResult) -> float | None:
-    return None if result.facts is None else result.facts.sample_tokens
 
 
 def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
@@ -176,14 +168,17 @@ def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
 
 def _token_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
     """Tokens per second, padding included; none where samples are no text."""
-    return [("tokens/s", _tokens)] if any(column.sample_tokens is not None for column in columns) else []
+    return [("tokens/s", _tokens)] if any(_sample_tokens(column) is not None for column in columns) else []
 
 
 def _tokens(column: _Column) -> str:
-    known = column.winner or column.finalist
-    if known is None or column.sample_tokens is None:
-        return MISSING
-    return number_text(known.samples_per_s * column.sample_tokens)
+    known, tokens = column.winner or column.finalist, _sample_tokens(column)
+    return MISSING if known is None or tokens is None else number_text(known.samples_per_s * tokens)
+
+
+def _sample_tokens(column: _Column) -> float | None:
+    """In the batches of this configuration: what is padded to the longest has more of them in larger batches."""
+    return sample_tokens([window for run in _runs(column) for window in run.windows])
 
 
 def _epoch_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:

@@ -10,8 +10,10 @@ from loadtune.workload.batches import (
     Batch,
     Places,
     map_tensors,
+    moved,
     num_bytes,
     num_tokens,
+    own_structure,
     places_along,
     places_of,
     places_of_ready,
@@ -38,6 +40,7 @@ from loadtune.workload.samples import (
     stream_samples,
 )
 from loadtune.workload.tasks import (
+    AUTOCAST_DTYPES,
     IGNORED_TARGET,
     ComputeLoss,
     Task,
@@ -51,6 +54,7 @@ from loadtune.workload.tasks import (
 from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
 
 __all__ = [
+    "AUTOCAST_DTYPES",
     "IGNORED_TARGET",
     "PAIR",
     "Batch",
@@ -78,11 +82,13 @@ __all__ = [
     "make_optimizer",
     "map_tensors",
     "model_logits",
+    "moved",
     "note_index",
     "num_bytes",
     "num_classes_of_output",
     "num_tokens",
     "on_pairs",
+    "own_structure",
     "places_along",
     "places_of",
     "places_of_ready",

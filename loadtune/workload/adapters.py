@@ -8,6 +8,7 @@ import inspect
 import warnings
 from collections.abc import Iterable
 from copy import copy
+from functools import partial, update_wrapper
 from typing import Any, Literal
 
 import torch
@@ -24,17 +25,22 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
     """The job that ``Trainer().fit(module, datamodule)`` trains, on one device.
 
     The loss is ``training_step``'s, the optimizer ``configure_optimizers``'s; learning rate schedules and callbacks are
-    left out. ``prepare_data`` and ``setup("fit")`` are called first. Raises UsageError for manual optimization, several
-    optimizers, several loaders, and methods that need a Trainer.
+    left out. ``prepare_data``, ``setup("fit")`` and ``configure_model`` are called first, and a batch goes through
+    ``on_before_batch_transfer`` and ``on_after_batch_transfer``, as in a Trainer. Raises UsageError for manual
+    optimization, several optimizers, several loaders, and methods that need a Trainer.
     """
     if not getattr(module, "automatic_optimization", True):
         raise UsageError(
             f"{type(module).__name__} has `automatic_optimization = False`: its training_step calls the optimizers "
             f"itself. {_STEP_INSTEAD}"
         )
-    source = module if datamodule is None else datamodule
-    _without_trainer(source, "prepare_data")
-    _without_trainer(source, "setup", "fit")
+    owners = (module,) if datamodule is None else (datamodule, module)
+    for hook, arguments in (("prepare_data", ()), ("setup", ("fit",))):
+        for owner in owners:
+            _without_trainer(owner, hook, *arguments)
+    if hasattr(module, "configure_model"):  # from Lightning 2 on
+        _without_trainer(module, "configure_model")
+    source = owners[0]
     loader = _without_trainer(source, "train_dataloader")
     if not isinstance(loader, DataLoader):
         raise UsageError(
@@ -43,12 +49,29 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
         )
     optimizer = LightningOptimizer(module)
     optimizer(module.parameters())  # what cannot be used is told before anything is measured
-    return Job(loader=loader, model=module, compute_loss=lightning_loss, optimizer=optimizer)
+    loss = lightning_loss
+    if _own_hooks(datamodule):
+        loss = update_wrapper(partial(lightning_loss, datamodule=datamodule), lightning_loss)
+    return Job(loader=loader, model=module, compute_loss=loss, optimizer=optimizer)
 
 
-def lightning_loss(model: Any, batch: Any) -> torch.Tensor:
-    """The loss of a LightningModule's ``training_step`` for a batch that is on the device."""
-    batch = model.on_after_batch_transfer(batch, 0)
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
+
+
+def _own_hooks(datamodule: Any) -> set[str]:
+    """The hooks that this datamodule overrides, which take the place of the module's: Lightning's are `DataHooks`'."""
+    found = {name: getattr(datamodule, name, None) for name in _TRANSFER_HOOKS}
+    return {name for name, hook in found.items() if hook and hook.__qualname__ != f"DataHooks.{name}"}
+
+
+def lightning_loss(model: Any, batch: Any, datamodule: Any = None) -> torch.Tensor:
+    """The loss of a LightningModule's ``training_step`` for a batch that is on the device.
+
+    ``datamodule``: its hooks around the transfer of a batch count where it has its own.
+    """
+    own = _own_hooks(datamodule)
+    for name in _TRANSFER_HOOKS:
+        batch = getattr(datamodule if name in own else model, name)(batch, 0)
     takes_index = len(inspect.signature(model.training_step).parameters) > 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"You are trying to `self\.log\(\)`")
@@ -88,7 +111,8 @@ def from_trainer(trainer: Any) -> Job:
     """The job that ``trainer.train()`` of a Hugging Face ``Trainer`` trains, on one device.
 
     Batches, loss and optimizer are made by the Trainer's own methods, also by those that a subclass overrides. Learning
-    rate schedules, gradient clipping and callbacks are left out. Raises UsageError for DeepSpeed and FSDP.
+    rate schedules, gradient clipping and callbacks are left out. Where the arguments ask for gradient checkpointing, it
+    is turned on in the Trainer's model, as ``train()`` does. Raises UsageError for DeepSpeed and FSDP.
     """
     from transformers import Trainer
 
@@ -116,6 +140,23 @@ def from_trainer(trainer: Any) -> Job:
 
 def timm_model(name: str, num_classes: int) -> nn.Module:
     """timm's model of this name (without ``timm:``), with random weights. Raises WorkloadError where that fails."""
+    timm = _timm_with(name)
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
+    except Exception as error:
+        raise WorkloadError(
+            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
+            "that builds the model, and name it: --model FILE.py:factory."
+        ) from error
+
+
+def timm_image_size(name: str) -> int:
+    """Height and width in pixels that timm's model of this name was designed for. Raises WorkloadError."""
+    return int(_timm_with(name).get_pretrained_cfg(name).input_size[-1])
+
+
+def _timm_with(name: str) -> Any:
+    """timm, which has a model of this name. Raises WorkloadError."""
     try:
         import timm
     except ImportError as error:
@@ -124,13 +165,7 @@ def timm_model(name: str, num_classes: int) -> nn.Module:
         ) from error
     if not timm.is_model(name):
         raise unknown_name("model", name, timm.list_models(), "timm.list_models()")
-    try:
-        return timm.create_model(name, pretrained=False, num_classes=num_classes)  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
-            f"The model timm:{name} could not be built for {num_classes} classes: {last_line(error)}. Write a function "
-            "that builds the model, and name it: --model FILE.py:factory."
-        ) from error
+    return timm
 
 
 _STEP_INSTEAD = "Write the training step as a function and pass it: loadtune.tune(loader, step=make_step)."

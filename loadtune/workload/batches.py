@@ -8,9 +8,12 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from loadtune.errors import WorkloadError
 
@@ -19,14 +22,48 @@ Batch = Any
 
 MOST_SHOWN = 6
 """Parts of a batch that its description names."""
+_MOST_DEEP = 8
+"""Levels of an object in which tensors are looked for: objects may refer to one another in a circle."""
 
 
-def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
-    """The same structure with every tensor changed. What holds no tensor stays the same object."""
+def map_tensors(
+    batch: Batch, change: Callable[[torch.Tensor], torch.Tensor], change_object: Callable[[Any], Any] | None = None
+) -> Batch:
+    """A structure like this one with every tensor changed. What is neither a structure nor a tensor is the same object.
+
+    ``change_object``: for objects that have a ``.to()`` of their own. None: their tensors are changed, too.
+    """
     if isinstance(batch, torch.Tensor):
         return change(batch)
+    if change_object is not None and _moves_itself(batch):
+        return change_object(batch)
     parts = _parts(batch)
-    return batch if parts is None else _rebuilt(batch, {key: map_tensors(part, change) for key, part in parts.items()})
+    if parts is None:
+        return batch
+    return _rebuilt(batch, {key: map_tensors(part, change, change_object) for key, part in parts.items()})
+
+
+def _moves_itself(batch: Any) -> bool:
+    """Mappings do not count: that of a Hugging Face batch changes the batch itself."""
+    return not isinstance(batch, Mapping) and callable(getattr(batch, "to", None))
+
+
+def moved(batch: Batch, device: torch.device, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """The batch on this device: tensors by `change`, which has to move them, and objects by their own ``.to()``."""
+
+    def by_itself(each: Any) -> Any:
+        own = copy.copy(each)  # some change themselves
+        try:
+            return own.to(device, non_blocking=True)
+        except TypeError:  # it takes the device alone
+            return own.to(device)
+
+    return map_tensors(batch, change, by_itself)
+
+
+def own_structure(batch: Batch) -> Batch:
+    """The same tensors in a structure of its own, which the user's code may change: ``batch.pop("labels")``."""
+    return map_tensors(batch, lambda tensor: tensor, copy.copy)
 
 
 def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
@@ -39,19 +76,30 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def num_bytes(batch: Batch) -> int:
-    return sum(tensor.nbytes for tensor in tensors_of(batch))
+    return sum(_num_bytes(tensor) for tensor in tensors_of(batch))
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.sparse_coo:
+        return tensor.nbytes
+    return tensor._indices().nbytes + tensor._values().nbytes
 
 
 def num_tokens(batch: Batch) -> int | None:
     """Elements of ``input_ids``. None: there is none."""
-    ids = _parts(batch).get("input_ids") if isinstance(batch, Mapping) or hasattr(batch, "input_ids") else None  # type: ignore[union-attr]
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else getattr(batch, "input_ids", None)
     return ids.numel() if isinstance(ids, torch.Tensor) else None
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of a nested tensor only the first, which is the only one that all of it has."""
+    return (tensor.size(0),) if tensor.is_nested else tuple(tensor.shape)
 
 
 def structure_text(batch: Batch) -> str:
     """``{input_ids: int64 tensor (8, 12), labels: int64 tensor (8,)}``."""
     if isinstance(batch, torch.Tensor):
-        return f"{str(batch.dtype).removeprefix('torch.')} tensor {tuple(batch.shape)}"
+        return f"{str(batch.dtype).removeprefix('torch.')} tensor {_sizes(batch)}"
     parts = _parts(batch)
     if parts is None:
         return type(batch).__name__
@@ -66,7 +114,7 @@ def structure_text(batch: Batch) -> str:
     return f"{kind}{{{inside}{more}}}"
 
 
-Kind = Literal["same", "tensor", "list", "parts", "unknown"]
+Kind = Literal["same", "tensor", "counted", "list", "parts", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +122,30 @@ class Places:
     """Where a batch keeps its samples."""
 
     kind: Kind
-    """``same``: the same for any number of samples. ``tensor``: along dimension `dim`. ``list``: one element a sample.
-    ``parts``: as `parts` say. ``unknown``: more samples make it larger in a way that cannot be repeated."""
+    """``same``: the same for any number of samples. ``tensor``: along dimension `dim`. ``counted``: likewise, but of a
+    sparse or nested tensor, which cannot be cut. ``list``: one element a sample. ``parts``: as `parts` say.
+    ``unknown``: more samples make it larger in a way that cannot be repeated."""
     dim: int = 0
     parts: Mapping[Any, "Places"] = field(default_factory=dict)
 
     @property
     def are_known(self) -> bool:
         """Whether a batch can be cut and repeated."""
-        return self.kind != "unknown" and all(part.are_known for part in self.parts.values())
+        return self.count and self._all_known
+
+    @property
+    def _all_known(self) -> bool:
+        return self.kind not in ("unknown", "counted") and all(part._all_known for part in self.parts.values())
 
     @property
     def count(self) -> bool:
         """Whether the number of samples can be told from a batch."""
-        return self.kind in ("tensor", "list") or any(part.count for part in self.parts.values())
+        return self.kind in ("tensor", "counted", "list") or any(part.count for part in self.parts.values())
 
     def num_samples(self, batch: Batch) -> int:
         """Samples of this batch. Only where they `count`."""
-        if self.kind == "tensor":
-            return int(batch.shape[self.dim])
+        if self.kind in ("tensor", "counted"):
+            return int(batch.size(self.dim))
         if self.kind == "list":
             return len(batch)
         inside = _parts(batch) or {}
@@ -100,11 +153,18 @@ class Places:
         return places.num_samples(inside[key])
 
     def take(self, batch: Batch, indices: Sequence[int]) -> Batch:
-        """A batch of the samples at these indices, any number of times. Only where places `are_known`."""
+        """A batch of the samples at these indices, any number of times. Only where places `are_known`.
+
+        A sample that is taken again is a copy, with memory of its own.
+        """
         if self.kind == "tensor":
             return batch.index_select(self.dim, torch.as_tensor(indices, device=batch.device))
         if self.kind == "list":
-            return type(batch)([batch[at] for at in indices])
+            made, seen = [], set[int]()
+            for at in indices:
+                made.append(map_tensors(batch[at], torch.clone) if at in seen else batch[at])
+                seen.add(at)
+            return type(batch)(made)
         if self.kind == "parts":
             inside = _parts(batch) or {}
             return _rebuilt(batch, {key: part.take(inside[key], indices) for key, part in self.parts.items()})
@@ -137,6 +197,8 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Place
     """From a batch of ``num_fewer`` samples and one of ``num_more``."""
     if isinstance(fewer, torch.Tensor):
         return _places_of_tensor(fewer, more, num_fewer, num_more)
+    if isinstance(fewer, PackedSequence):
+        return Places("unknown")
     one, other = _parts(fewer), _parts(more)
     if one is None or other is None:
         return Places("same")
@@ -151,16 +213,24 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Place
 def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int) -> Places:
     if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
         return Places("unknown")
-    for dim, (size, other) in enumerate(zip(fewer.shape, more.shape, strict=True)):
+    is_plain = _is_plain(fewer)
+    for dim, (size, other) in enumerate(zip(_sizes(fewer), _sizes(more), strict=True)):
         if (size, other) == (num_fewer, num_more):
-            return Places("tensor", dim)
-    return Places("same" if fewer.shape == more.shape else "unknown")
+            return Places("tensor" if is_plain else "counted", dim)
+    return Places("same" if is_plain and fewer.shape == more.shape else "unknown")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Neither sparse nor nested."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def places_along(batch: Batch, dim: int) -> Places:
     """Where the user says that samples lie along this dimension of tensors. Lists are taken as structure."""
     if isinstance(batch, torch.Tensor):
-        return Places("tensor", dim) if batch.dim() > dim else Places("same")
+        return Places("tensor" if _is_plain(batch) else "counted", dim) if batch.dim() > dim else Places("same")
+    if isinstance(batch, PackedSequence):
+        return Places("unknown")
     parts = _parts(batch)
     return (
         Places("same") if parts is None else Places("parts", parts={k: places_along(p, dim) for k, p in parts.items()})
@@ -169,16 +239,15 @@ def places_along(batch: Batch, dim: int) -> Places:
 
 def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
     """Of the first tensor of one sample."""
-    if places.kind == "parts":
-        inside = _parts(batch) or {}
-        with_tensor = (key for key in places.parts if next(tensors_of(inside[key]), None) is not None)
-        key = next(with_tensor, None)
-        return () if key is None else sample_shape(inside[key], places.parts[key])
-    first = next(tensors_of(batch), None)
-    shape = [] if first is None else list(first.shape)
-    if places.kind == "tensor":
-        del shape[places.dim]
-    return tuple(shape)
+    if isinstance(batch, torch.Tensor):
+        shape = list(_sizes(batch))
+        if places.kind in ("tensor", "counted"):
+            del shape[places.dim]
+        return tuple(shape)
+    for key, part in (_parts(batch) or {}).items():
+        if next(tensors_of(part), None) is not None:
+            return sample_shape(part, places.parts.get(key, Places("same")))
+    return ()
 
 
 def places_of_ready(batch: Batch) -> Places:
@@ -186,12 +255,13 @@ def places_of_ready(batch: Batch) -> Places:
     first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > 0), None)
     if first is None:
         return Places("unknown")
-    return _with_length(batch, len(first))
+    return _with_length(batch, first.size(0))
 
 
 def _with_length(batch: Batch, length: int) -> Places:
     if isinstance(batch, torch.Tensor):
-        return Places("tensor") if batch.dim() > 0 and len(batch) == length else Places("same")
+        kind: Kind = "tensor" if _is_plain(batch) else "counted"
+        return Places(kind) if batch.dim() > 0 and batch.size(0) == length else Places("same")
     parts = _parts(batch)
     if parts is None:
         return Places("same")
@@ -220,9 +290,17 @@ def _parts(batch: Any) -> dict[Any, Any] | None:
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         return {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
     inside = getattr(batch, "__dict__", None)
-    if isinstance(inside, dict) and any(isinstance(value, torch.Tensor) for value in inside.values()):
-        return dict(inside)
-    return None
+    return dict(inside) if isinstance(inside, dict) and _holds_tensor(inside) else None
+
+
+def _holds_tensor(value: Any, most_deep: int = _MOST_DEEP) -> bool:
+    """Whether a tensor is in it, in mappings, sequences and attributes down to this depth."""
+    if isinstance(value, torch.Tensor) or most_deep == 0 or isinstance(value, (type, ModuleType, nn.Module)):
+        return isinstance(value, torch.Tensor)
+    if not isinstance(value, (Mapping, list, tuple)):
+        value = getattr(value, "__dict__", {})
+    inside = value.values() if isinstance(value, Mapping) else value
+    return any(_holds_tensor(each, most_deep - 1) for each in inside)
 
 
 def _rebuilt(batch: Any, parts: dict[Any, Any]) -> Any:

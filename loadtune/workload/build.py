@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec
+from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
 from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_parts, num_classes_of
 from loadtune.workload.epoch import Epoch, epoch_of
-from loadtune.workload.factories import find_function, is_import_path
+from loadtune.workload.factories import find_function
 from loadtune.workload.live import LiveParts, unpack_parts
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import Family, make_model, model_needs

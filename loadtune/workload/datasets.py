@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import transforms
 
 from loadtune.errors import WorkloadError
-from loadtune.records import WorkloadSpec
+from loadtune.records import WorkloadSpec, is_import_path
 from loadtune.workload.downloads import read_or_download
-from loadtune.workload.factories import call, call_factory, find_function, is_import_path, unknown_name
+from loadtune.workload.factories import call, call_factory, find_function, unknown_name
 from loadtune.workload.fake import RandomSamples, make_fake
 from loadtune.workload.live import LiveParts
 from loadtune.workload.loaders import LoaderParts

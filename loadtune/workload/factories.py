@@ -5,6 +5,7 @@ Importing executes the user's code. Needs no torch.
 
 import difflib
 import importlib
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -12,12 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.errors import WorkloadError
+from loadtune.records import is_import_path
 from loadtune.workload.user_code import last_line, user_traceback
-
-
-def is_import_path(name: str) -> bool:
-    """True for ``pkg.mod:factory``: torchvision's names have no colon, and timm's begin with ``timm:``."""
-    return ":" in name and not name.startswith("timm:")
 
 
 def call_factory(path: str, option: str) -> Any:
@@ -56,15 +53,15 @@ def module_of(path: str) -> str:
 
 def find_function(path: str, option: str) -> Callable[..., Any]:
     """The function or class that an import path names. Raises WorkloadError."""
-    name, _, attribute = path.rpartition(":")
-    if not name or not attribute:
+    if not is_import_path(path):
         raise WorkloadError(
             f"The {option} {path!r} is not an import path. Write `pkg.mod:factory` or `FILE.py:factory`: a module, a "
             "colon, and a class or function in it."
         )
-    module = _import(_named_file(name, path, option) if name.endswith(".py") else name, path, option)
+    name, _, attribute = path.rpartition(":")
+    module = _import_file(name, path, option) if name.endswith(".py") else _import(name, path, option)
     try:
-        factory = getattr(module, attribute)
+        factory = operator.attrgetter(attribute)(module)
     except AttributeError:
         module_name = module_of(path)
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -78,28 +75,30 @@ def find_function(path: str, option: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]  # callable() is all that can be known of it
 
 
-def _named_file(name: str, path: str, option: str) -> str:
-    """The module's name, with its folder where imports are looked for: workers that are spawned import it, too."""
-    file = Path(name).expanduser().absolute()
+def _import_file(name: str, path: str, option: str) -> Any:
+    """The module of this file, by its name: workers that are spawned import it by that name, too."""
+    file = Path(os.path.abspath(Path(name).expanduser()))
     if not file.is_file():
         raise WorkloadError(f"The {option} {path} was not found: there is no file {file}. Correct the path.")
     if not file.stem.isidentifier():
         raise WorkloadError(f"The {option} {path} cannot be imported: {file.stem!r} is no name of a module. Rename it.")
-    known = sys.modules.get(file.stem)
-    if known is not None and getattr(known, "__file__", None) not in (None, str(file)):
+    module = _import(file.stem, path, option, first=str(file.parent))
+    found = getattr(module, "__file__", None)
+    if found is None or not (os.path.exists(found) and os.path.samefile(found, file)):
         raise WorkloadError(
             f"The {option} {path} cannot be imported: another module is called {file.stem!r}, "
-            f"{getattr(known, '__file__', '')}. Rename the file."
+            f"{found or 'without a file'}. Rename the file."
         )
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))
-    return file.stem
+    return module
 
 
-def _import(module_name: str, path: str, option: str) -> Any:
+def _import(module_name: str, path: str, option: str, *, first: str | None = None) -> Any:
+    """``first``: the folder that comes before all others in ``sys.path`` from now on."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # a script beside the user is importable however Python was started
+    if first is not None:
+        sys.path[:] = [first, *(other for other in sys.path if other != first)]
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Subset
 
-from loadtune.records import CodePart, WorkloadSpec
+from loadtune.records import CodePart, WorkloadSpec, is_import_path
 from loadtune.workload.build import Workload
-from loadtune.workload.factories import is_import_path, module_of
+from loadtune.workload.factories import module_of
 
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = {"site-packages", "dist-packages"}

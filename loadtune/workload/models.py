@@ -9,14 +9,11 @@ import torchvision
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import WorkloadSpec
+from loadtune.records import TIMM, WorkloadSpec, is_import_path
 from loadtune.units import counted
-from loadtune.workload.adapters import timm_model
-from loadtune.workload.factories import call, call_factory, is_import_path, unknown_name
+from loadtune.workload.adapters import timm_image_size, timm_model
+from loadtune.workload.factories import call, call_factory, unknown_name
 from loadtune.workload.user_code import last_line
-
-TIMM = "timm:"
-"""Before a name of timm's."""
 
 Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
 
@@ -47,6 +44,9 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     """Look the name up, without building the model. Raises WorkloadError for an unknown name."""
     if is_live or is_import_path(spec.model):
         size = spec.image_size or _DEFAULT_IMAGE_SIZE
+        return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
+    if spec.model.startswith(TIMM):
+        size = spec.image_size or timm_image_size(spec.model.removeprefix(TIMM))
         return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
     names = torchvision.models.list_models()
     if spec.model not in names:

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, checked_scalar, structure_text
+from loadtune.records import Precision
+from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
 from loadtune.workload.models import Family
 
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -28,6 +29,14 @@ MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar."""
+
+AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
+    "fp32": None,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "own": None,
+}
+"""What autocast computes in. None: there is none, or the user's own step has it."""
 
 IGNORED_TARGET = -100
 """Cross entropy's own default for a position that does not count: padding of a text, say."""
@@ -75,6 +84,7 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
     ``.loss`` counts."""
 
     def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
+        batch = own_structure(batch)
         if is_pair(batch):
             return task(model, *batch)
         if any_structure and isinstance(batch, Mapping):
@@ -86,7 +96,7 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
 
 def own_computation(compute_loss: ComputeLoss) -> ComputeLoss:
     """The user's ``compute_loss``. Raises WorkloadError where it returns no scalar."""
-    return lambda model, batch: checked_scalar(compute_loss(model, batch), "compute_loss function")
+    return lambda model, batch: checked_scalar(compute_loss(model, own_structure(batch)), "compute_loss function")
 
 
 def is_pair(batch: Batch) -> bool:

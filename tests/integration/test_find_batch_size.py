@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.data import DataLoader, Dataset
 
-from loadtune import DeviceError, LoadtuneError, UsageError, WorkloadError, find_batch_size
+from loadtune import DeviceError, Job, LoadtuneError, UsageError, WorkloadError, find_batch_size
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -68,8 +68,8 @@ def in_thread(monkeypatch):
     torch.set_num_threads(1)  # as conftest does for processes beside one another
 
 
-def find(model, data, **options):
-    return find_batch_size(model, data, **{"device": "cpu", "max_batch_size": 8, "num_steps": 2} | options)
+def find(*what, **options):
+    return find_batch_size(*what, **{"device": "cpu", "max_batch_size": 8, "num_steps": 2} | options)
 
 
 def test_a_loader_and_a_loss_of_model_and_batch():
@@ -80,6 +80,47 @@ def test_a_loader_and_a_loss_of_model_and_batch():
 
     ceiling = find(nn.Linear(4, 2), DataLoader(rows, batch_size=2, shuffle=True), compute_loss=compute_loss)
     assert (ceiling.batch_size, ceiling.limit) == (8, "cap")
+
+
+def test_a_job_holds_all_parts(in_thread):
+    rows = DataLoader([(torch.rand(4), torch.rand(2)) for _ in range(32)], batch_size=2)
+    job = Job(loader=rows, model=nn.Linear(4, 2), loss=nn.MSELoss(), optimizer="adamw", precision="bf16")
+    ceiling = find(job)
+    assert (ceiling.batch_size, ceiling.limit, ceiling.precision) == (8, "cap", "bf16")
+    assert find(job, precision="fp32").precision == "fp32"
+
+    def make_step(device):
+        return lambda batch: None
+
+    assert find(Job(loader=rows, step=make_step)).precision == "own"
+
+
+def test_the_dimension_of_samples_can_be_named(in_thread):
+    def time_first(rows):
+        return torch.stack([row[:2] for row in rows], 1)
+
+    def compute_loss(model, batch):
+        assert len(batch) == 2
+        return model(batch).square().mean()
+
+    loader = DataLoader([torch.rand(3, 4) for _ in range(32)], batch_size=2, collate_fn=time_first)
+    assert find(nn.Linear(4, 2), loader, compute_loss=compute_loss, batch_dim=1).batch_size == 8
+
+
+@pytest.mark.parametrize("calls", ["model(inputs)", "model(inputs=inputs)"])
+def test_a_shape_and_a_loss_of_model_and_batch_get_classes_that_the_model_has(in_thread, calls):
+    class Keyword(nn.Linear):
+        def forward(self, *args, inputs=None):
+            assert not args
+            return super().forward(inputs)
+
+    def compute_loss(model, batch):
+        inputs, classes = batch
+        outputs = model(inputs) if calls == "model(inputs)" else model(inputs=inputs)
+        return nn.functional.cross_entropy(outputs, classes)
+
+    model = nn.Linear(4, 3) if calls == "model(inputs)" else Keyword(4, 3)
+    assert find(model, (4,), compute_loss=compute_loss).batch_size == 8
 
 
 def test_a_module_and_a_shape():
@@ -296,6 +337,13 @@ REFUSED_AT_ONCE = {
     "output shape without a loss": (
         (LINEAR, (4,)), {"output_shape": (2,)}, UsageError, ["no loss was given", "torch.nn.MSELoss()"]
     ),
+    "a job and more": ((Job(loader=[], model=LINEAR), (4,)), {}, UsageError, ["a Job and input_shape_or_dataset=..."]),
+    "a job without data": ((Job(model=LINEAR),), {}, UsageError, ["find_batch_size was given no data"]),
+    "a step's precision": (
+        (Job(loader=DataLoader([1]), step=print),), {"precision": "bf16"}, UsageError, ["together with precision=..."]
+    ),
+    "a dimension below 0": ((LINEAR, (4,)), {"batch_dim": -1}, UsageError, ["batch_dim is -1"]),
+    "a collate function for a shape": ((LINEAR, (4,)), {"collate": list}, UsageError, ["collate is given"]),
     "no device at all": ((LINEAR, (4,)), {"device": "tpu"}, DeviceError, ["--device is 'tpu'", "cpu"]),
     "a lock in the model": (
         (Unpicklable(), (4,)), {}, WorkloadError, ["model (Unpicklable)", "lock", "pkg.mod:factory"]

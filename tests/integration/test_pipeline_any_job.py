@@ -111,11 +111,13 @@ def test_the_largest_batch_may_not_be_below_the_loaders(tmp_path: Path) -> None:
 
 
 def test_tokens_per_second_stand_beside_samples_per_second(tmp_path: Path) -> None:
-    result = tune_fake(bench(sample_tokens=512.0), tmp_path)
+    padded = FakeBench(Surface(), seed=1, sample_tokens=lambda batch_size: 2.0 * batch_size)
+    result = tune_fake(padded, tmp_path)
     assert result.best is not None
     cells = row(result, "tokens/s")
     assert cells is not None
-    assert cells[0].replace(",", "") == f"{result.best.samples_per_s * 512:.0f}"
+    of_a_sample = 2 * result.best.config.batch_size
+    assert cells[0].replace(",", "") == f"{result.best.samples_per_s * of_a_sample:.0f}"
     assert len(cells) == 2, "of the winner and of the baseline"
     assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()
     assert row(tune_fake(bench(), tmp_path), "tokens/s") is None

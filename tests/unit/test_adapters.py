@@ -129,6 +129,49 @@ class TestLightning:
         assert job.loader.batch_size == 3
         assert job.precision is None
 
+    def test_the_module_is_set_up_beside_the_datamodule_and_then_makes_its_layers(self, module):
+        lightning = pytest.importorskip("lightning")
+        called = []
+
+        class Data(lightning.LightningDataModule):
+            def setup(self, stage):
+                called.append(f"data {stage}")
+
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(*BATCH), batch_size=3)
+
+        def configure_model(self):
+            called.append("model")
+            self.layer = nn.Linear(3, 1)
+
+        type(module).setup = lambda self, stage: called.append(f"module {stage}")
+        type(module).configure_model = configure_model
+        del module.layer
+        job = from_lightning(module, Data())
+        assert called == ["data fit", "module fit", "model"]
+        assert job.compute_loss(job.model, BATCH).requires_grad
+
+    @pytest.mark.parametrize("of_datamodule", [False, True])
+    def test_hooks_around_the_transfer_are_those_that_a_trainer_would_call(self, module, of_datamodule):
+        lightning = pytest.importorskip("lightning")
+
+        class Data(lightning.LightningDataModule):
+            def train_dataloader(self):
+                return DataLoader(TensorDataset(*BATCH), batch_size=3)
+
+        class Own(Data):
+            def on_after_batch_transfer(self, batch, dataloader_idx):
+                return [part + 2 for part in batch]
+
+        type(module).on_before_batch_transfer = lambda self, batch, index: [3 * part for part in batch]
+        type(module).on_after_batch_transfer = lambda self, batch, index: [part + 1 for part in batch]
+        type(module).training_step = lambda self, batch: self.layer(batch[0]).sum() * 0 + batch[1].sum()
+        job = from_lightning(module, Own() if of_datamodule else Data())
+        model, _, compute_loss = unpickled(job)
+        added = 2.0 if of_datamodule else 1.0
+        assert compute_loss(model, BATCH).item() == pytest.approx((3 * BATCH[1] + added).sum().item())
+        assert compute_loss.__name__ == "lightning_loss"
+
     def test_several_loaders_are_refused(self, module):
         type(module).train_dataloader = lambda self: [DataLoader([1]), DataLoader([2])]
         with pytest.raises(UsageError, match="returned a list"):

@@ -191,7 +191,7 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ),
         ("--loader a:b --dataset FakeData", "--loader is given together with --dataset, but"),
         ("--loader a:b --data-root d --collate a:c", "together with --data-root, --collate, but"),
-        ("--loss a:b --compute-loss a:c", "--loss and --compute-loss are both given"),
+        ("--loss a:b --compute-loss a:c", "--compute-loss is given together with --loss"),
         ("--step a:b --model resnet50", "--step is given together with --model, but"),
         (
             "--step a:b --loss a:c --optimizer sgd --accumulate 1",

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
-from loadtune.objects import job_of, refuse_nothing, with_objects
+from loadtune.objects import job_of, refuse_missing, with_objects
 from loadtune.workload.loaders import LoaderParts
 
 DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
@@ -126,7 +126,7 @@ def test_defaults_of_a_config_do_not_complete_a_job_of_objects(parts, spec, word
     ],
 )
 def test_names_that_were_chosen_complete_it(parts, spec):
-    refuse_nothing(Job(**parts), spec)
+    refuse_missing(Job(**parts), spec)
 
 
 def test_the_config_is_checked_beside_the_objects(packed):
@@ -150,18 +150,20 @@ def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
         ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
         ({"dataset": 7}, ["is a int", "`__getitem__`"]),
         ({"loader": DATASET}, ["loader is a TensorDataset", "dataset=..."]),
-        ({"loader": LOADER, "dataset": DATASET}, ["beside dataset=...", "brings its own"]),
-        ({"loader": LOADER, "collate": list}, ["beside collate=..."]),
+        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "brings its own"]),
+        ({"loader": LOADER, "collate": list}, ["together with collate=..."]),
         ({"collate": 7}, ["collate is 7", "list of samples"]),
         ({"model": 7}, ["is 7", "torch.nn.Module"]),
         ({"loss": "mse"}, ["'mse'", "WorkloadSpec(loss='mse')"]),
         ({"loss": 7}, ["(outputs, targets)"]),
         ({"compute_loss": 7}, ["(model, batch)"]),
-        ({"loss": nn.MSELoss(), "compute_loss": compute_loss}, ["loss and compute_loss are both given"]),
+        ({"loss": nn.MSELoss(), "compute_loss": compute_loss}, ["compute_loss=... is given together with loss=..."]),
         ({"optimizer": "adam"}, ["'adam'", "'sgd'", "'adamw'", "lambda parameters"]),
         ({"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, ["is a SGD", "function that makes it"]),
-        ({"step": make_step, "model": MODEL}, ["step stands beside model=..."]),
+        ({"step": make_step, "model": MODEL}, ["step=... is given together with model=..."]),
         ({"step": make_step, "accumulate": 2, "precision": "bf16"}, ["accumulate=..., precision=..."]),
+        ({"accumulate": "4"}, ["accumulate is '4'", "whole number of at least 1"]),
+        ({"accumulate": 2.5}, ["accumulate is 2.5"]),
     ],
 )
 def test_what_cannot_be_used_is_told(parts, words):

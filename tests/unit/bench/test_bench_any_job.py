@@ -104,6 +104,63 @@ def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
     assert trainer.loss_is_finite() is False
 
 
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("value", "finite"),
+    [
+        (NAN, False),
+        ({"loss": NAN}, False),
+        ({"d_loss": torch.tensor(1.0), "g_loss": torch.tensor([NAN])}, False),
+        ((1.0, {"x": torch.tensor(NAN)}), False),
+        ({"loss": 0.5, "auc": NAN}, True),
+        ((torch.tensor(1.0), torch.tensor([2.0]), torch.full((3, 2), NAN), 3), True),
+        (None, None),
+    ],
+)
+def test_a_loss_that_is_no_number_is_seen_however_a_step_returns_it(value: Any, finite: bool | None) -> None:
+    workload = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: value, own_batches=True)
+    trainer = OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload, losses=LossWatch())
+    for _ in range(2):
+        trainer.step("a batch")
+    assert trainer.loss_is_finite() is finite
+
+
+def test_the_users_code_may_take_parts_out_of_its_batch() -> None:
+    def popping(model: Any, batch: Any) -> torch.Tensor:
+        return (model(batch.pop("x"))[:, 0] - batch.pop("y")).square().mean()
+
+    resident = {"x": torch.rand(4, 3), "y": torch.rand(4)}
+    trainer, _ = trainer_of(popping)
+    own = workload_of(rows(), nn.Module(), make_step=lambda device: lambda batch: batch.pop("x"), own_batches=True)
+    step = OwnStep(ResidentModel(own, CPU), Recipe(precision="own"), own)
+    for _ in range(2):
+        trainer.step(resident)
+        step.step(resident)
+    trainer.evaluate(resident)
+
+
+class Opaque:
+    """Tells neither tensors nor samples."""
+
+    def __init__(self, values: list[torch.Tensor]) -> None:
+        self.__slot = lambda: values
+
+    def sum(self) -> torch.Tensor:
+        return torch.stack(self.__slot()).sum()
+
+
+def test_batches_that_do_not_tell_have_the_samples_that_were_collated() -> None:
+    samples = samples_of(DataLoader([torch.full((1,), 1.0)] * 64, 4, collate_fn=Opaque))
+    workload = workload_of(None, nn.Linear(1, 1), own_batches=True)
+    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload, places=samples.places, batch_size=12)
+    batch = samples.resident(12, trainer)
+    assert batch.sum() == 12
+    assert trainer.num_samples(batch) == 12
+    assert samples.num == samples.num_in_batch == len(samples.samples)
+
+
 @pytest.mark.parametrize(("make_step", "words"), [(lambda device: 3, "returned a int"), (lambda: None, "TypeError")])
 def test_what_is_no_step_is_said(make_step: Any, words: str) -> None:
     workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)

@@ -120,6 +120,7 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
         device=torch.device("cpu"),
         copies_ahead=False,
         receive=lambda batch: batch,
+        accumulate=1,
         num_samples=lambda batch: len(batch[0]),
         step=step,
         synchronize=lambda: None,

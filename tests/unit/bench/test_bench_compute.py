@@ -12,7 +12,8 @@ from loadtune.bench import compute
 class FakeTrainer:
     """As a GPU: a step costs the host nothing, waiting for the device costs all steps that were given to it."""
 
-    def __init__(self, step_s):
+    def __init__(self, step_s, accumulate=1):
+        self.accumulate = accumulate
         self.now = 100.0
         self._step_s = step_s
         self._pending = 0
@@ -33,8 +34,8 @@ class FakeTrainer:
         return len(batch[0])
 
 
-def windows_of(monkeypatch, step_s, seconds):
-    trainer = FakeTrainer(step_s)
+def windows_of(monkeypatch, step_s, seconds, accumulate=1):
+    trainer = FakeTrainer(step_s, accumulate)
     monkeypatch.setattr(compute, "time", SimpleNamespace(monotonic=lambda: trainer.now))
     line = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
     batch = (torch.zeros(32, 1), torch.zeros(32))
@@ -53,3 +54,10 @@ def test_windows_abut_and_take_about_the_time_given(monkeypatch, step_s):
 def test_a_step_longer_than_the_time_is_taken_twice(monkeypatch):
     windows, _ = windows_of(monkeypatch, 7.0, 1.0)
     assert [window.num_steps for window in windows] == [1, 1]
+
+
+@pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.4])
+def test_each_window_has_whole_rounds_of_accumulated_gradients(monkeypatch, step_s):
+    windows, _ = windows_of(monkeypatch, step_s, 1.0, accumulate=3)
+    assert all(window.num_steps % 3 == 0 for window in windows)
+    assert len(windows) >= 2

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import errno
+import multiprocessing
 import sys
 
 import numpy as np
@@ -311,6 +312,16 @@ SURVIVED = (
 def test_exit_statuses(returncode, oom_kills, log, kind, words):
     assert classify_exit(returncode, oom_kills=oom_kills, log=log) == kind
     assert words in exit_text(returncode, oom_kills=oom_kills, log=log)
+
+
+def test_what_a_spawned_worker_cannot_import_is_explained():
+    def local():
+        pass
+
+    process = multiprocessing.get_context("spawn").Process(target=local)
+    failure = failure_from(provoked(process.start), "first batch")
+    assert "local" in failure.message
+    assert "define dataset and functions in a module of their own" in failure.message
 
 
 def test_a_device_side_assert_is_explained():

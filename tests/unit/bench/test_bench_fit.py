@@ -84,7 +84,8 @@ def run(
     recorder = AllocationRecorder(CPU, BATCH, on=False)
     return try_steps(
         trainer,
-        lambda: resident_batch(samples, BATCH, trainer),
+        lambda size: resident_batch(samples, size, trainer),
+        BATCH,
         num_steps,
         CpuMemory(),
         quiet,

@@ -101,6 +101,26 @@ def test_the_slow_part_is_named_and_the_parts_add_up(slow: str, copy_s: float, s
     assert window.ready is None
 
 
+def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_steps() -> None:
+    """One update of six batches is skipped; the first batch came before the first window."""
+    trainer = SleepingTrainer(step_s=QUICK_S, halvings=lambda steps: float(steps >= 5))
+    trainer.accumulate = 6
+    windows, _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=3, window_s=0.002)
+    assert [window.num_steps % 6 for window in windows] == [0, 0, 0]
+    assert [window.num_skipped_steps for window in windows] == [6, 0, 0]
+
+
+def test_tokens_of_the_batches_are_counted() -> None:
+    batches = itertools.cycle([{"input_ids": torch.ones(2, width)} for width in (3, 5)])
+    loader: Any = EndlessLoader(workload_of(Sleeping(0.0)), LoaderConfig(batch_size=2))
+    loader.next_batch = lambda: next(batches)
+    trainer: Any = SleepingTrainer(step_s=QUICK_S)
+    trainer.num_samples = lambda batch: 2
+    window = TimedLoop(trainer, loader, LINE).window(WindowRule(0.01, 0))
+    assert window is not None
+    assert window.num_tokens == 8 * window.num_steps - 2 * (window.num_steps % 2)
+
+
 def test_after_a_switch_the_old_workers_are_gone_and_starting_is_timed_by_the_new_ones_alone() -> None:
     """The old worker makes batches of 0.4 s; the new ones make their first in 20 ms."""
     before = {worker.pid for worker in multiprocessing.active_children()}

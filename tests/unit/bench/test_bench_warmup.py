@@ -19,8 +19,9 @@ class Counting:
 
     def __init__(self, halvings: Callable[[int], float], compiled: Callable[[int], int] = lambda steps: 0) -> None:
         self.num_steps, self._halvings, self._compiled = 0, halvings, compiled
+        self.accumulate = 1
 
-    device, accumulate = torch.device("cpu"), 1
+    device = torch.device("cpu")
 
     def step(self, batch: Any) -> None:
         self.num_steps += 1
@@ -49,6 +50,13 @@ def test_it_goes_on_until_a_step_is_not_skipped(halvings: Callable[[int], float]
     trainer: Any = Counting(halvings)
     WarmUp().run(trainer, Recipe(precision="fp16"), BATCH, LINE)
     assert trainer.num_steps == num_steps
+
+
+def test_where_gradients_are_summed_only_the_optimizers_step_tells_of_the_scale() -> None:
+    trainer: Any = Counting(lambda steps: float(min(steps // 4, 5)))
+    trainer.accumulate = 4
+    WarmUp().run(trainer, Recipe(precision="fp16"), BATCH, LINE)
+    assert trainer.num_steps == 6 * 4
 
 
 def test_it_goes_on_until_a_step_compiles_nothing() -> None:

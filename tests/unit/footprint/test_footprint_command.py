@@ -53,6 +53,46 @@ def test_a_plain_sequential_says_how_many_segments_were_used() -> None:
     assert remark == "the nn.Sequential of 16 modules in 4 segments."
 
 
+JOB = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
+
+def make_loader():
+    return DataLoader([(torch.zeros(4), at % 3) for at in range(8)], 2)
+
+class Broken(IterableDataset):
+    def __iter__(self):
+        raise OSError("the shard is gone")
+        yield
+
+def make_stream():
+    return DataLoader(Broken(), 2)
+
+def make_model():
+    return nn.Linear(4, 3)
+"""
+
+
+def test_a_loss_may_hold_tensors_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "weighted_job.py").write_text(JOB)
+    job = tmp_path / "weighted_job.py"
+    ended = invoke(
+        "--loader", f"{job}:make_loader", "--model", f"{job}:make_model", "--loss", f"{job}:loss", "--estimate"
+    )
+    assert ended.exit_code == 0, ended.output
+
+
+def test_a_stream_that_raises_is_said_in_one_message(tmp_path: Path) -> None:
+    (tmp_path / "broken_job.py").write_text(JOB)
+    job = tmp_path / "broken_job.py"
+    ended = invoke("--loader", f"{job}:make_stream", "--model", f"{job}:make_model", "--estimate")
+    assert ended.exit_code == 2
+    assert "Reading the stream raised OSError: the shard is gone" in " ".join(ended.output.split())
+
+
 @pytest.mark.parametrize("dataset", ["bench_workloads:Images", "account_rig:ImagePairs"])
 def test_layers_of_a_model_without_class_scores_have_a_total(dataset: str) -> None:
     ended = invoke("--dataset", dataset, "--model", "account_rig:Autoencoder", "--per-layer", "--batch-size", "32")

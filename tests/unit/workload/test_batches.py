@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 
 from loadtune.workload import (
     map_tensors,
+    moved,
     num_bytes,
     num_tokens,
+    own_structure,
     places_along,
     places_of,
     places_of_ready,
@@ -26,6 +29,15 @@ class Pair:
     names: list[str]
 
 
+class Slots:
+    """Shows no attributes but by name."""
+
+    __slots__ = ("input_ids",)
+
+    def __init__(self, input_ids: torch.Tensor) -> None:
+        self.input_ids = input_ids
+
+
 Named = namedtuple("Named", ["rows", "scale"])
 
 
@@ -35,6 +47,17 @@ def detection(num: int) -> Any:
 
 def padded(num: int) -> Any:
     return {"input_ids": torch.ones(num, 5 + num, dtype=torch.long), "labels": torch.zeros(num)}
+
+
+class Graph:
+    """As graph libraries have it: tensors in a store, and a way of its own to a device."""
+
+    def __init__(self, **store: Any) -> None:
+        self._store = store
+
+    def to(self, device: torch.device) -> "Graph":
+        self._store = {key: value.to(device) for key, value in self._store.items()} | {"moved": torch.ones(())}
+        return self
 
 
 MAKERS = {
@@ -47,6 +70,7 @@ MAKERS = {
     "padded": padded,
     "time first": lambda num: torch.rand(6, num, 4),
     "dataclass": lambda num: Pair(torch.rand(num, 2), ["a"] * num),
+    "object with a store": lambda num: Graph(x=torch.rand(num, 2), y=torch.rand(num)),
     "named tuple": lambda num: Named(torch.rand(num, 2), 0.5),
 }
 
@@ -71,6 +95,73 @@ def test_samples_are_those_that_were_asked_for() -> None:
     images, targets = places.take(detection(3), [2, 2])
     assert [image.shape[1] for image in images] == [6, 6]
     assert [len(target["boxes"]) for target in targets] == [3, 3]
+
+
+def test_a_sample_that_is_taken_again_has_memory_of_its_own() -> None:
+    batch = detection(2)
+    images, targets = places_of(batch, detection(3), 2, 3).take(batch, [0, 1, 0, 0])
+    assert images[0] is batch[0][0], "the first is not copied"
+    assert len({tensor.data_ptr() for tensor in (*images, *(target["boxes"] for target in targets))}) == 8
+
+
+UNUSUAL = {
+    "packed": lambda num: pack_sequence([torch.rand(5 - at, 2) for at in range(num)]),
+    "jagged": lambda num: torch.nested.nested_tensor([torch.rand(2 + at, 2) for at in range(num)], layout=torch.jagged),
+    "nested": lambda num: torch.nested.nested_tensor([torch.rand(2 + at, 2) for at in range(num)]),
+    "sparse": lambda num: torch.eye(num).to_sparse(),
+    "rows compressed": lambda num: torch.eye(num).to_sparse_csr(),
+}
+
+
+@pytest.mark.parametrize("make", UNUSUAL.values(), ids=UNUSUAL.keys())
+def test_sparse_nested_and_packed_tensors_are_described_and_never_cut(make: Any) -> None:
+    def batch(num: int) -> Any:
+        return {"x": make(num), "y": torch.zeros(num)}
+
+    for places in (places_of(batch(2), batch(3), 2, 3), places_along(batch(4), 0)):
+        assert not places.are_known
+        assert places.count
+    assert places_of(batch(2), batch(3), 2, 3).num_samples(batch(4)) == 4
+    assert num_bytes(batch(4)) > 16
+    assert structure_text(batch(4))
+    assert sample_shape(batch(4), places_of(batch(2), batch(3), 2, 3)) is not None
+    there = moved(batch(4), torch.device("cpu"), lambda tensor: tensor.to("cpu", non_blocking=True))
+    assert type(there["x"]) is type(batch(4)["x"])
+    assert type(own_structure(batch(4))["x"]) is type(batch(4)["x"])
+
+
+def test_objects_move_themselves_and_stay_as_they_are() -> None:
+    graph = Graph(x=torch.rand(3, 2))
+    there = moved([graph, torch.rand(2)], torch.device("cpu"), lambda tensor: tensor.double())
+    assert "moved" in there[0]._store
+    assert there[1].dtype == torch.float64
+    assert "moved" not in graph._store
+
+
+def test_batches_that_show_no_samples_are_not_known() -> None:
+    places = places_of(Graph(x=torch.rand(10, 2)), Graph(x=torch.rand(15, 2)), 2, 3)
+    assert not places.are_known
+    assert not places.count
+    assert not places_of("opaque", "opaque", 2, 3).are_known
+
+
+def test_the_users_code_may_change_the_structure_of_its_own() -> None:
+    batch = {"x": [torch.rand(2)], "labels": torch.zeros(2)}
+    own = own_structure(batch)
+    own.pop("labels")
+    own["x"].pop()
+    assert (len(batch), len(batch["x"])) == (2, 1)
+
+
+def test_the_shape_of_a_sample_is_that_of_its_first_tensor() -> None:
+    def batch(num: int) -> Any:
+        return {"name": ["a"] * num, "image": torch.rand(num, 3, 8, 8), "y": torch.rand(num)}
+
+    assert sample_shape(batch(4), places_of(batch(2), batch(3), 2, 3)) == (3, 8, 8)
+    images = [torch.rand(3, 8, 8)] * 3
+    assert sample_shape(
+        (images, torch.rand(3)), places_of((images[:2], torch.rand(2)), (images, torch.rand(3)), 2, 3)
+    ) == (3, 8, 8)
 
 
 def test_samples_joined_end_to_end_cannot_be_repeated() -> None:
@@ -112,6 +203,8 @@ def test_tensors_are_changed_and_nothing_else(make: Any) -> None:
 def test_tokens_are_elements_of_input_ids() -> None:
     assert num_tokens(padded(3)) == 24
     assert num_tokens((torch.zeros(3), torch.zeros(3))) is None
+    assert num_tokens(namedtuple("Text", ["input_ids"])(torch.ones(2, 3))) == 6  # type: ignore[call-arg]
+    assert num_tokens(Slots(torch.ones(2, 3))) == 6
 
 
 def test_a_batch_is_described_in_words() -> None:

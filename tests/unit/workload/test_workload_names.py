@@ -1,5 +1,7 @@
 """Names and import paths become datasets and models, or errors that say what to do."""
 
+import sys
+
 import bench_workloads
 import pytest
 import torch
@@ -11,6 +13,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec
 from loadtune.workload import build_workload
 from loadtune.workload.datasets import training_transform
+from loadtune.workload.factories import call_factory
 from loadtune.workload.live import LiveParts, pack_parts
 from loadtune.workload.models import model_needs
 from loadtune.workload.tasks import class_loss
@@ -68,6 +71,35 @@ def test_a_models_family_and_size_are_known_before_it_is_built(model, family, si
 def test_every_model_of_torchvision_has_a_family_and_a_size():
     for name in torchvision.models.list_models():
         assert 64 <= model_needs(spec(model=name)).image_size <= 1024
+
+
+def test_a_model_of_timms_is_built_with_images_of_its_own_size():
+    pytest.importorskip("timm")
+    workload = build_workload(spec(dataset="FakeData", model="timm:test_vit", num_classes=7))
+    image, _ = workload.dataset[0]
+    assert image.shape == (3, 160, 160)
+    assert workload.model(image[None]).shape == (1, 7)
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """Work in a folder of two files of one name, one of them in `jobs`; imports are undone."""
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "trained_job.py").write_text("class Made:\n    make = staticmethod(lambda: 'jobs')\n")
+    (tmp_path / "trained_job.py").write_text("class Made:\n    make = staticmethod(lambda: 'here')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", ["/nowhere", *sys.path])
+    yield tmp_path
+    sys.modules.pop("trained_job", None)
+
+
+@pytest.mark.parametrize("before", [[], ["."], [".", "jobs"]])
+def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folder, before):
+    sys.path[:0] = [str(in_folder / folder) for folder in before]
+    assert call_factory("jobs/trained_job.py:Made.make", "model") == "jobs"
+    assert call_factory("jobs/../jobs/trained_job.py:Made.make", "model") == "jobs", "the same file"
+    with pytest.raises(WorkloadError, match="another module is called 'trained_job'"):
+        call_factory("trained_job.py:Made.make", "model")
 
 
 @pytest.mark.parametrize(
