@@ -130,19 +130,6 @@ class Trainer:
 
     def to_device(self, batch: Batch) -> Batch:
         """The batch where and how the model wants it; a pinned one is copied without waiting."""
-        return self._laid_out(batch)
-
-    def receive(self, batch: Batch) -> Batch:
-        """What a loader delivered, on the device and ready to be trained on."""
-        return self.prepared(self.to_device(batch))
-
-    def prepared(self, batch: Batch) -> Batch:
-        """A batch of the loader that is on the device, after what the job does with it there."""
-        for change in self._on_device:
-            batch = change(batch)
-        return self._laid_out(batch) if self._on_device else batch
-
-    def _laid_out(self, batch: Batch) -> Batch:
         channels_last = self._recipe.memory_format == "channels_last"
 
         def laid_out(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,6 +139,16 @@ class Trainer:
             return tensor.to(self._model.device, non_blocking=True, memory_format=layout)
 
         return moved(batch, self._model.device, laid_out)
+
+    def receive(self, batch: Batch) -> Batch:
+        """What a loader delivered, on the device and ready to be trained on."""
+        return self.prepared(self.to_device(batch))
+
+    def prepared(self, batch: Batch) -> Batch:
+        """A batch of the loader that is on the device, after what the job does with it there."""
+        for change in self._on_device:
+            batch = change(batch)
+        return self.to_device(batch) if self._on_device else batch
 
     def step(self, batch: Batch) -> None:
         """Forward and backward pass on a batch that is on the device, and the optimizer's step where it is due.
