@@ -316,7 +316,9 @@ class Row:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda num: Text(ids=[1] * num), lambda num: "a" * num, lambda num: Row([1] * num)], ids=str
+    "make",
+    [lambda num: Text(ids=[1] * num), lambda num: "a" * num, lambda num: Row([1] * num)],
+    ids=["mapping", "string", "dataclass"],
 )
 def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
     texts = [make(5 + (50 if at % 20 == 0 else 0)) for at in range(100)]
