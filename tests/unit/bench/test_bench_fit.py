@@ -13,6 +13,7 @@ from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.records import FitReport, Recipe
+from loadtune.workload import places_of
 
 CPU = torch.device("cpu")
 BATCH = 6
@@ -123,6 +124,28 @@ def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     assert report.evaluation_peak_bytes
     assert report.steady_peak_bytes
     assert model.training
+
+
+def test_a_partial_batch_of_joined_samples_is_made_anew() -> None:
+    """Nodes of all samples lie one after another: a batch of fewer is not a part of a larger one."""
+
+    def batch(size: int) -> Any:
+        return {"nodes": torch.rand(3 * size, 4), "y": torch.rand(size)}
+
+    def compute_loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return (model(batch["nodes"]).view(len(batch["y"]), -1).mean(1) - batch["y"]).square().mean()
+
+    dataset: Any = [torch.zeros(4)]
+    model = Watched()
+    workload = workload_of(dataset, model, compute_loss=compute_loss, own_batches=True)
+    places = places_of(batch(2), batch(3), 2, 3)
+    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload, places=places)
+    recorder, quiet = AllocationRecorder(CPU, BATCH, on=False), QuietLine()
+    line: Any = quiet
+    verification = Verification(partial_batch_size=2)
+    report = try_steps(trainer, batch, BATCH, 2, CpuMemory(), line, recorder=recorder, verification=verification)
+    assert report.fits
+    assert model.passes == [(18, "training"), (18, "evaluation"), (6, "training"), (18, "training")]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
