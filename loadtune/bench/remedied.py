@@ -172,4 +172,4 @@ def _difference(one: Batch, other: Batch) -> str:
             largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
     if largest == 0.0:
         return "none (samples are equal to the last bit)"
-    return f"values of a sample differ by {largest:.2g} at most, by {total / num:.2g} in the mean"
+    return f"in {NUM_SAMPLES} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"

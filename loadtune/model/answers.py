@@ -72,8 +72,9 @@ def change(
         before = before - np.log(
             _row(demands(theta, base, point).seconds) / _row(demands(theta, model.job, point).seconds)
         )
-    if job is not base:
+    if job is not model.job:
         after = after - np.log(_row(demands(theta, job, to).seconds) / _row(demands(theta, model.job, to).seconds))
+    if job is not base:
         after = after + CHANGED * model.scale * chance.standard_normal(NUM_DRAWS)
     return _estimate(np.exp(after)), _estimate(np.exp(after - before))
 

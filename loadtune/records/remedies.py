@@ -62,7 +62,8 @@ class TriedRemedy:
     predicted: Estimate | None = None
     """Throughput with it ÷ without it. None: the model does not know."""
     gain: Ratio | None = None
-    """Measured throughput with it ÷ without it, with its 95% interval. None: it was not tried, or it failed."""
+    """Measured throughput with it ÷ without it, with its interval: of 95% for all remedies together. None: it was not
+    tried, or it failed."""
     runs: tuple[Measurement, ...] = ()
     """With it; empty: it was not tried, or it failed."""
     base_runs: tuple[Measurement, ...] = ()

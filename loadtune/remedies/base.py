@@ -37,6 +37,8 @@ class Situation:
     """Largest number of workers that the search could have chosen."""
     wait_fraction: float
     """Share of the best configuration's time that is spent blocked in ``next(loader)``."""
+    workers_are_bounded: bool = False
+    """Whether the user or the dataset says how many workers there may be."""
 
     @property
     def on_gpu(self) -> bool:
@@ -89,7 +91,7 @@ class Remedy:
         return None
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
-        """What the throughput model is told of it. None: the model cannot tell its gain.
+        """The job as the throughput model takes it. None: the model cannot predict its gain.
 
         By default what was timed of loading, in proportion to the time without the remedy; what the device has to do
         beside is added to its steps.
@@ -126,10 +128,10 @@ def init_lines(workload: "Workload", name: str, statement: str) -> str:
     is_own = workload.loader.worker_init_fn is not None
     return "\n".join(
         [
-            *(["own_init = loader.worker_init_fn  # of your loader as it is", ""] if is_own else []),
+            *([f"{name}_before = loader.worker_init_fn  # of your loader as it is", ""] if is_own else []),
             f"def {name}(worker_id):",
             f"    {statement}",
-            *(["    own_init(worker_id)"] if is_own else []),
+            *([f"    {name}_before(worker_id)"] if is_own else []),
             "",
         ]
     )

@@ -27,6 +27,7 @@ loader = DataLoader(samples, ...)"""
 
 class Cached(Remedy):
     title = "keep samples in RAM"
+    changes = "RAM for the whole dataset; random augmentation would be frozen"
     loads = True
     only_predicted = True
     same_samples = False
@@ -35,6 +36,8 @@ class Cached(Remedy):
         facts = situation.facts
         if facts.dataset_length is None or facts.fixed_batch_size is not None:
             return None
+        if facts.start_method != "fork" or {"start_method", "worker_threads"} & set(situation.config.remedies):
+            return None  # each worker would have a copy of its own
         fits = facts.dataset_length * facts.sample_bytes <= OF_RAM * situation.ram_bytes
         return situation.config if fits else None
 

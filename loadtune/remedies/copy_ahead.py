@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from loadtune.model.resources import Job
 from loadtune.records import Examined, TrialConfig
-from loadtune.remedies.base import Remedy, Situation
+from loadtune.remedies.base import NotApplicableError, Remedy, Situation
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -41,6 +41,10 @@ class CopyAhead(Remedy):
         return situation.config if situation.on_gpu and situation.config.loader.pin_memory else None
 
     def apply(self, workload: "Workload") -> "Workload":
+        from loadtune.remedies.leaves import is_pair_of_tensors, small_batch
+
+        if not workload.epoch.indices or not is_pair_of_tensors(small_batch(workload)):
+            raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
         return replace(workload, copy_ahead=True)
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:

@@ -14,8 +14,13 @@ ENOUGH = 1.5
 part of it only."""
 
 
+NUM_FILES = 8
+"""From all over the dataset, of which one at least has to be larger than that."""
+
+
 class DraftDecoding(Remedy):
     title = "decode JPEG at reduced size (Pillow's draft)"
+    changes = "crops are taken from a reduced image, so small ones are enlarged from fewer pixels"
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -23,12 +28,14 @@ class DraftDecoding(Remedy):
         return situation.config if len(situation.facts.input_shape) == 3 and not taken else None
 
     def apply(self, workload: "Workload") -> "Workload":
-        from loadtune.remedies.transforms import check_reads_files, owner_of, with_owner
+        from loadtune.remedies.transforms import check_reads_files, owner_of, scales_first, with_owner
 
         check_reads_files(workload.dataset)
+        if not scales_first(workload.dataset):
+            raise NotApplicableError("its transform does not begin with Resize or RandomResizedCrop: zoom would change")
         reader = DraftReader(_size(workload))
-        path, _ = owner_of(workload.dataset).samples[0]
-        if not _is_reduced(path, reader.size):
+        files = owner_of(workload.dataset).samples
+        if not any(_is_reduced(path, reader.size) for path, _ in files[:: max(1, len(files) // NUM_FILES)]):
             raise NotApplicableError("its files are no JPEG, or are hardly larger than the images that are trained on")
 
         def change(dataset: Any) -> None:

@@ -17,17 +17,22 @@ DECODING = {"draft_decoding", "tensor_decoding", "uint8_transfer", "half_transfe
 
 
 CODE = """\
-from torchvision.io import ImageReadMode, decode_jpeg, read_file
+from torchvision.io import ImageReadMode, decode_jpeg
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
 
 transform = {path}.transform  # runs on the GPU now
-{path}.loader, {path}.transform = read_file, None
+{path}.loader, {path}.transform = read, None
 
 def collate(samples):
     files, targets = zip(*samples)
-    return list(files), torch.tensor(targets)
+    return files, torch.tensor(targets)
 
-# DataLoader(..., collate_fn=collate, pin_memory=False); in the training loop, for a batch (files, targets)
-images = decode_jpeg(files, mode=ImageReadMode.RGB, device="cuda")
+# DataLoader(..., collate_fn=collate); in the training loop, for a batch (files, targets)
+encoded = [torch.frombuffer(bytearray(file), dtype=torch.uint8) for file in files]
+images = decode_jpeg(encoded, mode=ImageReadMode.RGB, device=device)
 images = torch.stack([transform(image) for image in images])"""
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class HalfTransfer(Remedy):
     title = "send 16-bit inputs, widen them on the GPU"
-    changes = "inputs are rounded to 16 bits"
+    changes = "inputs are rounded to 16 bits; values above 65,504 would become infinite"
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:

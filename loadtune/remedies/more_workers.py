@@ -15,9 +15,9 @@ class MoreWorkers(Remedy):
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         config, number = situation.config, BEYOND * situation.most_workers
-        if not config.loader.num_workers or number <= config.loader.num_workers:
+        if situation.workers_are_bounded or not config.loader.num_workers or number <= config.loader.num_workers:
             return None
         return replace(config, loader=replace(config.loader, num_workers=number))
 
     def code(self, situation: Situation, seen: Examined) -> str:
-        return f"loader = DataLoader(dataset, num_workers={BEYOND * situation.most_workers}, ...)"
+        return f"loader = DataLoader(dataset, num_workers={situation.config.loader.num_workers}, ...)"

@@ -112,6 +112,15 @@ def _is_v2(step: Any) -> bool:
     return isinstance(step, v2.Transform)
 
 
+def scales_first(dataset: Any) -> bool:
+    """Whether the first step that changes a picture scales it to a size of its own, whatever size the picture had."""
+    scaling = (v1.Resize, v1.RandomResizedCrop, v2.Resize, v2.RandomResizedCrop)
+    kept = [
+        step for step in steps_of(dataset) if not isinstance(step, v2.ToImage) and not getattr(step, "keeps_size", 0)
+    ]
+    return bool(kept) and isinstance(kept[0], scaling)
+
+
 def check_reads_files(dataset: Any) -> None:
     """Raise NotApplicableError where the dataset is no image folder whose files Pillow decodes."""
     owner = owner_of(dataset)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 class Uint8Transfer(Remedy):
     title = "send uint8 images, make floats on the GPU"
+    changes = "on the GPU a batch takes a quarter more memory, as bytes and as floats"
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -47,16 +48,19 @@ class Uint8Transfer(Remedy):
             "from torchvision.transforms import Compose, v2",
             "# in the dataset: workers send bytes",
             *transform_lines(workload.dataset, f"Compose([{', '.join(kept)}])"),
-            "# in the training loop, once the images are on the GPU",
         ]
-        if not ending.mean:
-            return "\n".join([*lines, "images = images.float().div_(255)"])
+        if ending.mean:
+            lines += [
+                "# once, before the training loop",
+                f"mean = torch.tensor({ending.mean}, device=device).view(-1, 1, 1)",
+                f"std = torch.tensor({ending.std}, device=device).view(-1, 1, 1)",
+            ]
+        normalized = ".sub_(mean).div_(std)" if ending.mean else ""
         return "\n".join(
             [
                 *lines,
-                f"mean = torch.tensor({ending.mean}, device=images.device).view(-1, 1, 1)",
-                f"std = torch.tensor({ending.std}, device=images.device).view(-1, 1, 1)",
-                "images = images.float().div_(255).sub_(mean).div_(std)",
+                "# in the training loop, once the images are on the GPU",
+                f"images = images.float().div_(255){normalized}",
             ]
         )
 

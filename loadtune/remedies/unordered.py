@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, TrialConfig
 from loadtune.remedies.base import Remedy, Situation
 
@@ -20,10 +21,13 @@ class Unordered(Remedy):
         """At the most what is waited for late batches is gained, at the least nothing."""
         late = situation.bottleneck.late if situation.bottleneck is not None else None
         if late is None:
-            return Estimate(value=1.0, low=1.0, high=1.0)
+            return None
         waited = min(0.9, late.wait_fraction * situation.wait_fraction)
         most = 1 / (1 - waited)
         return Estimate(value=(1 + most) / 2, low=1.0, high=most)
+
+    def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
+        return None  # nothing that the model knows changes
 
     def code(self, situation: Situation, seen: Examined) -> str:
         return "loader = DataLoader(dataset, in_order=False, ...)"

@@ -21,7 +21,7 @@ NUM_THREADS = 2
 
 
 class WorkerThreads(Remedy):
-    title = f"{NUM_THREADS} threads in each worker"
+    title = f"{NUM_THREADS} threads in each worker, started by forkserver"
     changes = f"nothing, or rounding in operations that threads share; {StartMethod.changes}"
     loads = True
 

@@ -23,6 +23,7 @@ from loadtune.records import (
     MemoryCeiling,
     RecipeChoice,
     Remedies,
+    RemedyMode,
     SavingCost,
     Trial,
     TrialConfig,
@@ -131,6 +132,9 @@ class Remedied(msgspec.Struct, frozen=True, tag="remedies"):
 
     winner: TrialConfig
     remedies: Remedies
+    mode: RemedyMode
+    is_complete: bool
+    """Whether nothing was left out for want of time."""
 
 
 Line = (

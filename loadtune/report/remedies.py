@@ -45,7 +45,7 @@ def remedies_answer(result: TuningResult) -> RemediesView | None:
     shown = [each for each in _sorted(found.tried) if each.kept or each.gain is None]
     rows = tuple(
         (
-            remedy_text(each.name),
+            _named(each),
             MISSING if each.predicted is None else ratio_text(each.predicted.value),
             textwrap.shorten(_measured(each), _REASON_WIDTH, placeholder=" …"),
             each.changes,
@@ -65,11 +65,11 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     if found is None or result.best is None or not found.tried:
         return None
     tried = _sorted(found.tried)
-    rows = tuple((remedy_text(each.name), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
+    rows = tuple((_named(each), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
     return RemediesView(
         table=_table(rows, result.config.objective),
         lines=(*best_with_changes(result), *_without_gain(found), *_how(found)),
-        code=_code(tried),
+        code=_code(found.tried),  # in the order in which they were tried, in which they can be pasted
     )
 
 
@@ -100,7 +100,12 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 def _over_the_best(gain: Ratio, objective: Objective) -> str:
     what = "the best above" if objective == "samples-per-s" else "the samples per joule of the best above"
-    return f"{ratio_text(gain.ratio)} ({interval_text(gain.low, gain.high)}) {what}"
+    return f"{gain.ratio:.2f} times {what} ({interval_text(gain.low, gain.high)})"
+
+
+def _named(each: TriedRemedy) -> str:
+    """``uint8 transfer and fp16``, where it was measured with another precision too."""
+    return f"{remedy_text(each.name)}{_other_settings(each.config, each.base)}"
 
 
 def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
@@ -127,7 +132,7 @@ def _without_gain(found: Remedies) -> tuple[str, ...]:
         return ()
     if found.config is None:
         return (f"No change of the code was found to gain: {named}.",)
-    return (f"Measured, and not sure to gain: {named}.",)
+    return (f"Measured, without a certain gain: {named}.",)
 
 
 def _how(found: Remedies) -> tuple[str, ...]:

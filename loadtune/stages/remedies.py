@@ -4,7 +4,7 @@ The most promising is tried first, in turn with the best configuration. One that
 are tried on top of it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.errors import LoadtuneError
@@ -56,17 +56,29 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     if winner is None or found.config.remedies == "none":
         return
     before = run.kept.remedied if run.kept is not None else None
-    if before is not None and before.winner == winner.config:
+    if before is not None and (before.winner, before.mode) == (winner.config, found.config.remedies):
         found.remedies = before.remedies
-        return
+        if before.is_complete:
+            return
     with found.stage("remedies"):
         trying = _Trying(run, facts, searched, winner, known_of(run, facts, searched, winner))
         try:
             trying.run_all()
         except LoadtuneError as error:
-            found.note(f"Not all remedies were tried: {str(error).rstrip('.')}.")
-        found.remedies = trying.outcome()
-        run.keep(Remedied(winner=winner.config, remedies=found.remedies))
+            trying.is_complete = False
+            found.note(f"Not all changes of the code were tried: {str(error).rstrip('.')}.")
+        except BaseException:
+            trying.is_complete = False
+            raise
+        finally:
+            found.remedies = trying.outcome()
+            line = Remedied(
+                winner=winner.config,
+                remedies=found.remedies,
+                mode=found.config.remedies,
+                is_complete=trying.is_complete,
+            )
+            run.keep(line)
 
 
 @dataclass(slots=True)
@@ -82,15 +94,20 @@ class _Trying:
     """With the remedies that were kept."""
     tried: list[TriedRemedy] = field(default_factory=list)
     seen: dict[str, Examined] = field(default_factory=dict)
+    able: Callable[[TrialConfig], bool] = lambda config: True
+    """Whether it can run, by all that is known of memory."""
     others: Sequence[TrialConfig] = ()
     """Other settings at the best batch size that can run."""
     points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
     until_s: float = 0.0
+    num_offers: int = 1
+    is_complete: bool = True
 
     def __post_init__(self) -> None:
         self.until_s = self.run.until(OF_LEFT)
         best = self.winner.config
         search = search_of(self.run, self.facts, self.searched)
+        self.able = lambda config: bool(search.feasible([replace(config, remedies=())]))
         self.others = [each for each in search.best_at(best.batch_size) if each.loader.in_order == best.loader.in_order]
         if self.known is not None:
             self.model = model_of(self.known)
@@ -103,11 +120,14 @@ class _Trying:
 
     def run_all(self) -> None:
         offers = self._offers(REMEDIES.values())
+        self.num_offers = max(1, len(offers))
         while offers:
             best = offers.pop(0)
             if self._is_left_out(best):
                 continue
             outcome = self._try(best)
+            if outcome is None:
+                return
             self.tried.append(outcome)
             if outcome.kept:
                 self.job = best.job or self.job
@@ -118,8 +138,9 @@ class _Trying:
         if not kept:
             return Remedies(tried=tuple(self.tried))
         last = kept[-1]
-        rate = sum(run.samples_per_s for run in last.runs) / len(last.runs)
-        spread = rate_spread([last.runs, last.base_runs, *(f.runs for f in self.run.found.finalists)])
+        runs = [*last.runs, *(run for each in self.tried if each.base == last.config for run in each.base_runs)]
+        rate = sum(run.samples_per_s for run in runs) / len(runs)
+        spread = rate_spread([runs, last.base_runs, *(f.runs for f in self.run.found.finalists)])
         points = (*self.run.found.compute_points, *self.points.values())
         alone = compute_rate(points, last.config)
         share = None if alone is None else rate / alone.samples_per_s
@@ -127,7 +148,7 @@ class _Trying:
             tried=tuple(self._final(each, last.config) for each in self.tried),
             config=last.config,
             samples_per_s=rate,
-            half_width_fraction=None if spread is None else spread.half_width(1 / len(last.runs), 1),
+            half_width_fraction=None if spread is None else spread.half_width(1 / len(runs), 1),
             gain=combined([each.gain for each in kept if each.gain is not None]),
             compute_fraction=None if share is None or share > MISREAD else share,
         )
@@ -138,6 +159,11 @@ class _Trying:
             return each
         code = REMEDIES[each.name].code(replace(self._situation(), config=config), self.seen[each.name])
         return replace(each, code=code)
+
+    @property
+    def _wait_fraction(self) -> float:
+        runs = next((each.runs for each in reversed(self.tried) if each.kept), self.winner.runs)
+        return sum(run.wait_fraction for run in runs) / len(runs)
 
     def _situation(self) -> Situation:
         found = self.run.found
@@ -150,7 +176,10 @@ class _Trying:
             ram_bytes=found.host.ram_available_bytes,
             bottleneck=found.bottleneck,
             most_workers=max(self.searched.num_workers),
-            wait_fraction=self.winner.wait_fraction,
+            workers_are_bounded=found.config.max_workers is not None
+            or found.config.fixed("num_workers") is not None
+            or self.facts.max_workers is not None,
+            wait_fraction=self._wait_fraction,
         )
 
     def _offers(self, remedies: Iterable[Remedy]) -> list[Offer]:
@@ -160,17 +189,20 @@ class _Trying:
         if not able:
             return []
         if self._left_s < EXAMINE_S * len(able) + self._needed_s(FEWEST_ROUNDS):
+            self.is_complete = False
             self.run.found.note(
-                "Further changes of the code were not tried, because too little of the time budget was left. Raise "
+                "Not all changes of the code were tried, because too little of the time budget was left. Raise "
                 "--time-budget to try them."
             )
             return []
         seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
         if isinstance(seen, TrialFailure):
-            self.run.found.note(f"No remedy was tried, because examining them failed: {seen.message}")
+            self.is_complete = False
+            self.run.found.note(f"Changes of the code could not be examined: {seen.message}")
             return []
         offers = [self._offer(remedy, each, situation) for remedy, each in zip(able, seen, strict=True)]
-        found = [each for each in offers if each is not None and (everything or _gain(each) >= WORTH_TRYING)]
+        able_ones = [each for each in offers if each is not None and self.able(each.config)]
+        found = [each for each in able_ones if everything or _gain(each) >= WORTH_TRYING]
         return sorted(found, key=lambda each: -_gain(each))
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | None:
@@ -204,9 +236,9 @@ class _Trying:
         if each.remedy.only_predicted and self.run.found.config.remedies != "all":
             reason = "predicted only; --remedies all tries it"
         elif self._needed_s(FEWEST_ROUNDS) > self._left_s:
-            reason = "no time was left to try it"
+            reason, self.is_complete = "no time was left to try it", False
         if reason is not None:
-            self.tried.append(self._told(each, reason=reason))
+            self.tried.append(self._tried(each, reason=reason))
         return reason is not None
 
     @property
@@ -216,7 +248,8 @@ class _Trying:
     def _needed_s(self, num_rounds: int) -> float:
         return 2 * num_rounds * max(run.seconds for run in self.winner.runs)
 
-    def _try(self, each: Offer) -> TriedRemedy:
+    def _try(self, each: Offer) -> TriedRemedy | None:
+        """None: it is the best configuration that failed."""
         found, base = self.run.found, self.config
         runs: dict[TrialConfig, list[Measurement]] = {base: [], each.config: []}
         for number in range(NUM_ROUNDS):
@@ -225,21 +258,27 @@ class _Trying:
             for config in (base, each.config) if number % 2 == 0 else (each.config, base):
                 outcome = timed(self.run, config, TRIAL_SHARE, None)
                 found.tell(f"{each.remedy.title}: {outcome_text(config, outcome, found.config.objective)}")
+                if isinstance(outcome, TrialFailure) and config == base:
+                    self.is_complete = False
+                    found.note(
+                        f"Changes of the code were no longer tried, because the best configuration failed meanwhile: "
+                        f"{outcome.message}"
+                    )
+                    return None
                 if isinstance(outcome, TrialFailure):
-                    return self._told(each, reason=f"{FAILURE_TEXT[outcome.kind]}: {outcome.message}")
+                    return self._tried(each, reason=f"{FAILURE_TEXT[outcome.kind]}: {outcome.message}")
                 runs[config].append(outcome)
         others = [finalist.runs for finalist in found.finalists]
-        gain = gain_of(runs[base], runs[each.config], others, found.config.objective)
-        told = self._told(each)
+        gain = gain_of(runs[base], runs[each.config], others, found.config.objective, self.num_offers)
         return replace(
-            told,
+            self._tried(each),
             gain=gain,
             runs=tuple(runs[each.config]),
             base_runs=tuple(runs[base]),
             kept=is_worth_keeping(gain),
         )
 
-    def _told(self, each: Offer, reason: str | None = None) -> TriedRemedy:
+    def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()
         self.seen[remedy.name] = each.seen
         changes = [remedy.changes] if remedy.changes != "nothing" or each.seen.difference is None else []
@@ -252,7 +291,7 @@ class _Trying:
             code=remedy.code(at, each.seen),
             base=self.config,
             config=each.config,
-            predicted=each.predicted,
+            predicted=each.predicted if self.run.found.config.objective == "samples-per-s" else None,
             reason=reason,
         )
 

@@ -9,8 +9,9 @@ from loadtune.model.answers import change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, Measurement, Objective, Ratio, TrialConfig
-from loadtune.records.intervals import students_t
+from loadtune.records.intervals import quantile_of_t
 from loadtune.remedies import Remedy, Situation, in_order
+from loadtune.study.confirm import between_run_spread
 from loadtune.study.throughput import points_at
 
 WORTH_TRYING = 1.03
@@ -48,8 +49,9 @@ def offer(
 ) -> Offer | None:
     """``model``, ``job``: None where the model describes nothing; ``job`` is that of the remedies kept so far.
 
-    ``others``: settings that may be tried with it, because what limits is another resource then. ``compute_gain``: of a
-    changed recipe, without a loader.
+    ``others``: settings that may be tried with it, because what limits is another resource then. They are taken where
+    they are predicted to gain with the remedy, and not by themselves. ``compute_gain``: of a changed recipe, without a
+    loader.
     """
     plain = remedy.offer(situation)
     if plain is None or seen.refused is not None:
@@ -62,12 +64,13 @@ def offer(
     then = remedy.job(_faster(job, config, compute_gain), seen, situation)
     if then is None:
         return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=None)
-    able = [replace(each, remedies=names) for each in others] if remedy.loads else []
-    gains = {each: _gain(model, situation.config, job, each, then) for each in (config, *able)}
-    best = max(gains, key=lambda each: gains[each].value)
-    if gains[best].value < OTHER_SETTINGS * gains[config].value:
-        best = config
-    return Offer(remedy=remedy, seen=seen, config=best, job=then, predicted=gains[best])
+    predicted = _gain(model, situation.config, job, config, then)
+    if remedy.loads and not situation.config.remedies:  # what was kept may have changed settings itself
+        for other in others:
+            with_it, without = (_gain(model, situation.config, job, other, each) for each in (then, job))
+            if with_it.value >= OTHER_SETTINGS * max(predicted.value, without.value):
+                config, predicted = replace(other, remedies=names), with_it
+    return Offer(remedy=remedy, seen=seen, config=config, job=then, predicted=predicted)
 
 
 def _faster(job: Job, config: TrialConfig, gain: float) -> Job:
@@ -87,20 +90,29 @@ def gain_of(
     after: Sequence[Measurement],
     others: Sequence[Sequence[Measurement]],
     objective: Objective,
+    num_comparisons: int = 1,
 ) -> Ratio:
-    """After over before, with its 95% interval, from the spread between runs of these and of all ``others``.
+    """After over before, with its interval: of 95% for all of ``num_comparisons`` gains together.
 
     Runs were made in turn, so the difference of each pair is what counts: what slows a machine for minutes slows both.
+    The spread between runs is that of these and of all ``others``, or of these alone where it is larger.
     """
     pairs = [math.log(b.score(objective)) - math.log(a.score(objective)) for a, b in zip(before, after, strict=False)]
     mean = statistics.fmean(pairs)
-    groups = [[math.log(run.score(objective)) for run in runs] for runs in (before, after, *others)]
-    squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in groups for value in own)
-    degrees = sum(max(0, len(own) - 1) for own in groups)
-    if not degrees:
+    own = _spread((before, after), objective)
+    pooled = _spread((before, after, *others), objective)
+    if pooled is None:
         return Ratio(ratio=math.exp(mean))
-    width = students_t(degrees) * math.sqrt(squares / degrees * 2 / len(pairs))
+    relative_sd, degrees = max(pooled[0], own[0] if own is not None else 0.0), pooled[1]
+    t = quantile_of_t(degrees, 1 - 0.025 / num_comparisons)
+    width = t * relative_sd * math.sqrt(2 / len(pairs))
     return Ratio(ratio=math.exp(mean), low=math.exp(mean - width), high=math.exp(mean + width))
+
+
+def _spread(runs: Sequence[Sequence[Measurement]], objective: Objective) -> tuple[float, int] | None:
+    """(Standard deviation of the logarithm around the means, degrees of freedom). None: nothing ran twice."""
+    found = between_run_spread(runs, objective)
+    return None if found is None else (found.relative_sd, found.degrees_of_freedom)
 
 
 def is_worth_keeping(gain: Ratio) -> bool:

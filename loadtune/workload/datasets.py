@@ -30,6 +30,8 @@ _REQUIRED_ANSWERS = {"split": "balanced"}  # EMNIST
 class ToRgb:
     """Three channels, whatever the file held. A class, not a lambda: workers started by spawn have to pickle it."""
 
+    keeps_size = True
+
     def __call__(self, image: Any) -> Any:
         return image.convert("RGB") if hasattr(image, "convert") else image
 

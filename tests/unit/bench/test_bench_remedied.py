@@ -64,7 +64,7 @@ def test_half_of_the_bytes_and_how_much_values_are_rounded() -> None:
     assert seen.after is not None
     assert seen.after.sample_bytes - 8 == (seen.before.sample_bytes - 8) / 2
     assert seen.difference is not None
-    assert seen.difference.startswith("values of a sample differ by 0.00")
+    assert seen.difference.startswith("in 8 samples, values differ by 0.00")
 
 
 def test_batched_fetch_of_the_same_rows() -> None:
@@ -191,7 +191,7 @@ def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: p
 
     seen = spoiled(first_column, torch.ones(4, 3), monkeypatch)
     # 3 inputs and 1 target a sample
-    assert seen.difference == "values of a sample differ by 0.5 at most, by 0.12 in the mean"
+    assert seen.difference == "in 8 samples, values differ by 0.5 at most, by 0.12 in the mean"
 
 
 @pytest.fixture

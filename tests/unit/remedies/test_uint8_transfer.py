@@ -80,11 +80,11 @@ def arrays() -> list[Any]:
 def pasted(code: str, dataset: Any, **others: Any) -> Any:
     """The batch that is trained on, after these lines were pasted: those of the dataset, then those of the loop."""
     before, _, after = code.partition("# in the training loop")
-    names: dict[str, Any] = {"torch": torch, "dataset": dataset, **others}
+    names: dict[str, Any] = {"torch": torch, "dataset": dataset, "device": "cpu", **others}
     exec(before, names)
     images, targets = pasted_batch(dataset)
     assert images.dtype == torch.uint8
-    names |= {"images": images, "device": "cpu"}
+    names["images"] = images
     exec(f"#{after}", names)
     return names["images"], targets
 

@@ -46,15 +46,15 @@ def test_code_in_the_answer_is_of_those_that_gain_and_the_details_have_all() -> 
     assert details.table is not None
     assert [one.title.partition(":")[0] for one in answered(golden()).code] == ["uint8 transfer", "copy ahead"]
     assert len(details.code) == len(details.table.rows) == 4
-    assert any("not sure to gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in details.lines)
+    assert any("without a certain gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in details.lines)
     assert any("on top of those that were kept before it: uint8 transfer, then copy ahead" in x for x in details.lines)
     assert details.code[1].changes == "What changes for training: one more batch of GPU memory."
 
 
 def test_the_best_with_all_that_gain_is_one_sentence() -> None:
     assert best_with_changes(golden()) == (
-        "With the code changes that gain: 5,350 samples/s ± 3%, 1.32× (1.26 to 1.38) the best above, 87% of the "
-        "compute-only rate.",
+        "With the code changes that gain: 5,350 samples/s ± 3%, 1.32 times the best above (1.26 to 1.38), 87% of "
+        "the compute-only rate.",
     )
 
 
@@ -71,7 +71,7 @@ def test_one_change_other_workers_and_figures_that_are_missing() -> None:
 def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
     result = golden()
     result = replace(result, config=replace(result.config, objective="samples-per-joule"))
-    assert "1.32× (1.26 to 1.38) the samples per joule of the best above" in best_with_changes(result)[0]
+    assert "1.32 times the samples per joule of the best above (1.26 to 1.38)" in best_with_changes(result)[0]
     table = answered(result).table
     assert table is not None
     assert "measured, samples/J (95% CI)" in table.columns
