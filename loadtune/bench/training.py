@@ -21,6 +21,7 @@ from loadtune.workload import (
     Batch,
     Places,
     Workload,
+    call_named,
     is_pair,
     last_line,
     make_optimizer,
@@ -228,6 +229,10 @@ class OwnStep(Trainer):
         del optimizer
         self._scaler = None
         self._run = _made_step(workload, self._model)
+        self._sentence = (
+            f"The step {workload.spec.step or ''} raised {{}}. step(batch) gets each batch as the collate function "
+            "returns it, moved to the device"
+        )
 
     @property
     def module(self) -> nn.Module:
@@ -237,7 +242,7 @@ class OwnStep(Trainer):
         return []
 
     def step(self, batch: Batch) -> None:
-        value = self._run(own_structure(batch))
+        value = call_named(self._sentence, self._run, own_structure(batch))
         if self._losses is not None:
             for loss in _losses_in(value):
                 self._losses.add(loss)
