@@ -6,7 +6,8 @@ Every message names the option, what was found, what is allowed and what to do.
 import math
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast, get_args
 
@@ -219,6 +220,35 @@ def check(config: TuneConfig) -> TuneConfig:
     _check_batches(config)
     _check_fixed(config)
     return config
+
+
+_PYTHON_NAMES = {
+    "--time-budget": "time_budget_s",
+    "--trials": "num_trials",
+    "--batch-size": "YourSettings(batch_size=...)",
+    "--num-workers": "YourSettings(num_workers=...)",
+    "--amp": "YourSettings(precision=...)",
+    "--max-batch-size": "max_batch_size",
+    "--max-workers": "max_workers",
+    "--image-size": "WorkloadSpec(image_size=...)",
+    "--num-classes": "WorkloadSpec(num_classes=...)",
+    "--batch-dim": "WorkloadSpec(batch_dim=...)",
+    "--accumulate": "WorkloadSpec(accumulate=...)",
+    "--precision": "TuneConfig(precisions=...)",
+    "--fix": "TuneConfig(fix=...)",
+    "--tune": "TuneConfig(tune=...)",
+    "--step": "step=...",
+}
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Within it a UsageError names what a caller in Python passes, in place of the command line's options."""
+    try:
+        yield
+    except UsageError as error:
+        text = re.sub(r"--[a-z-]+", lambda found: _PYTHON_NAMES.get(found[0], found[0]), str(error))
+        raise UsageError(text) from None
 
 
 def whole(value: object) -> int | None:

@@ -37,6 +37,9 @@ _NO_SCALE_GROWTH = 1_000_000
 _NUM_RESIDENT_SAMPLES = 8
 
 
+NO_MODEL = "Not possible with a whole training step, because loadtune cannot see its model."
+
+
 class ResidentModel:
     """The workload's model on the device; each run starts it again from the same weights."""
 
@@ -236,7 +239,7 @@ class OwnStep(Trainer):
 
     @property
     def module(self) -> nn.Module:
-        raise WorkloadError("A training step of your own shows no model. Give --model and --loss instead of --step.")
+        raise WorkloadError(f"{NO_MODEL} Use --model and --loss.")
 
     def state_tensors(self) -> list[torch.Tensor]:
         return []

@@ -176,3 +176,13 @@ def test_missing_objects_of_a_run_are_named():
     spec = WorkloadSpec(loader="DataLoader", step="make_step", objects=("loader", "step"))
     with pytest.raises(UsageError, match=r"The loader and the step of this run were .* loader=\.\.\., step=\.\.\."):
         taken(spec)
+
+
+def test_an_unknown_precision_is_refused_before_anything_starts():
+    with pytest.raises(UsageError, match="precision is 'float16'; it must be fp32, fp16 or bf16"):
+        taken(dataset=DATASET, model=MODEL, precision="float16")
+
+
+def test_an_iterator_is_no_dataset():
+    with pytest.raises(UsageError, match="dataset is a list_iterator, which can be read only once"):
+        taken(dataset=iter([1, 2]), model=MODEL)
