@@ -325,11 +325,11 @@ _EXAMPLES = {
 
 _OF_A_RECIPE = ("amp", "precision", "channels_last", "fused", "compile")
 _RULED_OUT = (
-    ("loader", ("dataset", "data_root", "collate"), "the loader brings its own dataset and collate function"),
+    ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
     (
         "step",
         ("model", "loss", "compute_loss", "optimizer", "accumulate", *_OF_A_RECIPE),
-        "the step holds model, loss, optimizer and precision",
+        "the step already contains model, loss, optimizer and precision",
     ),
     ("compute_loss", ("loss",), "compute_loss takes the place of a loss"),
 )
@@ -359,7 +359,7 @@ def _check_step(config: TuneConfig) -> None:
     found += [] if config.precisions is None else ["--precision"]
     found += [f"--fix {fixed.name}" for fixed in config.fix if fixed.name in _OF_THE_STEP]
     found += [f"--tune {name}" for name in config.tune if name in _OF_THE_STEP]
-    _refuse_beside("--step", found, "the step holds model, loss, optimizer and precision")
+    _refuse_beside("--step", found, "the step already contains model, loss, optimizer and precision")
 
 
 def _check_batches(config: TuneConfig) -> None:
