@@ -152,7 +152,7 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
     assert {point.recipe.precision for point in result.compute_points} == {"own"}
     (choice,) = result.recipes
     assert len(choice.points) == 1, "there is nothing to compare"
-    assert row(result, "precision") == ("your step's own",) * 2
+    assert row(result, "precision") == ("as in your step",) * 2
     assert "precision" not in result.assumed
     assert summary(result).title.startswith("FakeData + train.py:make_step")
     for form in FORMS:

@@ -82,7 +82,7 @@ def test_names_and_numbers_of_a_job_go_into_the_config():
 def test_a_job_stands_alone():
     job = Job(loader=LOADER, model=MODEL)
     assert job_of(job, model=None) is job
-    with pytest.raises(UsageError, match=r"a Job and model=\.\.\. beside it"):
+    with pytest.raises(UsageError, match=r"a Job and also model=\.\.\."):
         job_of(job, model=MODEL)
 
 
