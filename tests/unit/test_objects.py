@@ -131,7 +131,7 @@ def test_names_that_were_chosen_complete_it(parts, spec):
 
 def test_the_config_is_checked_beside_the_objects(packed):
     config = TuneConfig(yours=YourSettings(precision="bf16"))
-    with pytest.raises(UsageError, match="--step is given together with --amp"):
+    with pytest.raises(UsageError, match=r"step=\.\.\. is given together with YourSettings"):
         tune(LOADER, step=make_step, config=config)
 
 
@@ -150,7 +150,7 @@ def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
         ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
         ({"dataset": 7}, ["is a int", "`__getitem__`"]),
         ({"loader": DATASET}, ["loader is a TensorDataset", "dataset=..."]),
-        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "brings its own"]),
+        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "already has its"]),
         ({"loader": LOADER, "collate": list}, ["together with collate=..."]),
         ({"collate": 7}, ["collate is 7", "list of samples"]),
         ({"model": 7}, ["is 7", "torch.nn.Module"]),
