@@ -8,7 +8,8 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from loadtune.errors import MachineMismatchError, MachineMismatchWarning
+from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
+from loadtune.objects import is_loader
 from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
 from loadtune.records.chosen import chosen_winner, loader_kwargs
 from loadtune.report.store import load_result
@@ -48,6 +49,11 @@ def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: b
     config = chosen_winner(result, keep_batch_size=keep_batch_size).config
     from loadtune.workload.loaders import LoaderParts  # imports torch, which whoever has a loader has done
 
+    if not is_loader(loader):
+        raise UsageError(
+            f"apply got a {type(loader).__name__}; it takes a torch.utils.data.DataLoader. Pass the loader of the "
+            "dataset, or use best_loader_kwargs()."
+        )
     parts = LoaderParts.of(loader)
     if parts.loader_class is not None:
         message = (

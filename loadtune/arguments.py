@@ -6,7 +6,8 @@ Every message names the option, what was found, what is allowed and what to do.
 import math
 import operator
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast, get_args
 
@@ -221,6 +222,35 @@ def check(config: TuneConfig) -> TuneConfig:
     return config
 
 
+_PYTHON_NAMES = {
+    "--time-budget": "time_budget_s",
+    "--trials": "num_trials",
+    "--batch-size": "YourSettings(batch_size=...)",
+    "--num-workers": "YourSettings(num_workers=...)",
+    "--amp": "YourSettings(precision=...)",
+    "--max-batch-size": "max_batch_size",
+    "--max-workers": "max_workers",
+    "--image-size": "WorkloadSpec(image_size=...)",
+    "--num-classes": "WorkloadSpec(num_classes=...)",
+    "--batch-dim": "WorkloadSpec(batch_dim=...)",
+    "--accumulate": "WorkloadSpec(accumulate=...)",
+    "--precision": "TuneConfig(precisions=...)",
+    "--fix": "TuneConfig(fix=...)",
+    "--tune": "TuneConfig(tune=...)",
+    "--step": "step=...",
+}
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Within it a UsageError names what a caller in Python passes, in place of the command line's options."""
+    try:
+        yield
+    except UsageError as error:
+        text = re.sub(r"--[a-z-]+", lambda found: _PYTHON_NAMES.get(found[0], found[0]), str(error))
+        raise UsageError(text) from None
+
+
 def whole(value: object) -> int | None:
     """The number, NumPy's too. None: it is none; True and False are none either."""
     if isinstance(value, bool):
@@ -295,11 +325,11 @@ _EXAMPLES = {
 
 _OF_A_RECIPE = ("amp", "precision", "channels_last", "fused", "compile")
 _RULED_OUT = (
-    ("loader", ("dataset", "data_root", "collate"), "the loader brings its own dataset and collate function"),
+    ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
     (
         "step",
         ("model", "loss", "compute_loss", "optimizer", "accumulate", *_OF_A_RECIPE),
-        "the step holds model, loss, optimizer and precision",
+        "the step already contains model, loss, optimizer and precision",
     ),
     ("compute_loss", ("loss",), "compute_loss takes the place of a loss"),
 )
@@ -329,7 +359,7 @@ def _check_step(config: TuneConfig) -> None:
     found += [] if config.precisions is None else ["--precision"]
     found += [f"--fix {fixed.name}" for fixed in config.fix if fixed.name in _OF_THE_STEP]
     found += [f"--tune {name}" for name in config.tune if name in _OF_THE_STEP]
-    _refuse_beside("--step", found, "the step holds model, loss, optimizer and precision")
+    _refuse_beside("--step", found, "the step already contains model, loss, optimizer and precision")
 
 
 def _check_batches(config: TuneConfig) -> None:

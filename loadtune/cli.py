@@ -6,7 +6,6 @@ the reader of the output closed it. Heavy modules are imported where they are us
 """
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -40,12 +39,6 @@ from loadtune.terminal import print_whatever_the_locale, show
 from loadtune.units import counted
 
 _DEFAULT = TuneConfig()
-_LOGS = {
-    "bench.log",
-    "journal.jsonl",
-    "study.db",
-    "study.db-journal",
-}  # nobody reads them where there is no result beside them
 
 app = typer.Typer(
     help="Find the DataLoader settings, batch size and precision that train the most samples per second here.",
@@ -253,7 +246,7 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
     except (LoadtuneError, KeyboardInterrupt) as error:
         log_is_named = isinstance(error, OutOfTimeError) and error.stuck is not None
         if not debug and resumed is None and not log_is_named:
-            _remove_if_empty(folder, made)
+            store.remove_if_empty(folder, made)
         raise
     has_begun = resumed is None or bool(result.stage_seconds.keys() - {"start"})
     goes_on = result.cut_short is not None and has_begun
@@ -309,13 +302,3 @@ def _print_result(result: TuningResult, folder: Path, printed: Printed, resume_c
         show(answer_text(answer(result, folder, has_page=has_page, resume_command=resume_command)), printed.stream)
     if printed.as_json:
         typer.echo(store.as_json(result), nl=False)
-
-
-def _remove_if_empty(folder: Path, made: list[Path]) -> None:
-    """Remove the folders `made` for a run that ended in an error, unless something was measured."""
-    with suppress(OSError):
-        if {path.name for path in folder.iterdir()} <= _LOGS:
-            for name in _LOGS:
-                (folder / name).unlink(missing_ok=True)
-            for empty in (folder, folder.parent, *made):
-                empty.rmdir()  # where it holds another run it refuses, and that is right

@@ -14,6 +14,7 @@ from loadtune.errors import UsageError
 from loadtune.records import (
     DEFAULT_DATASET,
     DEFAULT_MODEL,
+    PRECISIONS,
     LiveObjects,
     OptimizerName,
     Precision,
@@ -70,8 +71,7 @@ def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
     beside = ", ".join(as_argument(name) for name, part in parts.items() if part is not None)
     if beside:
         raise UsageError(
-            f"{function} was given a Job and {beside} beside it. Put all parts into the Job, or pass none of them as a "
-            "Job."
+            f"{function} got a Job and also {beside}. Put all parts into the Job, or pass them all as arguments."
         )
 
 
@@ -189,6 +189,10 @@ def _check_objects(job: Job) -> None:
     _check_data(job)
     _check_functions(job)
     check_at_least("accumulate", job.accumulate, 1)
+    if job.precision not in (None, *PRECISIONS):
+        raise UsageError(
+            f"precision is {job.precision!r}; it must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}."
+        )
     numbers = [name for name, usual in (("accumulate", 1), ("precision", None)) if getattr(job, name) != usual]
     check_together([*_given(job), *numbers], as_argument)
 
@@ -199,6 +203,11 @@ def _check_data(job: Job) -> None:
             "dataset is a DataLoader. Pass it as loader: tune(loader, model=...). Its settings are then the baseline."
         )
     dataset = job.dataset
+    if hasattr(dataset, "__next__"):
+        raise UsageError(
+            f"dataset is a {type(dataset).__name__}, which can be read only once. Pass a list, a "
+            "torch.utils.data.Dataset, or an IterableDataset whose `__iter__` begins anew."
+        )
     if not (dataset is None or callable(dataset) or hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise UsageError(
             f"dataset is a {type(dataset).__name__}; it can be a dataset, with `__getitem__` or `__iter__`, or a "

@@ -4,21 +4,22 @@ In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. E
 and keeps what it found in `Findings`.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__, stages
-from loadtune.arguments import check
+from loadtune.arguments import check, python_names
 from loadtune.bench import BenchClient
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
 from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
-from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+from loadtune.records import Device, HostFacts, Progress, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import RESULT_FILE, new_run_folder, result_in, write_result
+from loadtune.report.store import RESULT_FILE, new_run_folder, remove_if_empty, result_in, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.growth import tell_growth
@@ -59,6 +60,7 @@ def tune(
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
     step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
         optimizer. It is not changed: only the loader is tuned.
+    listener: called with the progress of the run. None: warnings and the folder are written to stderr.
     config: how long, and what to search. It can also name what is not passed here; beside objects the default names
         ``FakeData`` and ``resnet50`` do not count. None: the defaults.
 
@@ -82,13 +84,16 @@ def tune(
         step=step,
     )
     refuse_missing(job, None if config is None else config.workload)
-    config, objects = with_objects(check(config or TuneConfig()), job)
-    check(config)  # the parts that were passed beside those that were named
+    with python_names():
+        config, objects = with_objects(check(config or TuneConfig()), job)
+        check(config)  # the parts that were passed beside those that were named
     host = read_host()
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":
         stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
-    folder = folder or new_run_folder(Path(config.out), config.workload.label)
+    out, given = Path(config.out), folder
+    made = [parent for parent in (out, *out.parents) if not parent.exists()]
+    folder = given or new_run_folder(out, config.workload.label)
     # The end of the time budget is another limit on every request, whatever this says.
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
     bench = BenchClient(
@@ -99,24 +104,36 @@ def tune(
         objects=objects,
         max_gpu_memory_bytes=config.max_gpu_memory_bytes,
     )
-    with (
-        bench,
-        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
-    ):
-        bench.start()
-        return tune_on(
-            bench,
-            sensor,
-            MonotonicClock(),
-            config,
-            host,
-            device,
-            folder,
-            listener,
-            read_host,
-            resume=resume,
-            reopen=reopen,
-        )
+    try:
+        with bench, Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor:
+            bench.start()
+            result = tune_on(
+                bench,
+                sensor,
+                MonotonicClock(),
+                config,
+                host,
+                device,
+                folder,
+                listener or _warn,
+                read_host,
+                resume=resume,
+                reopen=reopen,
+            )
+    except LoadtuneError as error:
+        log_is_named = isinstance(error, OutOfTimeError) and error.stuck is not None
+        if given is None and not log_is_named:
+            remove_if_empty(folder, made)
+        raise
+    if listener is None:
+        sys.stderr.write(f"loadtune: the result and its report are in {folder}\n")
+    return result
+
+
+def _warn(progress: Progress) -> None:
+    """Shows what a caller without a listener should read before trusting the result."""
+    if progress.warning and progress.message:
+        sys.stderr.write(f"loadtune: warning: {progress.message}\n")
 
 
 def tune_on(

@@ -56,6 +56,7 @@ from loadtune.records import (
     Window,
     WorkloadFacts,
     WorkloadSpec,
+    raise_for_the_user,
 )
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
@@ -145,6 +146,7 @@ class BenchClient:
             value = self._ask(Describe())
             if isinstance(value, TrialFailure) and value.kind == "crash":
                 value = self._ask(Describe())  # a start can fail for reasons that pass
+            raise_for_the_user(value)
             if isinstance(value, TrialFailure):
                 raise _not_described(value)
             assert isinstance(value, WorkloadFacts)
@@ -344,9 +346,10 @@ class _Watched:
 
 
 def _not_described(failure: TrialFailure) -> Exception:
-    if failure.kind in ("user_error", "unsupported"):
+    if failure.kind == "unsupported":
         return WorkloadError(f"{failure.message} (while: {failure.phase})", failure.log_tail or None)
     if failure.kind == "oom":
         return NothingFitsError(f"Not even a batch of 2 samples trains in the device's free memory: {failure.message}")
     tail = f" Its log ends:\n{failure.log_tail}" if failure.log_tail else ""
-    return BenchError(f"The workload could not be described (while: {failure.phase}): {failure.message}{tail}")
+    advice = "Run the loader and one training step by themselves to find what ends the process."
+    return BenchError(f"{failure.message} That was in the phase '{failure.phase}'. {advice}{tail}")

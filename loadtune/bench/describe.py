@@ -19,6 +19,7 @@ from loadtune.workload import (
     Batch,
     RandomSamples,
     Workload,
+    cause,
     code_of,
     is_pair,
     last_line,
@@ -86,25 +87,25 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
         if is_memory_error(error):
             raise
-        what = f"model {workload.spec.model}" if workload.make_step is None else f"the step {workload.spec.step}"
-        raise WorkloadError(
-            f"{what} does not train on a batch of samples like "
-            f"{sample_text(sample)}: {last_line(error)}. {_shape_advice(workload, sample)}",
-            user_traceback(error) if workload.has_own_code else None,
-        ) from error
+        like = f"a batch of samples like {sample_text(sample)}"
+        named = cause(error)
+        if named is None:
+            advice = _shape_advice(workload, sample)
+            message = f"model {workload.spec.model} does not train on {like}: {last_line(error)}. {advice}"
+        else:
+            message = f"{named}. It was called with {like}. Correct it, and run again."
+        raise WorkloadError(message, user_traceback(error) if workload.has_own_code else None) from error
 
 
 def _shape_advice(workload: Workload, sample: Any) -> str:
     samples = workload.dataset
-    if workload.own_batches:
-        return "The function is given batches as the loader makes them, on the device."
     if isinstance(sample, Mapping) and not workload.own_loss:
         return (
             "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
             "a function `fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
         )
     if not isinstance(samples, RandomSamples) and workload.own_loader:
-        return "The model has to take what the loader delivers: change one of them."
+        return "The model cannot use these inputs. Change the model or the dataset."
     if not isinstance(samples, RandomSamples):
         return "The model has to take what the dataset delivers: change --image-size, the dataset or the model."
     if samples.output_shape is not None:

@@ -2,10 +2,13 @@
 
 import dataclasses
 import math
+import multiprocessing
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import reduction
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import RandomSampler, Sampler
@@ -16,7 +19,9 @@ from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
 from loadtune.stream.worker_rows import WorkerTimes, num_made
-from loadtune.workload import Batch, Endless, LoaderParts, Workload, note_index
+from loadtune.workload import Batch, Endless, LoaderParts, NamedCollate, Workload, note_cause, note_index
+
+_T = TypeVar("_T")
 
 # From a connection that a dying worker closed until its death can be seen.
 _DEATH_S = 1.0
@@ -92,10 +97,14 @@ class EndlessLoader:
         parts = workload.loader
         self._batch_size_is_free = parts.batch_size_is_free and not parts.batched_fetch
         self._is_stream = parts.is_iterable
+        self._parts = parts
         loader = parts.make(
             config,
             **({"drop_last": True} if parts.batch_size_is_free else {}),
             **_drawn(workload, sampler, seed),
+            **(
+                {} if parts.batched_fetch or parts.batches_are_ready else {"collate_fn": NamedCollate(parts.collate_fn)}
+            ),
             generator=torch.Generator().manual_seed(seed),
         )
         self._loader = SwitchingLoader(
@@ -123,8 +132,17 @@ class EndlessLoader:
         """Start the workers, where they are not running."""
         if self._iterator is None:
             self._begun_s = time.monotonic()
-            self._iterator = iter(self._loader)
+            self._iterator = self._starting(lambda: iter(self._loader))
         return self._iterator
+
+    def _starting(self, start: Callable[[], _T]) -> _T:
+        """What starts workers. Its error names the part of the loader that cannot be pickled."""
+        try:
+            return start()
+        except Exception as error:
+            if is_of_a_start(error):
+                _name_unpicklable(error, self._parts)
+            raise
 
     def switch(self, config: LoaderConfig, meanwhile: Callable[[], None]) -> Batch:
         """Go over to this configuration; its first batch. ``meanwhile`` is called often until its workers are ready and
@@ -133,16 +151,17 @@ class EndlessLoader:
         Whether workers persist cannot change, and means nothing in an epoch without an end.
         """
         iterator, begun_s = self.start(), time.monotonic()
-        switch = self._loader.switch(
-            restart=True,  # also for equal settings: workers differ from pool to pool, which runs have to show
-            num_workers=config.num_workers,
-            pin_memory=config.pin_memory,
-            prefetch_factor=config.prefetch_factor,
-            in_order=config.in_order,
+        changes: dict[str, Any] = {
+            "num_workers": config.num_workers,
+            "pin_memory": config.pin_memory,
+            "prefetch_factor": config.prefetch_factor,
+            "in_order": config.in_order,
             **({"batch_size": config.batch_size} if self._batch_size_is_free else {}),
-        )
+        }
+        # Restarted also for equal settings: workers differ from pool to pool, which runs have to show.
+        switch = self._starting(lambda: self._loader.switch(restart=True, **changes))
         if switch is not None:
-            iterator.take_over(meanwhile, _ENDED_S)
+            self._starting(lambda: iterator.take_over(meanwhile, _ENDED_S))
         self._takes_over(config)
         self._begun_s = begun_s
         return self.next_batch()
@@ -221,6 +240,26 @@ class EndlessLoader:
             patience_s=_PATIENCE_S
         )  # while the iterator is there: by itself it ends as patiently as torch
         self._iterator = None
+
+
+def is_of_a_start(error: BaseException) -> bool:
+    """Whether it was raised while a new process was given its objects."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename == reduction.__file__ and frame.name == "dump" for frame in frames)
+
+
+def _name_unpicklable(error: BaseException, parts: LoaderParts) -> None:
+    for name in ("collate_fn", "worker_init_fn", "dataset"):
+        try:
+            reduction.ForkingPickler.dumps(getattr(parts, name))
+        except Exception:
+            note_cause(
+                error,
+                f"The {name} of the loader cannot be pickled, which workers started with "
+                f'"{parts.multiprocessing_context or multiprocessing.get_start_method()}" need: {{}}. Define it at the '
+                'top level of a module, or use multiprocessing_context="fork"',
+            )
+            return
 
 
 def _raise_worker_end() -> None:

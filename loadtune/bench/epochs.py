@@ -42,7 +42,7 @@ def time_epochs(workload: Workload, config: LoaderConfig, seconds: float, line: 
     """
     line.enter("epochs")
     if workload.loader.is_iterable or not workload.loader.batch_size_is_free:
-        message = "The epochs of a stream, or of batches that your own code makes, are as long as they are."
+        message = "Epoch start-up is not measured for streams and batch samplers."
         return TrialFailure(kind="unsupported", phase="epochs", message=message)
     until = time.monotonic() + seconds
     first_batch_s, kept_s = _boundaries(workload, config, until - seconds / 2, line, persistent=True)

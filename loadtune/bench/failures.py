@@ -6,18 +6,17 @@ says is never PyTorch's word, whatever it says.
 """
 
 import errno
-import multiprocessing.reduction
 import re
 import signal
-import traceback
 from collections.abc import Sequence
 
 from loadtune.bench.circumstances import Circumstances
+from loadtune.bench.endless_loader import is_of_a_start
 from loadtune.bench.origin import raised_by_others
 from loadtune.records import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
-from loadtune.workload.user_code import last_line, sample_index, user_traceback
+from loadtune.workload.user_code import cause, last_line, user_traceback
 
 _WORKER_SIGNALS: tuple[tuple[str, FailureKind], ...] = (
     (r"killed by signal: (Bus error|Unknown signal: 7)|insufficient shared memory|out of shared memory", "shm"),
@@ -103,7 +102,7 @@ def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN
         return kind
     if _is_compilers(error):
         return "unsupported"
-    return "user_error" if user_traceback(error) is not None else "crash"
+    return "user_error" if cause(error) or user_traceback(error) is not None else "crash"
 
 
 def failure_from(
@@ -113,11 +112,11 @@ def failure_from(
 
     ``loading``: which samples each process was loading when it was raised.
     """
-    index = sample_index(error)
-    where = "" if index is None else f"dataset[{index}] raised "
-    said = _worker_end(error, loading) or f"{where}{_compiling(error)}{last_line(error)}"
+    kind = classify_error(error, circumstances)
+    named = cause(error) if kind == "user_error" else None
+    said = _worker_end(error, loading) or named or f"{_compiling(error)}{last_line(error)}"
     return TrialFailure(
-        kind=classify_error(error, circumstances),
+        kind=kind,
         phase=phase,
         message=f"{said}{_why(error, circumstances)}",
         log_tail=user_traceback(error) or "",
@@ -187,8 +186,8 @@ def _ambiguous(text: str, circumstances: Circumstances) -> FailureKind | None:
 
 def _why(error: BaseException, circumstances: Circumstances) -> str:
     """What the error's own words leave open, in brackets."""
-    if _is_of_a_start(error):
-        return _NOT_BY_NAME
+    if is_of_a_start(error):
+        return "" if cause(error) else _NOT_BY_NAME
     if raised_by_others(error):
         return ""
     said = _said(error)
@@ -200,12 +199,6 @@ def _why(error: BaseException, circumstances: Circumstances) -> str:
         held, budget = bytes_text(circumstances.peak_bytes), bytes_text(circumstances.budget_bytes)
         return f" (not for lack of memory: at most {held} of {budget} were held)"
     return ""
-
-
-def _is_of_a_start(error: BaseException) -> bool:
-    """Whether it was raised while a new process was given its objects."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.filename == multiprocessing.reduction.__file__ and frame.name == "dump" for frame in frames)
 
 
 def _compiling(error: BaseException) -> str:

@@ -50,10 +50,15 @@ class TrainingLoop:
             return self._time_training(trainer, config, window_s, line, begins)
         except NoBatchError:
             self.end()
-            what = (
-                f"an epoch has no full batch of {config.batch_size} with {counted(config.loader.num_workers, 'worker')}"
+            size, num_workers = config.batch_size, config.loader.num_workers
+            message = (
+                f"an epoch of the stream has no full batch of {size} samples: use a smaller batch or a longer stream"
             )
-            message = f"{what}: the stream is too short for it"
+            if num_workers:
+                message = (
+                    f"none of {counted(num_workers, 'worker')} returned a full batch of {size} samples: check that the "
+                    "stream gives each worker its share of the samples"
+                )
             return TrialFailure(kind="unsupported", phase=line.phase, message=message)
         except BaseException:
             self.end()

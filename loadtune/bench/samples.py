@@ -27,8 +27,8 @@ from loadtune.workload import (
     reads_at_once,
     ready_batch,
     stream_samples,
-    structure_text,
     tensors_of,
+    uncounted_text,
 )
 
 _MAX_SAMPLES = 16  # kept, to make batches of
@@ -60,6 +60,7 @@ class Samples:
         self._workload = workload
         self.is_shared_out = False
         """Of a stream: whether it asks which worker it is read by."""
+        self._num_in_stream: int | None = None  # of a stream that ended while it was read
         loader = workload.loader
         self._max_samples = _MAX_BATCHES if loader.batches_are_ready else _MAX_SAMPLES
         if loader.is_iterable:
@@ -73,8 +74,8 @@ class Samples:
         example, self.places = find_places(workload, self.samples, self._indices)
         if not (self.places.count or loader.batch_size_is_free):
             raise WorkloadError(
-                f"How many samples a batch has cannot be told from {structure_text(example)}. Say which dimension "
-                "of its tensors counts them: --batch-dim, or WorkloadSpec(batch_dim=...)."
+                f"{uncounted_text(example)} Say which dimension of its tensors counts them: --batch-dim, or "
+                "WorkloadSpec(batch_dim=...)."
             )
         self._per_draw = self._samples_per_draw()
         self.batch: Batch = self._usual_batch()
@@ -91,7 +92,7 @@ class Samples:
     @property
     def num_per_epoch(self) -> int | None:
         """Samples of an epoch. None: a stream or sampler that does not tell."""
-        num_draws = self._workload.epoch.num_draws
+        num_draws = self._workload.epoch.num_draws if self._num_in_stream is None else self._num_in_stream
         return None if num_draws is None else round(num_draws * self._per_draw)
 
     @property
@@ -176,6 +177,8 @@ class Samples:
                 samples.append(sample)
             if len(times) > _GROUP or (sum(times) > _MAX_SAMPLING_S and len(times) >= _FEWEST):
                 break
+        else:
+            self._num_in_stream = len(times)
         later = times[1:] or times  # files open and modules load on the first
         sample_s = max(1e-9, statistics.fmean(later))
         cpu_s = (busy_s() - used_s) / len(times)

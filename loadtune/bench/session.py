@@ -36,7 +36,7 @@ from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
 from loadtune.bench.saving import time_saving
-from loadtune.bench.training import OwnStep, ResidentModel, Trainer, resident_batch, resized
+from loadtune.bench.training import NO_MODEL, OwnStep, ResidentModel, Trainer, resident_batch, resized
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
 from loadtune.host import read_gpus
@@ -151,7 +151,7 @@ class Session:
 
     def _account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         if self._with_own_step:
-            message = "A training step of your own shows no model. Give --model and --loss instead of --step."
+            message = f"{NO_MODEL} Use --model and --loss."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
@@ -229,8 +229,7 @@ class Session:
     def _time_saving(self, request: TimeSaving) -> SavingCost | TrialFailure:
         loader, recipe = request.config.loader, request.config.recipe
         if self._with_own_step:
-            message = "A training step of your own shows no model and no optimizer that a checkpoint would hold."
-            return TrialFailure(kind="unsupported", phase="saving", message=message)
+            return TrialFailure(kind="unsupported", phase="saving", message=NO_MODEL)
         self._keep_pinned_for(loader)
         trainer = self._trainer(recipe, loader.batch_size)
         batch = self._samples.resident(loader.batch_size, trainer)

@@ -21,6 +21,7 @@ from loadtune.workload import (
     Batch,
     Places,
     Workload,
+    call_named,
     is_pair,
     last_line,
     make_optimizer,
@@ -34,6 +35,9 @@ from loadtune.workload import (
 _NO_SCALE_GROWTH = 1_000_000
 # Real samples a resident batch repeats: enough that labels and pixels differ, few enough to be read at once.
 _NUM_RESIDENT_SAMPLES = 8
+
+
+NO_MODEL = "Not possible with a whole training step, because loadtune cannot see its model."
 
 
 class ResidentModel:
@@ -228,16 +232,20 @@ class OwnStep(Trainer):
         del optimizer
         self._scaler = None
         self._run = _made_step(workload, self._model)
+        self._sentence = (
+            f"The step {workload.spec.step or ''} raised {{}}. step(batch) gets each batch as the collate function "
+            "returns it, moved to the device"
+        )
 
     @property
     def module(self) -> nn.Module:
-        raise WorkloadError("A training step of your own shows no model. Give --model and --loss instead of --step.")
+        raise WorkloadError(f"{NO_MODEL} Use --model and --loss.")
 
     def state_tensors(self) -> list[torch.Tensor]:
         return []
 
     def step(self, batch: Batch) -> None:
-        value = self._run(own_structure(batch))
+        value = call_named(self._sentence, self._run, own_structure(batch))
         if self._losses is not None:
             for loss in _losses_in(value):
                 self._losses.add(loss)

@@ -29,6 +29,7 @@ from loadtune.workload import (
     sample_shape,
     small_batch,
     structure_text,
+    uncounted_text,
 )
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
@@ -79,13 +80,19 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
     example, places = small_batch(workload)
     if not places.are_known:
         raise WorkloadError(
-            f"Where a batch keeps its samples cannot be told from {structure_text(example)}, so its memory cannot be "
-            "estimated for another batch size. Name the dimension that counts them: --batch-dim."
+            f"{uncounted_text(example)} Its memory cannot be estimated for another batch size. Name the dimension that "
+            "counts them: --batch-dim."
         )
     is_pair_of_ours = is_pair(example) and not workload.own_batches
     has_loss = True
     if is_pair_of_ours and not workload.own_loss:
         inputs, targets = example
+        if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
+            raise WorkloadError(
+                f"A batch is {structure_text(example)}. With cross entropy, the default loss, it has to be a pair "
+                "(input tensor, target tensor). For other batches give a loss function: --loss FILE.py:fn, or "
+                "--compute-loss FILE.py:fn."
+            )
         has_loss = not targets.is_floating_point()
         example = (inputs, targets.long())
     return StepPlan(

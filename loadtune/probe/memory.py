@@ -242,8 +242,8 @@ def _out_of_memory(report: FitReport) -> bool:
 
 def _untrainable(report: FitReport, failure: TrialFailure) -> WorkloadError:
     said = failure.message.rstrip(".")
+    advice = " Correct it, and run again." if failure.kind == "user_error" else ""
     return WorkloadError(
-        f"A batch of {report.batch_size} cannot be trained in {report.precision}: {said}. Run one such step by itself "
-        "to see the same error, and mend the model or the dataset.",
+        f"A batch of {report.batch_size} cannot be trained in {report.precision}: {said}.{advice}",
         failure.log_tail or None,
     )

@@ -19,8 +19,10 @@ from loadtune.records import (
     RecipeChoice,
     TrialFailure,
     WorkloadFacts,
+    raise_for_the_user,
 )
 from loadtune.seams import Bench
+from loadtune.units import counted
 
 MODERATE_BATCH = 256
 """Large enough for a GPU to be the slower side: at 64 images a ResNet-50 step is about as long as the host takes to
@@ -75,11 +77,13 @@ def choose_recipes(
     batch_size, point_s = _moderate_batch(bench, facts, largest, time_budget_s), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []
     notes: list[str] = []
+    failures: list[TrialFailure] = []
     reference: ComputePoint | None = None
     for precision in precisions:
         plain = _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
+            failures.append(plain)
             continue
         reference = reference or plain
         if reference.quickest_per_s > HOPELESS * plain.quickest_per_s:
@@ -93,6 +97,8 @@ def choose_recipes(
         choices.append(choice)
         notes += left_out
     if not choices:
+        for failure in failures:
+            raise_for_the_user(failure)
         raise WorkloadError(f"No precision trains on this device. Found: {' '.join(notes)}")
     return Recipes(tuple(choices), tuple(notes))
 
@@ -153,9 +159,14 @@ def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:
             f"Even the smallest batch does not fit in the free memory: {scout.message.rstrip('.')}. "
             "Free memory, choose another device with --device, or use a smaller model or --image-size."
         )
-    advice = ". Check that every sample is finite, and that model and loss give finite values for it"
-    message = f"Batch size {smallest} does not train: {scout.message.rstrip('.')}"
-    raise WorkloadError(f"{message}{advice if scout.kind == 'non_finite_loss' else ''}.", scout.log_tail or None)
+    raise_for_the_user(scout)
+    found = scout.message.rstrip(".")
+    if scout.kind == "non_finite_loss":
+        raise WorkloadError(
+            f"{found[0].upper()}{found[1:]}, with batches of {counted(smallest, 'sample')}. Check that every sample is "
+            "finite, and that the model and the loss give finite values for it."
+        )
+    raise WorkloadError(f"Batch size {smallest} does not train: {found}.", scout.log_tail or None)
 
 
 def _best_recipe(

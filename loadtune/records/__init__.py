@@ -97,6 +97,7 @@ from loadtune.records.timing import (
     TrialFailure,
     WorkerShare,
     non_finite_loss,
+    raise_for_the_user,
 )
 from loadtune.records.trace import LineUse, MemoryTrace, TensorKind, TracedLine, TracedTensor
 from loadtune.records.window import (
@@ -232,6 +233,7 @@ __all__ = [
     "half_width_fraction",
     "is_import_path",
     "non_finite_loss",
+    "raise_for_the_user",
     "sample_tokens",
     "samples_per_s",
 ]

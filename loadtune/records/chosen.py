@@ -28,7 +28,8 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
         )
     raise ResultError(
         f"The run of {result.created} has no confirmed winner{_reason(result, why)} Only a confirmed configuration is"
-        " exported. Name another result, or run `loadtune run` again; --resume continues a run that was cut short."
+        " exported. Name another result, or run again: `loadtune run`, or loadtune.tune(...) in Python. --resume, or"
+        " tune(..., folder=..., resume=True), continues a run that was cut short."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from loadtune.errors import WorkloadError
 from loadtune.records.configs import Precision, Recipe
 from loadtune.records.score import Objective, Score
 from loadtune.records.telemetry import Telemetry
@@ -41,10 +42,21 @@ class TrialFailure:
         return self.kind in MEMORY_KINDS
 
 
+def raise_for_the_user(outcome: object) -> None:
+    """Raise WorkloadError for a failure of the user's own code: it would fail in every other trial, too."""
+    if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
+        raise WorkloadError(
+            f"{outcome.message.rstrip('.')}. Correct it, and run again.",
+            outcome.log_tail or None,
+        )
+
+
 def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:
     """The failure of a run whose last window holds a loss that is NaN or infinite."""
     num_steps = sum(window.num_steps for window in windows)
-    message = f"the loss in {precision} became NaN or infinite within the first {counted(num_steps, 'timed step')}"
+    what = "the value that step(batch) returned" if precision == "own" else f"the loss in {precision}"
+    within = "in the first step" if num_steps == 1 else f"within the first {counted(num_steps, 'step')}"
+    message = f"{what} became NaN or infinite {within}"
     return TrialFailure(kind="non_finite_loss", phase=phase, message=message)
 
 

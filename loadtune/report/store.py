@@ -6,6 +6,8 @@ module of its own because what reads a file of another version, or a damaged one
 
 import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +25,19 @@ class _Head(msgspec.Struct):
     """The one field whose meaning no version may change."""
 
     schema_version: int
+
+
+_LOGS = {"bench.log", "journal.jsonl", "study.db", "study.db-journal"}  # nobody reads them without a result
+
+
+def remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
+    """Remove the folder of a run that ended in an error, and those `made` for it, unless something was measured."""
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} <= _LOGS:
+            for name in _LOGS:
+                (folder / name).unlink(missing_ok=True)
+            for empty in (folder, folder.parent, *made):
+                empty.rmdir()  # where it holds another run it refuses, and that is right
 
 
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:

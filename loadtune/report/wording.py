@@ -26,7 +26,7 @@ PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
     "fp16": "fp16 (AMP)",
     "bf16": "bf16 (AMP)",
-    "own": "your step's own",
+    "own": "as in your step",
 }
 
 LIMIT_TEXT: Mapping[CeilingLimit, str] = {
@@ -133,6 +133,11 @@ def memory_format_text(recipe: Recipe) -> str:
 
 def recipe_text(recipe: Recipe) -> str:
     return "as in your step" if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
+
+
+def precision_name(precision: Precision) -> str:
+    """At the beginning of a line about this precision."""
+    return "your step" if precision == "own" else precision
 
 
 def recipe_line(choice: RecipeChoice) -> str:

@@ -24,7 +24,15 @@ from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate
 from loadtune.study.confirm import finalists, needed, pick_finalists
-from loadtune.study.failed import Failed, failure_notes, never_ran, nothing_else_ran, precision_notes, unconfirmed_notes
+from loadtune.study.failed import (
+    Failed,
+    failure_notes,
+    never_ran,
+    nothing_else_ran,
+    precision_notes,
+    unconfirmed_notes,
+    worker_note,
+)
 from loadtune.study.space import SearchSpace
 from loadtune.study.winner import ROUGH, is_confirmed, not_told_apart, pick_winner, undecided
 from loadtune.units import counted, seconds_text
@@ -230,6 +238,10 @@ def _note_failures(run: Run, failed: Sequence[Failed]) -> None:
     """What failed, what is not confirmed for another reason, and what that leaves."""
     found = run.found
     in_search = [(trial.config, trial.failure) for trial in found.trials if trial.failure is not None]
+    of_workers = worker_note(found.trials)
+    if of_workers is not None:
+        found.note(of_workers)
+        failed = [(config, failure) for config, failure in failed if not config.loader.num_workers]
     in_runs = [(finalist.config, failure) for finalist in found.finalists for failure in finalist.failures]
     for note in (
         *precision_notes([*in_search, *failed, *in_runs], settings_text),

@@ -43,7 +43,8 @@ def _time_costs(run: Run, finalist: Finalist) -> None:
     # A checkpoint is timed beside a round of the workers, and two steps without them.
     round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
     found.saving_cost = run.known(config, lambda line: line.saving_cost)
-    if found.saving_cost is None and needed_s + round_s + compile_seconds(run, config) < found.left_s:
+    has_model = config.precision != "own"  # a whole training step shows no model that a checkpoint would hold
+    if has_model and found.saving_cost is None and needed_s + round_s + compile_seconds(run, config) < found.left_s:
         saving = run.bench.time_saving(config, seconds)
         if isinstance(saving, SavingCost):
             found.saving_cost = saving

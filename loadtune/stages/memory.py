@@ -22,7 +22,7 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.report.journal import Verified
-from loadtune.report.wording import limit_text, others_text
+from loadtune.report.wording import limit_text, others_text, precision_name
 from loadtune.seams import Bench
 from loadtune.stages.gpu_contention import gpu_of, most_free, tell_crowded
 from loadtune.stages.probing import loader_top, point_of
@@ -161,13 +161,13 @@ def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
     limited = f"limited by {limit_text(ceiling.limit, device.kind)}"
     if not ceiling.verified:
         return (
-            f"{ceiling.precision}: batch sizes up to {ceiling.batch_size} are predicted to fit, up to "
+            f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} are predicted to fit, up to "
             f"{ceiling.safe_batch_size} with 5% to spare; {limited}"
         )
     peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
     return (
-        f"{ceiling.precision}: batch sizes up to {ceiling.batch_size} train{peak}, up to {ceiling.safe_batch_size} "
-        f"with 5% to spare; {limited}"
+        f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} train{peak}, up to "
+        f"{ceiling.safe_batch_size} with 5% to spare; {limited}"
     )
 
 

@@ -18,13 +18,13 @@ from loadtune.records import (
     TrialConfig,
     TuneConfig,
     WorkloadFacts,
+    raise_for_the_user,
 )
 from loadtune.records.confirmed import MISREAD
 from loadtune.report.journal import Ahead
 from loadtune.stages.probing import loader_top
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
-from loadtune.study.loop import raise_for_the_user
 from loadtune.study.yours import ASSUMED_BATCH, your_config
 from loadtune.units import percent_text
 

@@ -8,7 +8,7 @@ from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_s
 from loadtune.probe.compute import compute_curve, knee, reaches
 from loadtune.probe.recipe import choose_recipes
 from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, RecipeChoice, WorkloadFacts
-from loadtune.report.wording import recipe_line
+from loadtune.report.wording import precision_name, recipe_line
 from loadtune.stages.resuming import check_same_workload
 from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
@@ -126,7 +126,9 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
             best = knee(found.compute_points, choice.chosen)
             ended = reaches(found.compute_points, choice.chosen, run_to[choice.chosen.precision])
             where = f"from batch {best.batch_size} on" if ended else f"at batch {best.batch_size}, the largest measured"
-            found.tell(f"{choice.chosen.precision}: compute-only rate {rate_text(best.samples_per_s)}, {where}")
+            found.tell(
+                f"{precision_name(choice.chosen.precision)}: compute-only rate {rate_text(best.samples_per_s)}, {where}"
+            )
         run.keep_probes()
 
 

@@ -32,6 +32,19 @@ def failure_notes(failed: Sequence[Failed], yours: TrialConfig | None, say: Say)
     return notes
 
 
+def worker_note(trials: Sequence[Trial]) -> str | None:
+    """That every trial with workers crashed, and why. None: some did not, or none was tried."""
+    tried = [trial for trial in trials if trial.outcome is not None]
+    with_workers = [trial.failure for trial in tried if trial.config.loader.num_workers]
+    crashed = [failure for failure in with_workers if failure is not None and failure.kind == "crash"]
+    if not crashed or len(crashed) < len(with_workers):
+        return None
+    why, advice = crashed[0].message.rstrip("."), "Correct the dataset or the loader, and run again."
+    if any(trial.measurement for trial in tried):
+        return f"Your loader does not work with workers: {why}. Only 0 workers were compared. {advice}"
+    return f"No configuration with workers ran: {why}. {advice} --max-workers 0 measures without workers."
+
+
 def unconfirmed_notes(finalists: Sequence[Finalist], yours: TrialConfig | None, say: Say) -> list[str]:
     """Why each of these is not confirmed; of a loss that is not finite `precision_notes` says it once for all."""
     return [

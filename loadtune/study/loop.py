@@ -9,8 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loadtune.errors import WorkloadError
-from loadtune.records import Measurement, Objective, Predicted, Telemetry, Trial, TrialConfig, TrialFailure, TrialOrigin
+from loadtune.records import (
+    Measurement,
+    Objective,
+    Predicted,
+    Telemetry,
+    Trial,
+    TrialConfig,
+    TrialFailure,
+    TrialOrigin,
+    raise_for_the_user,
+)
 from loadtune.seams import Clock
 from loadtune.study.search import Search
 from loadtune.units import counted
@@ -126,16 +135,6 @@ class StudyLoop:
         self._num_run += trial.outcome is not None
         if trial.measurement is not None:
             self.best = max(self.best or 0.0, trial.measurement.score(self.objective))
-
-
-def raise_for_the_user(outcome: Measurement | TrialFailure) -> None:
-    """Raise WorkloadError where it is the user's own code that failed: so would every other trial."""
-    if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
-        raise WorkloadError(
-            f"{outcome.message.rstrip('.')}. Every sample must load and every batch must train. Correct the dataset "
-            "or the model, and run again.",
-            outcome.log_tail or None,
-        )
 
 
 def _trial(asked: Asked, outcome: Measurement | TrialFailure) -> Trial:

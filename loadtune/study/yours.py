@@ -66,6 +66,11 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
         length = facts.dataset_length
         if batch_size is None or length is None or found == "--max-batch-size":
             continue
+        if batch_size > length and facts.own_loader is not None and batch_size == facts.own_loader.batch_size:
+            raise UsageError(
+                f"Your loader has batch_size={batch_size}, but an epoch has only {counted(length, 'sample')}. Use a "
+                "smaller batch size, or a longer dataset or stream."
+            )
         if batch_size > length:
             raise UsageError(
                 f"{found} is {batch_size}, but an epoch has only {counted(length, 'sample')}. It must be from 1 to "
@@ -83,6 +88,8 @@ def _check_fixed_size(config: TuneConfig, facts: WorkloadFacts) -> None:
     """No other batch size can be asked for where the loader makes batches of one size only."""
     fixed, loader = facts.fixed_batch_size, facts.own_loader
     for found, batch_size in _batch_sizes(config).items():
+        if found == "--max-batch-size" and fixed is not None and fixed <= (batch_size or fixed):
+            continue  # a limit that is not reached
         if fixed is not None and batch_size is not None and batch_size != fixed:
             raise UsageError(
                 f"{found} is {batch_size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
@@ -102,8 +109,8 @@ def _check_workers(config: TuneConfig, facts: WorkloadFacts) -> None:
     for found, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):
         if most is not None and asked is not None and int(asked) > most:
             raise UsageError(
-                f"{found} is {asked}, but the stream is not shared out among workers, so that more than {most} would "
-                f"repeat its samples. Give {most} or 0, or share the stream out with "
+                f"{found} is {asked}, but the stream does not split its samples among workers, so more than "
+                f"{most} would repeat them. Give {most} or 0, or split the samples with "
                 "torch.utils.data.get_worker_info()."
             )
 
@@ -125,8 +132,8 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
         most = facts.max_workers
         tried = "0 and 1 worker were tried" if most == 1 else f"0 to {most} workers were tried"
         notes.append(
-            f"The stream is not shared out among workers, so that more than {_word(most)} would repeat "
-            f"its samples: {tried}. Share it out with torch.utils.data.get_worker_info() to try more."
+            f"The stream does not split its samples among workers, so more than {_word(most)} would repeat them: "
+            f"{tried}. Split the samples with torch.utils.data.get_worker_info() to try more."
         )
         loader = facts.own_loader
         if loader is not None and loader.num_workers > facts.max_workers:

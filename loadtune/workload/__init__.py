@@ -14,19 +14,19 @@ from loadtune.workload.batches import (
     num_bytes,
     num_tokens,
     own_structure,
-    places_along,
     places_of,
     places_of_ready,
     sample_shape,
     structure_text,
     tensors_of,
+    uncounted_text,
 )
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.checkpointing import checkpointed
 from loadtune.workload.epoch import Epoch, epoch_of
 from loadtune.workload.fake import RandomSamples
 from loadtune.workload.fingerprint import code_of, torchvision_version
-from loadtune.workload.loaders import Endless, LoaderParts
+from loadtune.workload.loaders import Endless, LoaderParts, NamedCollate
 from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import (
     collate_samples,
@@ -51,7 +51,7 @@ from loadtune.workload.tasks import (
     num_classes_of_output,
     on_pairs,
 )
-from loadtune.workload.user_code import last_line, note_index, sample_index, user_traceback
+from loadtune.workload.user_code import call_named, cause, last_line, note_cause, note_index, user_traceback
 
 __all__ = [
     "AUTOCAST_DTYPES",
@@ -62,12 +62,15 @@ __all__ = [
     "Endless",
     "Epoch",
     "LoaderParts",
+    "NamedCollate",
     "OptimizerFactory",
     "Places",
     "RandomSamples",
     "Task",
     "Workload",
     "build_workload",
+    "call_named",
+    "cause",
     "checkpointed",
     "class_dimension",
     "class_loss",
@@ -83,18 +86,17 @@ __all__ = [
     "map_tensors",
     "model_logits",
     "moved",
+    "note_cause",
     "note_index",
     "num_bytes",
     "num_classes_of_output",
     "num_tokens",
     "on_pairs",
     "own_structure",
-    "places_along",
     "places_of",
     "places_of_ready",
     "reads_at_once",
     "ready_batch",
-    "sample_index",
     "sample_shape",
     "sample_text",
     "small_batch",
@@ -102,5 +104,6 @@ __all__ = [
     "structure_text",
     "tensors_of",
     "torchvision_version",
+    "uncounted_text",
     "user_traceback",
 ]

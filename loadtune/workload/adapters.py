@@ -29,6 +29,11 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
     ``on_before_batch_transfer`` and ``on_after_batch_transfer``, as in a Trainer. Raises UsageError for manual
     optimization, several optimizers, several loaders, and methods that need a Trainer.
     """
+    if not hasattr(module, "training_step") or not hasattr(module, "configure_optimizers"):
+        raise UsageError(
+            f"from_lightning got a {type(module).__name__}; it takes a LightningModule, with `training_step` and "
+            "`configure_optimizers`. Pass other models as loadtune.Job(loader=..., model=...)."
+        )
     if not getattr(module, "automatic_optimization", True):
         raise UsageError(
             f"{type(module).__name__} has `automatic_optimization = False`: its training_step calls the optimizers "
@@ -114,6 +119,11 @@ def from_trainer(trainer: Any) -> Job:
     rate schedules, gradient clipping and callbacks are left out. Where the arguments ask for gradient checkpointing, it
     is turned on in the Trainer's model, as ``train()`` does. Raises UsageError for DeepSpeed and FSDP.
     """
+    if not hasattr(trainer, "args") or not hasattr(trainer, "train_dataset"):
+        raise UsageError(
+            f"from_trainer got a {type(trainer).__name__}; it takes a transformers.Trainer. Pass other models as "
+            "loadtune.Job(loader=..., model=...)."
+        )
     from transformers import Trainer
 
     args = trainer.args

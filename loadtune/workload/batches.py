@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from loadtune.errors import WorkloadError
+from loadtune.units import counted
 
 Batch = Any
 """What a collate function returns."""
@@ -114,6 +115,13 @@ def structure_text(batch: Batch) -> str:
     return f"{kind}{{{inside}{more}}}"
 
 
+def uncounted_text(batch: Batch) -> str:
+    """That nothing tells how many samples it has."""
+    if batch is None:
+        return "The collate function returned None."
+    return f"The number of samples in a batch cannot be found in {structure_text(batch)}."
+
+
 Kind = Literal["same", "tensor", "counted", "list", "parts", "unknown"]
 
 
@@ -193,10 +201,11 @@ PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})
 """Of (inputs, targets)."""
 
 
-def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Places:
-    """From a batch of ``num_fewer`` samples and one of ``num_more``."""
+def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int, dim: int | None = None) -> Places:
+    """From a batch of ``num_fewer`` samples and one of ``num_more``. ``dim`` decides for tensors in which several
+    dimensions, or none, tell the number."""
     if isinstance(fewer, torch.Tensor):
-        return _places_of_tensor(fewer, more, num_fewer, num_more)
+        return _places_of_tensor(fewer, more, num_fewer, num_more, dim)
     if isinstance(fewer, PackedSequence):
         return Places("unknown")
     one, other = _parts(fewer), _parts(more)
@@ -206,35 +215,28 @@ def places_of(fewer: Batch, more: Batch, num_fewer: int, num_more: int) -> Place
         return Places("list")
     if one.keys() != other.keys():
         return Places("unknown")
-    found = {key: places_of(part, other[key], num_fewer, num_more) for key, part in one.items()}
+    found = {key: places_of(part, other[key], num_fewer, num_more, dim) for key, part in one.items()}
     return Places("parts", parts=found)
 
 
-def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int) -> Places:
+def _places_of_tensor(fewer: torch.Tensor, more: Any, num_fewer: int, num_more: int, dim: int | None) -> Places:
     if not isinstance(more, torch.Tensor) or fewer.dim() != more.dim():
         return Places("unknown")
     is_plain = _is_plain(fewer)
-    for dim, (size, other) in enumerate(zip(_sizes(fewer), _sizes(more), strict=True)):
-        if (size, other) == (num_fewer, num_more):
-            return Places("tensor" if is_plain else "counted", dim)
-    return Places("same" if is_plain and fewer.shape == more.shape else "unknown")
+    sizes = list(zip(_sizes(fewer), _sizes(more), strict=True))
+    counting = [at for at, pair in enumerate(sizes) if pair == (num_fewer, num_more)]
+    if counting:
+        return Places("tensor" if is_plain else "counted", dim if dim in counting else counting[0])
+    if is_plain and fewer.shape == more.shape:
+        return Places("same")
+    if dim is not None and dim < len(sizes):
+        return Places("tensor" if is_plain else "counted", dim)
+    return Places("unknown")
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Neither sparse nor nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
-
-
-def places_along(batch: Batch, dim: int) -> Places:
-    """Where the user says that samples lie along this dimension of tensors. Lists are taken as structure."""
-    if isinstance(batch, torch.Tensor):
-        return Places("tensor" if _is_plain(batch) else "counted", dim) if batch.dim() > dim else Places("same")
-    if isinstance(batch, PackedSequence):
-        return Places("unknown")
-    parts = _parts(batch)
-    return (
-        Places("same") if parts is None else Places("parts", parts={k: places_along(p, dim) for k, p in parts.items()})
-    )
 
 
 def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
@@ -250,29 +252,46 @@ def sample_shape(batch: Batch, places: Places) -> tuple[int, ...]:
     return ()
 
 
-def places_of_ready(batch: Batch) -> Places:
-    """Of a batch that the dataset made, of which nobody knows how many samples it has: the first dimension counts."""
-    first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > 0), None)
+def places_of_ready(batch: Batch, dim: int | None = None) -> Places:
+    """Of a batch of which nobody knows how many samples it has: its first tensor tells, by dimension ``dim``."""
+    at = dim or 0
+    first = next((tensor for tensor in tensors_of(batch) if tensor.dim() > at), None)
     if first is None:
         return Places("unknown")
-    return _with_length(batch, first.size(0))
+    return _with_length(batch, first.size(at), at)
 
 
-def _with_length(batch: Batch, length: int) -> Places:
+def _with_length(batch: Batch, length: int, at: int) -> Places:
     if isinstance(batch, torch.Tensor):
         kind: Kind = "tensor" if _is_plain(batch) else "counted"
-        return Places(kind) if batch.dim() > 0 and batch.size(0) == length else Places("same")
+        counting = [dim for dim in dict.fromkeys((at, 0)) if batch.dim() > dim and batch.size(dim) == length]
+        return Places(kind, counting[0]) if counting else Places("same")
+    if isinstance(batch, PackedSequence):
+        return Places("unknown")
     parts = _parts(batch)
     if parts is None:
         return Places("same")
-    return Places("parts", parts={key: _with_length(part, length) for key, part in parts.items()})
+    return Places("parts", parts={key: _with_length(part, length, at) for key, part in parts.items()})
+
+
+def check_dim(batch: Batch, dim: int) -> None:
+    """Raises WorkloadError where no tensor has this dimension."""
+    most = max((tensor.dim() for tensor in tensors_of(batch)), default=0)
+    if dim >= most:
+        allowed = " or ".join(filter(None, (", ".join(map(str, range(most - 1))), str(most - 1))))
+        raise WorkloadError(
+            f"--batch-dim is {dim}, but the tensors of a batch have at most {counted(most, 'dimension')}. "
+            + (f"Use {allowed}." if most else "Leave --batch-dim out.")
+        )
 
 
 def checked_scalar(value: Any, name: str) -> torch.Tensor:
     """The loss, if it is one number that gradients can come from. Raises WorkloadError."""
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]
-        raise WorkloadError(f"The {name} returned {found}. It has to return a tensor with one number: take its mean.")
+        several = isinstance(value, torch.Tensor)
+        found = f"a tensor of shape {tuple(value.shape)}" if several else repr(value)[:60]
+        advice = "take its mean" if several else "return the loss tensor itself"
+        raise WorkloadError(f"The {name} returned {found}. It has to return a tensor with one number: {advice}.")
     if torch.is_grad_enabled() and not value.requires_grad:
         raise WorkloadError(
             f"The {name} returned a tensor without a gradient: it does not depend on the model's parameters. Compute "

@@ -121,7 +121,7 @@ def build_workload(
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
-    task = task_for(needs.family, spec.model) if loss is None else own_loss_task(loss)
+    task = task_for(needs.family, spec.model) if loss is None else own_loss_task(loss, spec.loss or "")
     own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
@@ -131,7 +131,9 @@ def build_workload(
         model=model,
         task=task,
         compute_loss=(
-            on_pairs(task, any_structure=loss is None) if compute_loss is None else own_computation(compute_loss)
+            on_pairs(task, any_structure=loss is None)
+            if compute_loss is None
+            else own_computation(compute_loss, spec.compute_loss or "")
         ),
         forward=forward_for(needs.family),
         num_classes=num_classes,

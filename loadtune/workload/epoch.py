@@ -56,9 +56,13 @@ def _draw(sampler: Any, seed: int, *, by_batch: bool) -> tuple[list[Any], bool]:
                 drawn.append(list(each) if by_batch else each)
                 num_indices += len(drawn[-1]) if by_batch else 1
     except Exception as error:
-        raise WorkloadError(f"The sampler of the loader raised {last_line(error)}.", user_traceback(error)) from error
+        raise WorkloadError(
+            f"The sampler of the loader raised {last_line(error)}. Correct it, and run again.", user_traceback(error)
+        ) from error
     if not num_indices:
-        raise WorkloadError("The sampler of the loader draws no sample. Give it samples to draw.")
+        if by_batch:
+            raise WorkloadError("The loader's batch sampler returned no batch. It has to yield lists of indices.")
+        raise WorkloadError("The loader's sampler returned no index. It has to yield the indices of samples.")
     return drawn, True
 
 

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,9 +40,13 @@ def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) 
     names = {candidate.lower(): candidate for candidate in allowed}
     near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    if name.endswith(".py"):
+        return WorkloadError(
+            f"The {option} {name!r} is a file. Add the name of a function or class in it: {name}:NAME."
+        )
     return WorkloadError(
         f"The {option} {name!r} is not in {registry}.{hint} Give a name from there, or the import path of a class or "
-        f"function of yours that returns the {option}: `pkg.mod:factory`."
+        f"function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
     )
 
 
@@ -81,7 +86,10 @@ def _import_file(name: str, path: str, option: str) -> Any:
     if not file.is_file():
         raise WorkloadError(f"The {option} {path} was not found: there is no file {file}. Correct the path.")
     if not file.stem.isidentifier():
-        raise WorkloadError(f"The {option} {path} cannot be imported: {file.stem!r} is no name of a module. Rename it.")
+        raise WorkloadError(
+            f"The {option} {path} cannot be imported: {file.stem!r} is not a valid module name. Rename the file, for "
+            f"example to {_identifier(file.stem)}.py."
+        )
     module = _import(file.stem, path, option, first=str(file.parent))
     found = getattr(module, "__file__", None)
     if found is None or not (os.path.exists(found) and os.path.samefile(found, file)):
@@ -112,9 +120,14 @@ def _import(module_name: str, path: str, option: str, *, first: str | None = Non
         raise _import_failed(error, path, option) from error
 
 
+def _identifier(name: str) -> str:
+    changed = re.sub(r"\W", "_", name)
+    return changed if changed.isidentifier() else f"my_{changed}"
+
+
 def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
     return WorkloadError(
-        f"The {option} {path} was not found: importing its module raised {last_line(error)}. Correct the module: "
+        f"The {option} {path} could not be imported: {last_line(error)}. Correct the module: "
         f"`python -c 'import {module_of(path)}'` shows the same error.",
         user_traceback(error),
     )

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, default_collate
 
 from loadtune.records import LoaderConfig
+from loadtune.units import counted
+from loadtune.workload.user_code import call_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,22 @@ class LoaderParts:
             batches = BatchSampler(sampler, config.batch_size, kwargs.pop("drop_last"))
             kwargs |= {"sampler": batches, "batch_size": None}
         return DataLoader(self.dataset, **kwargs)
+
+
+class NamedCollate:
+    """A collate function whose errors are reported as its own, and not as those of the last sample."""
+
+    def __init__(self, function: Callable[[Any], Any] | None) -> None:
+        self._function = default_collate if function is None else function
+
+    def __call__(self, given: Any) -> Any:
+        return call_named(collate_sentence(given), self._function, given)
+
+
+def collate_sentence(given: Any) -> str:
+    """How its errors are reported. ``given``: samples, or what a dataset yields without automatic batching."""
+    size = f", for a batch of {counted(len(given), 'sample')}" if isinstance(given, list) else ""
+    return f"The collate function raised {{}}{size}. It has to accept every batch size; --max-batch-size limits them"
 
 
 class Endless:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import default_collate
 
 from loadtune.errors import WorkloadError
-from loadtune.workload.batches import Batch, Places, places_along, places_of, places_of_ready, structure_text
-from loadtune.workload.user_code import last_line, sample_index, user_traceback
+from loadtune.workload.batches import Batch, Places, check_dim, places_of, places_of_ready, structure_text
+from loadtune.workload.user_code import cause, last_line, user_traceback
 
 if TYPE_CHECKING:
     from loadtune.workload.build import Workload
@@ -46,11 +46,10 @@ def _called(read: Callable[[Any], Any], wanted: Any, what: str) -> Any:
     try:
         return read(wanted)
     except Exception as error:
-        at = sample_index(error)
-        named = what if at is None else f"[{at}]"
         raise WorkloadError(
-            f"dataset{named} raised {last_line(error)}. Every index that the sampler draws has to return a sample; by "
-            "default these are 0 to len(dataset) - 1. Correct the dataset, or leave this sample out of it.",
+            f"{cause(error) or f'dataset{what} raised {last_line(error)}'}. Every index that the sampler draws has to "
+            "return a sample; by default these are 0 to len(dataset) - 1. Correct the dataset, or leave this sample "
+            "out of it.",
             user_traceback(error),
         ) from error
 
@@ -68,10 +67,11 @@ def stream_samples(dataset: Any) -> Iterator[Any]:
             yield sample
     except Exception as error:
         raise WorkloadError(
-            f"Reading the stream raised {last_line(error)}, after {num_read} samples.", user_traceback(error)
+            f"Reading the stream raised {last_line(error)}, after {num_read} samples. Correct it, and run again.",
+            user_traceback(error),
         ) from error
     if not num_read:
-        raise WorkloadError("The stream is empty: it ends without a sample. Point it to data.")
+        raise WorkloadError("The stream is empty: it ends without a sample. Check its path or filter.")
 
 
 def make_batch(
@@ -105,13 +105,19 @@ def find_places(
     dim = workload.spec.batch_dim
     if workload.loader.batches_are_ready:
         batch = ready_batch(workload, samples[0], any_target=any_target)
-        return batch, places_of_ready(batch) if dim is None else places_along(batch, dim)
+        if dim is not None:
+            check_dim(batch, dim)
+        return batch, places_of_ready(batch, dim)
     chosen = [[at % len(samples) for at in range(num)] for num in (_FEWER, _MORE)]
     fewer, more = (
         make_batch(workload, [samples[at] for at in each], [indices[at] for at in each], any_target=any_target)
         for each in chosen
     )
-    return fewer, places_of(fewer, more, _FEWER, _MORE) if dim is None else places_along(fewer, dim)
+    if dim is None:
+        return fewer, places_of(fewer, more, _FEWER, _MORE)
+    check_dim(fewer, dim)
+    found = places_of(fewer, more, _FEWER, _MORE, dim)
+    return fewer, found if found.count else places_of_ready(fewer, dim)
 
 
 def small_batch(workload: "Workload") -> tuple[Batch, Places]:

@@ -16,6 +16,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records import Precision
 from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
 from loadtune.workload.models import Family
+from loadtune.workload.user_code import call_named
 
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model, inputs, targets) → loss."""
@@ -70,11 +71,13 @@ def forward_for(family: Family) -> Forward:
     return lambda model, inputs: model(inputs)
 
 
-def own_loss_task(loss: Loss) -> Task:
+def own_loss_task(loss: Loss, name: str = "") -> Task:
     """The user's loss as a task. Raises WorkloadError where it returns no scalar."""
+    sentence = f"{f'The loss function {name}'.rstrip()} raised {{}}"
 
     def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return checked_scalar(loss(model(inputs), targets), "loss function")
+        outputs = model(inputs)
+        return checked_scalar(call_named(sentence, loss, outputs, targets), "loss function")
 
     return task
 
@@ -89,14 +92,23 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
             return task(model, *batch)
         if any_structure and isinstance(batch, Mapping):
             return _loss_of_output(model(**batch), batch)
-        raise WorkloadError(_no_pair(batch))
+        raise WorkloadError(_no_pair(batch) if any_structure else _no_pair_for_loss(batch))
 
     return compute
 
 
-def own_computation(compute_loss: ComputeLoss) -> ComputeLoss:
+def own_computation(compute_loss: ComputeLoss, name: str = "") -> ComputeLoss:
     """The user's ``compute_loss``. Raises WorkloadError where it returns no scalar."""
-    return lambda model, batch: checked_scalar(compute_loss(model, own_structure(batch)), "compute_loss function")
+    what = f"compute_loss function {name}".rstrip()
+    sentence = (
+        f"The {what} raised {{}}. compute_loss(model, batch) gets each batch as the collate function returns it, moved "
+        "to the device"
+    )
+
+    def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
+        return checked_scalar(call_named(sentence, compute_loss, model, own_structure(batch)), "compute_loss function")
+
+    return compute
 
 
 def is_pair(batch: Batch) -> bool:
@@ -119,6 +131,13 @@ def _no_pair(batch: Batch) -> str:
     return (
         f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give a function "
         "`fn(model, batch) -> scalar` that trains on it: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+    )
+
+
+def _no_pair_for_loss(batch: Batch) -> str:
+    return (
+        f"--loss needs batches (inputs, targets), but a batch is {structure_text(batch)}. Use --compute-loss "
+        "FILE.py:fn instead, or compute_loss=fn in Python: a function `fn(model, batch) -> scalar`."
     )
 
 

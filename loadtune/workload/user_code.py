@@ -3,15 +3,29 @@
 Works on live exceptions and on the text that a DataLoader worker sends instead of one. Needs no torch.
 """
 
+import multiprocessing
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 # Plumbing between our call and the user's code, which tells its author nothing.
-_PLUMBING = (_PACKAGE, "torch/utils/data/", "torch/nn/modules/module.py", "<frozen importlib", "importlib/__init__.py")
+_PLUMBING = (
+    _PACKAGE,
+    str(Path(multiprocessing.__file__).parent),
+    "torch/utils/data/",
+    "torch/nn/modules/module.py",
+    "<frozen importlib",
+    "importlib/__init__.py",
+)
 
 _INDEX_NOTE = "while reading sample index "
+_CAUSE_NOTE = "loadtune: "
+_NOTES = (_INDEX_NOTE, _CAUSE_NOTE)
 _WORKER_ERROR = re.compile(r"^Caught (\w+) in .*?\.\nOriginal (Traceback .*)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(.+?)", line \d+')
 
@@ -23,9 +37,34 @@ def note_index(error: BaseException, index: object) -> None:
 
 def sample_index(error: BaseException) -> int | None:
     """Index of the sample that was being read, as `note_index` left it. None: unknown, or no sample was."""
-    text = "\n".join([*getattr(error, "__notes__", ()), str(error)])
-    found = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", text, re.MULTILINE)
+    found = re.search(rf"^{_INDEX_NOTE}(\d+)\s*$", _with_notes(error), re.MULTILINE)
     return int(found.group(1)) if found else None
+
+
+def call_named(sentence: str, function: Callable[..., T], *given: Any) -> T:
+    """Call this part of the user's code. What it raises is reported in this sentence, by all phases.
+
+    ``sentence``: ``The loss function raised {}``, with ``{}`` for the error, and what follows from it.
+    """
+    try:
+        return function(*given)
+    except Exception as error:
+        note_cause(error, sentence)
+        raise
+
+
+def note_cause(error: BaseException, sentence: str) -> None:
+    """Write onto the exception which part of the user's code raised it. Survives as `note_index`'s does."""
+    error.add_note(f"{_CAUSE_NOTE}{sentence}")
+
+
+def cause(error: BaseException) -> str | None:
+    """The sentence of the innermost part of the user's code that raised it, with the error. None: none is known."""
+    found = re.search(rf"^{_CAUSE_NOTE}(.+)$", _with_notes(error), re.MULTILINE)
+    if found:
+        return found.group(1).replace("{}", last_line(error))
+    index = sample_index(error)
+    return None if index is None else f"dataset[{index}] raised {last_line(error)}"
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -55,6 +94,10 @@ def all_lines(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _with_notes(error: BaseException) -> str:
+    return "\n".join([*getattr(error, "__notes__", ()), str(error)])
+
+
 def _text_of(error: BaseException) -> str:
     # A KeyError shows the repr of its argument; the worker's text is the argument itself.
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
@@ -68,6 +111,7 @@ def _cut(report: traceback.TracebackException | None) -> None:
     if report is None:
         return
     report.stack = traceback.StackSummary.from_list([f for f in report.stack if not _is_plumbing(f.filename)])
+    report.__notes__ = [note for note in report.__notes__ or () if not note.startswith(_NOTES)]
     _cut(report.__cause__)
     _cut(report.__context__)
 
@@ -81,6 +125,6 @@ def _cut_text(text: str) -> str:
             dropping = _is_plumbing(frame.group(1))
         elif not line.startswith("    "):
             dropping = False
-        if not dropping:
+        if not (dropping or line.startswith(_NOTES)):
             kept.append(line)
     return "\n".join(kept) + "\n"

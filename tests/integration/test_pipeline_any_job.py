@@ -81,12 +81,23 @@ def test_batches_that_the_loader_makes_are_the_only_size(tmp_path: Path) -> None
     [
         (TuneConfig(yours=YourSettings(batch_size=8)), "--batch-size is 8, but your loader's batch sampler"),
         (TuneConfig(fix=(Fixed(name="batch_size", value=8),)), "--fix batch_size is 8"),
-        (TuneConfig(max_batch_size=64), "--max-batch-size is 64"),
+        (TuneConfig(max_batch_size=16), "--max-batch-size is 16"),
     ],
 )
 def test_no_other_size_can_be_asked_for_then(tmp_path: Path, config: TuneConfig, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tune_fake(bench(own_loader=OWN, fixed_batch_size=24), tmp_path, config)
+
+
+def test_a_limit_that_a_fixed_size_does_not_reach_is_ignored(tmp_path: Path) -> None:
+    own = replace(OWN, batch_size=24)
+    result = tune_fake(bench(own_loader=own, fixed_batch_size=24), tmp_path, TuneConfig(max_batch_size=64))
+    assert result.batch_sizes == (24,)
+
+
+def test_a_loader_whose_batch_is_larger_than_its_epoch_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"loader has batch_size=128, but an epoch has only 10 samples\. Use"):
+        tune_fake(bench(own_loader=OWN, dataset_length=10), tmp_path)
 
 
 def test_a_stream_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: Path) -> None:
@@ -101,7 +112,7 @@ def test_a_stream_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: P
         TuneConfig(yours=YourSettings(num_workers=2)),
         TuneConfig(fix=(Fixed(name="num_workers", value=2),)),
     ):
-        with pytest.raises(UsageError, match=r"num.workers is 2, but the stream is not shared out"):
+        with pytest.raises(UsageError, match=r"num.workers is 2, but the stream does not split"):
             tune_fake(bench(max_workers=1), tmp_path, config)
 
 
@@ -141,7 +152,7 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
     assert {point.recipe.precision for point in result.compute_points} == {"own"}
     (choice,) = result.recipes
     assert len(choice.points) == 1, "there is nothing to compare"
-    assert row(result, "precision") == ("your step's own",) * 2
+    assert row(result, "precision") == ("as in your step",) * 2
     assert "precision" not in result.assumed
     assert summary(result).title.startswith("FakeData + train.py:make_step")
     for form in FORMS:

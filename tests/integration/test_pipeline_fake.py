@@ -100,6 +100,23 @@ def test_a_failing_trial_is_data(tmp_path: Path, kind: str) -> None:
     assert result.best.config.loader.num_workers <= 10
 
 
+@pytest.mark.parametrize(
+    ("most", "words"),
+    [(None, "No configuration with workers ran: A worker"), (1, "Your loader does not work with workers: A worker")],
+)
+def test_that_no_worker_survives_is_told_once(tmp_path: Path, most: int | None, words: str) -> None:
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        died = TrialFailure(kind="crash", phase="first batch", message="A worker exited with code 1.")
+        return died if config.loader.num_workers else None
+
+    result = tune_fake(
+        FakeBench(fail=fail), tmp_path, TuneConfig(yours=YourSettings(num_workers=1), max_workers=most, num_trials=8)
+    )
+    told = [note for note in result.notes if "exited with code 1" in note]
+    assert len(told) == 1
+    assert told[0].startswith(words)
+
+
 def test_a_users_error_ends_the_run_and_keeps_what_was_measured(tmp_path: Path) -> None:
     seen: list[TrialConfig] = []
 

@@ -24,6 +24,12 @@ def assert_optimizer_belongs_to(optimizer, model):
     assert held == {id(parameter) for parameter in model.parameters()}
 
 
+@pytest.mark.parametrize("adapter", [from_lightning, from_trainer])
+def test_a_plain_model_is_refused_with_what_is_expected(adapter):
+    with pytest.raises(UsageError, match=r"got a Linear; it takes a .*Job\(loader"):
+        adapter(nn.Linear(3, 1))
+
+
 class TestLightning:
     @pytest.fixture
     def module(self):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
-from loadtune import ResultError
+from loadtune import ResultError, UsageError
 from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.store import load_result
 from loadtune.workload import LoaderParts
@@ -159,3 +159,8 @@ def test_nothing_unconfirmed_is_applied() -> None:
     unnamed = dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None)
     with pytest.raises(ResultError, match="--batch-size"):
         unnamed.apply(DataLoader(Numbers()), keep_batch_size=True)
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(UsageError, match="apply got a Numbers; it takes"):
+        load_result(KEPT).apply(Numbers())  # type: ignore[arg-type]

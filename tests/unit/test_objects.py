@@ -82,7 +82,7 @@ def test_names_and_numbers_of_a_job_go_into_the_config():
 def test_a_job_stands_alone():
     job = Job(loader=LOADER, model=MODEL)
     assert job_of(job, model=None) is job
-    with pytest.raises(UsageError, match=r"a Job and model=\.\.\. beside it"):
+    with pytest.raises(UsageError, match=r"a Job and also model=\.\.\."):
         job_of(job, model=MODEL)
 
 
@@ -131,7 +131,7 @@ def test_names_that_were_chosen_complete_it(parts, spec):
 
 def test_the_config_is_checked_beside_the_objects(packed):
     config = TuneConfig(yours=YourSettings(precision="bf16"))
-    with pytest.raises(UsageError, match="--step is given together with --amp"):
+    with pytest.raises(UsageError, match=r"step=\.\.\. is given together with YourSettings"):
         tune(LOADER, step=make_step, config=config)
 
 
@@ -150,7 +150,7 @@ def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
         ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
         ({"dataset": 7}, ["is a int", "`__getitem__`"]),
         ({"loader": DATASET}, ["loader is a TensorDataset", "dataset=..."]),
-        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "brings its own"]),
+        ({"loader": LOADER, "dataset": DATASET}, ["together with dataset=...", "already has its"]),
         ({"loader": LOADER, "collate": list}, ["together with collate=..."]),
         ({"collate": 7}, ["collate is 7", "list of samples"]),
         ({"model": 7}, ["is 7", "torch.nn.Module"]),
@@ -176,3 +176,13 @@ def test_missing_objects_of_a_run_are_named():
     spec = WorkloadSpec(loader="DataLoader", step="make_step", objects=("loader", "step"))
     with pytest.raises(UsageError, match=r"The loader and the step of this run were .* loader=\.\.\., step=\.\.\."):
         taken(spec)
+
+
+def test_an_unknown_precision_is_refused_before_anything_starts():
+    with pytest.raises(UsageError, match="precision is 'float16'; it must be fp32, fp16 or bf16"):
+        taken(dataset=DATASET, model=MODEL, precision="float16")
+
+
+def test_an_iterator_is_no_dataset():
+    with pytest.raises(UsageError, match="dataset is a list_iterator, which can be read only once"):
+        taken(dataset=iter([1, 2]), model=MODEL)

@@ -23,7 +23,9 @@ from torch.utils.data import (
 )
 from workload_rig import workload_of
 
+from loadtune.bench.describe import model_errors
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
+from loadtune.bench.failures import failure_from
 from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import OwnStep, ResidentModel, Trainer
@@ -31,7 +33,7 @@ from loadtune.errors import WorkloadError
 from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.stream.sample_table import SampleTable
 from loadtune.workload import LoaderParts
-from loadtune.workload.tasks import own_computation
+from loadtune.workload.tasks import on_pairs, own_computation, own_loss_task
 
 CPU = torch.device("cpu")
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
@@ -159,6 +161,93 @@ def test_batches_that_do_not_tell_have_the_samples_that_were_collated() -> None:
     assert batch.sum() == 12
     assert trainer.num_samples(batch) == 12
     assert samples.num == samples.num_in_batch == len(samples.samples)
+
+
+def ragged(batch: list[Any]) -> Any:
+    if len(batch) > 8:
+        raise ValueError("a ragged batch")
+    return torch.stack([each["x"] for each in batch])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_collate_function_that_raises_is_named_and_no_sample_is_blamed(num_workers: int) -> None:
+    workload = workload_of(None, loader=LoaderParts.of(DataLoader(rows(), 4, collate_fn=ragged)))  # type: ignore[arg-type]
+    loader = EndlessLoader(workload, LoaderConfig(batch_size=16, num_workers=num_workers))
+    try:
+        with pytest.raises(ValueError, match="ragged") as raised:
+            loader.next_batch()
+    finally:
+        loader.close()
+    failure = failure_from(raised.value, "training")
+    assert failure.kind == "user_error"
+    assert failure.message.startswith(
+        "The collate function raised ValueError: a ragged batch, for a batch of 16 samples. It has to accept every"
+    )
+    assert "in ragged" in failure.log_tail
+    assert "while reading sample" not in failure.log_tail
+    assert "loadtune: " not in failure.log_tail
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error")
+def test_what_workers_cannot_be_given_is_named() -> None:
+    plain: DataLoader[Any] = DataLoader(
+        rows(),  # type: ignore[arg-type]
+        4,
+        num_workers=1,
+        collate_fn=lambda batch: batch,
+        multiprocessing_context="spawn",
+    )
+    loader = EndlessLoader(workload_of(None, loader=LoaderParts.of(plain)), LoaderConfig(batch_size=4, num_workers=1))
+    with pytest.raises(Exception, match="pickle") as raised:
+        loader.start()
+    failure = failure_from(raised.value, "first batch")
+    assert failure.kind == "user_error"
+    assert "multiprocessing/" not in failure.log_tail
+    assert failure.message.startswith("The collate_fn of the loader cannot be pickled, which workers started with")
+    assert failure.message.endswith('or use multiprocessing_context="fork"')
+
+
+def no_loss(*given: Any) -> Any:
+    raise RuntimeError("no loss today")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"compute_loss": own_computation(no_loss, "bad.py:fn")},
+            "The compute_loss function bad.py:fn raised",
+        ),
+        (
+            {"compute_loss": on_pairs(own_loss_task(no_loss, "bad.py:fn"), any_structure=False)},
+            "The loss function bad.py:fn raised",
+        ),
+        ({"make_step": lambda device: no_loss, "spec": WorkloadSpec(step="bad.py:s")}, "The step bad.py:s raised"),
+    ],
+)
+def test_a_part_of_the_users_code_that_fails_is_named_in_every_phase(given: Any, words: str) -> None:
+    workload = workload_of(rows(), nn.Linear(3, 1), own_batches=True, **given)
+    kind = OwnStep if workload.make_step else Trainer
+    trainer = kind(ResidentModel(workload, CPU), Recipe(), workload)
+    batch = (torch.rand(2, 3), torch.zeros(2))
+    with pytest.raises(RuntimeError) as raised:
+        trainer.step(batch)
+    failure = failure_from(raised.value, "training")
+    assert failure.message.startswith(f"{words} RuntimeError: no loss today")
+    assert "in no_loss" in failure.log_tail
+    with pytest.raises(WorkloadError, match=words), model_errors(workload, batch):
+        trainer.step(batch)
+
+
+def test_a_mapping_does_not_go_with_a_loss_function() -> None:
+    loss = on_pairs(own_loss_task(lambda outputs, targets: outputs.mean()), any_structure=False)
+    with pytest.raises(WorkloadError, match=r"--loss needs batches \(inputs.*a batch is \{x.*--compute-loss"):
+        loss(nn.Linear(3, 1), {"x": torch.rand(2, 3)})
+
+
+def test_a_stream_that_ends_at_once_tells_its_length() -> None:
+    assert samples_of(DataLoader(Counted(10, shared=False), 32)).num_per_epoch == 10
+    assert samples_of(DataLoader(Counted(10**6, shared=False), 32)).num_per_epoch is None
 
 
 @pytest.mark.parametrize(("make_step", "words"), [(lambda device: 3, "returned a int"), (lambda: None, "TypeError")])

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from loadtune.stream.switching import SwitchingLoader
 from loadtune.stream.worker_rows import WorkerTimes, num_made
-from loadtune.workload import last_line, note_index, sample_index
+from loadtune.workload import last_line, note_index
+from loadtune.workload.user_code import sample_index
 
 
 def times(num_begun: int, num_ended: int, *, began_s: float = 0.0, num_timed: int = 0, made_s: float = 0.0) -> Any:

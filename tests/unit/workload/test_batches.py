@@ -8,19 +8,20 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from loadtune.errors import WorkloadError
 from loadtune.workload import (
     map_tensors,
     moved,
     num_bytes,
     num_tokens,
     own_structure,
-    places_along,
     places_of,
     places_of_ready,
     sample_shape,
     structure_text,
     tensors_of,
 )
+from loadtune.workload.batches import check_dim
 
 
 @dataclasses.dataclass
@@ -118,10 +119,10 @@ def test_sparse_nested_and_packed_tensors_are_described_and_never_cut(make: Any)
     def batch(num: int) -> Any:
         return {"x": make(num), "y": torch.zeros(num)}
 
-    for places in (places_of(batch(2), batch(3), 2, 3), places_along(batch(4), 0)):
-        assert not places.are_known
-        assert places.count
-    assert places_of(batch(2), batch(3), 2, 3).num_samples(batch(4)) == 4
+    places = places_of(batch(2), batch(3), 2, 3)
+    assert not places.are_known
+    assert not places_of_ready(batch(4)).are_known
+    assert places.num_samples(batch(4)) == 4
     assert num_bytes(batch(4)) > 16
     assert structure_text(batch(4))
     assert sample_shape(batch(4), places_of(batch(2), batch(3), 2, 3)) is not None
@@ -178,8 +179,23 @@ def test_no_samples_are_counted_where_none_are_to_be_seen() -> None:
 
 
 def test_a_dimension_that_was_named_counts() -> None:
-    places = places_along((torch.zeros(6, 4), torch.zeros(3)), 1)
-    assert places.num_samples((torch.zeros(6, 4), torch.zeros(3))) == 4
+    batch = (torch.zeros(6, 4), torch.zeros(4), torch.zeros(3))
+    places = places_of_ready(batch, 1)
+    assert places.num_samples(batch) == 4
+    assert [part.shape for part in places.take(batch, [0, 1])] == [(6, 2), (2,), (3,)]
+
+
+def test_a_named_dimension_decides_only_where_several_tell_the_number() -> None:
+    def batch(num: int) -> Any:
+        return torch.zeros(num, num, 5), torch.zeros(7, num), torch.zeros(num)
+
+    places = places_of(batch(2), batch(3), 2, 3, 1)
+    assert [part.shape for part in places.take(batch(4), [0])] == [(4, 1, 5), (7, 1), (1,)]
+
+
+def test_a_named_dimension_that_no_tensor_has_is_refused() -> None:
+    with pytest.raises(WorkloadError, match=r"--batch-dim is 7, .* at most 2 dimensions. Use 0 or 1\."):
+        check_dim((torch.zeros(6, 4), torch.zeros(3)), 7)
 
 
 def test_of_ready_batches_the_first_dimension_counts() -> None:

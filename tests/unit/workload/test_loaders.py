@@ -171,7 +171,7 @@ class Raises:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "words"), [([], "draws no sample"), (Raises(), "sampler of the loader raised ValueError: no index")]
+    ("sampler", "words"), [([], "returned no index"), (Raises(), "sampler of the loader raised ValueError: no index")]
 )
 def test_a_sampler_that_draws_nothing_is_said(sampler: Any, words: str) -> None:
     with pytest.raises(WorkloadError, match=words):

@@ -109,7 +109,7 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
         ({"dataset": "Cifar10"}, ["CIFAR10", "torchvision.datasets"]),
         ({"dataset": "nowhere:make"}, ["no module 'nowhere'", "PYTHONPATH"]),
         ({"dataset": "bench_workloads:Image"}, ["no 'Image'", "Images"]),
-        ({"dataset": "bench_workloads:"}, ["pkg.mod:factory"]),
+        ({"dataset": "bench_workloads:"}, ["pkg.mod:name"]),
         ({"dataset": "bench_workloads:needs_arguments"}, ["is a int", "function or class"]),
         ({"dataset": "bench_workloads:no_dataset"}, ["a dict", "map-style"]),
         ({"dataset": "bench_workloads:Empty"}, ["is empty"]),
