@@ -26,7 +26,10 @@ def shown(monkeypatch: pytest.MonkeyPatch, width: int) -> str:
 def test_no_word_and_no_line_of_code_is_cut_at_any_width(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     text = shown(monkeypatch, width)
     assert "…" not in text
-    code = [line for section in summary(golden()).code for line in section.lines]
+    remedies = summary(golden()).remedies
+    assert remedies is not None
+    code = [line for section in (*summary(golden()).code, *remedies.code) for line in section.lines]
+    code += [f"# {one.title}" for one in remedies.code]
     assert set(code) <= set(text.split("\n"))
     prose = [line for line in text.split("\n") if line not in code]
     assert max(map(len, prose)) <= width
