@@ -57,7 +57,9 @@ def ceilings(draw: st.DrawFn) -> MemoryCeiling:
 def curve_of(ceiling: MemoryCeiling) -> list[str]:
     """As it stands in a run's summary on a terminal of 80 columns."""
     curve = ceiling_view(ceiling)
-    alone = Summary(title="", warning=None, figures=None, sections=(), ceilings=None, curve=curve, remedies=None, code=())
+    alone = Summary(
+        title="", warning=None, figures=None, sections=(), ceilings=None, curve=curve, remedies=None, code=()
+    )
     console = Console(file=io.StringIO(), width=80, color_system=None)
     with console.capture() as capture:
         console.print(summary_text(alone))
