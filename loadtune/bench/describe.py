@@ -93,7 +93,9 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
             advice = _shape_advice(workload, sample)
             message = f"model {workload.spec.model} does not train on {like}: {last_line(error)}. {advice}"
         else:
-            message = f"{named}. It was called with {like}. Correct it, and run again."
+            shapes = isinstance(workload.dataset, RandomSamples)
+            advice = _shape_advice(workload, sample) if shapes else "Correct it, and run again."
+            message = f"{named}. It was called with {like}. {advice}"
         raise WorkloadError(message, user_traceback(error) if workload.has_own_code else None) from error
 
 

@@ -26,7 +26,7 @@ def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_pat
     assert run.code == 1, run.stderr
     result = json.loads(run.stdout)
     assert result.get("best") is None
-    assert any("crash" in note for note in result["notes"]), result["notes"]
+    assert any("A worker was ended by SIGSEGV" in note for note in result["notes"]), result["notes"]
 
 
 def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path):

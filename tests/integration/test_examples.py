@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {"huggingface_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 """Packages that loadtune does not need."""
-BUDGET_S = 30
+BUDGET_S = 24
 """For one script: start, two trials of few batches, and a short comparison."""
 MAX_BATCH_SIZE = 64
 
