@@ -337,7 +337,7 @@ REFUSED_AT_ONCE = {
     "output shape without a loss": (
         (LINEAR, (4,)), {"output_shape": (2,)}, UsageError, ["no loss was given", "torch.nn.MSELoss()"]
     ),
-    "a job and more": ((Job(loader=[], model=LINEAR), (4,)), {}, UsageError, ["got a Job and also input_shape_or_dataset=..."]),
+    "a job and more": ((Job(loader=[], model=LINEAR), (4,)), {}, UsageError, ["a Job and also input_shape_or_dataset"]),
     "a job without data": ((Job(model=LINEAR),), {}, UsageError, ["find_batch_size was given no data"]),
     "a step's precision": (
         (Job(loader=DataLoader([1]), step=print),), {"precision": "bf16"}, UsageError, ["together with precision=..."]
