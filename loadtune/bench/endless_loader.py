@@ -114,7 +114,7 @@ class EndlessLoader:
         self._takes_over(config)
 
     def can_switch_to(self, config: LoaderConfig) -> bool:
-        """Whether the running loader can switch to these settings. A stream is shared out among workers when they start."""
+        """Whether the running loader can switch to these settings. A stream is shared out when its workers start."""
         same_batches = self._batch_size_is_free or config.batch_size == self.config.batch_size
         return same_batches and not self._is_stream
 
