@@ -104,9 +104,11 @@ def _without_rest(windows: Sequence[Window]) -> list[Window]:
 
 
 def _taken_over_samples(windows: Sequence[Window]) -> float:
-    """What the pinning thread, or else the training process, could have taken over in all of the time, by the windows
-    in which it did not rest; no less than it did, for others may have been its fast ones. Infinite where it rested, or
-    was not watched: then it says nothing.
+    """Samples that the pinning thread could have collected from the workers in all windows, at its rate in those in
+    which it was busy. Without a pinning thread it is the training process that collects.
+
+    No fewer than it did collect: the other windows may have been its fast ones. Infinite where it was idle, or was not
+    watched: it is no bound then.
     """
     busy = _without_rest(windows)
     busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
@@ -117,9 +119,11 @@ def _taken_over_samples(windows: Sequence[Window]) -> float:
 
 
 def _could_take(windows: Sequence[Window]) -> float:
-    """Batches that can be taken over in the time of these windows, were it all there is to do, and the steps where the
-    training process does both: it takes them over while it seems to wait. Some it may have taken before, out of their
-    turn, and of others the steps may be still to come."""
+    """Batches that could be collected from the workers in the time of these windows, if nothing else had to be done.
+
+    Without a pinning thread the training process collects while it seems to wait, and trains in the rest of the time.
+    Some batches it may have collected before, out of their turn. Of others the steps may be still to come.
+    """
     num_taken = _count_taken_over(windows)
     if any(w.num_pinned is not None for w in windows):
         return num_taken
@@ -153,8 +157,8 @@ def samples_per_s(windows: Sequence[Window]) -> float:
 def half_width_fraction(windows: Sequence[Window]) -> float | None:
     """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
 
-    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where the rate is
-    what was taken over, steps may be steadier than that: it is no narrower than one batch of those counted.
+    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where collecting
+    batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
     """
     width = intervals.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
     num_taken = _count_taken_over(_without_rest(windows))

@@ -85,7 +85,8 @@ class TestLightning:
         job = from_lightning(module)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            job.compute_loss(job.model, BATCH)
+            loss = job.compute_loss(job.model, BATCH)
+        assert torch.isfinite(loss)
 
     @pytest.mark.parametrize(("form", "said"), [("two", "2 optimizers"), ("none", "NoneType")])
     def test_other_optimizers_are_refused(self, module, form, said):

@@ -126,7 +126,7 @@ def test_defaults_of_a_config_do_not_complete_a_job_of_objects(parts, spec, word
     ],
 )
 def test_names_that_were_chosen_complete_it(parts, spec):
-    refuse_missing(Job(**parts), spec)
+    assert refuse_missing(Job(**parts), spec) is None  # and raises nothing
 
 
 def test_the_config_is_checked_beside_the_objects(packed):

@@ -141,6 +141,7 @@ def test_the_users_code_may_take_parts_out_of_its_batch() -> None:
         trainer.step(resident)
         step.step(resident)
     trainer.evaluate(resident)
+    assert resident.keys() == {"x", "y"}
 
 
 class Opaque:
