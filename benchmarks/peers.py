@@ -28,7 +28,7 @@ from memory_orders import first_line
 from memory_pool import end_all
 from memory_probe import describe_host, make_slots, names, without_paths
 from peers_records import Answer, Results, from_json, to_json
-from peers_tools import OURS, QUICK_TOOLS, TOOLS, Setup, time_answer
+from peers_tools import CHANGED, OURS, QUICK_TOOLS, TOOLS, Setup, time_answer
 
 from loadtune.errors import DeviceError
 from loadtune.host import read_host
@@ -77,10 +77,12 @@ def arguments() -> argparse.Namespace:
 def tuning_jobs(setup: Setup, results: Results, tools: tuple[str, ...]) -> Iterator[Job]:
     """Tools that were not asked yet, the longest first."""
     for tool in sorted(tools, key=lambda tool: TOOLS[tool].estimate_s, reverse=True):
-        if tool not in results.tuned:
+        if tool not in results.tuned and tool != CHANGED:
 
             def run(tool: str = tool) -> None:
-                results.tuned[tool] = TOOLS[tool].ask(setup)
+                found = results.tuned[tool] = TOOLS[tool].ask(setup)
+                if found.changed is not None:
+                    results.tuned[CHANGED] = found.changed
 
             yield f"tune: {tool}", 5.0 if setup.quick else TOOLS[tool].estimate_s, run
 
@@ -91,7 +93,9 @@ def timing_jobs(setup: Setup, results: Results, tools: tuple[str, ...], rounds: 
     Every other round goes backwards, so that a machine that drifts favours nobody.
     """
     answers = {}
-    for tool in sorted((tool for tool in TOOLS if tool in tools and tool in results.tuned), key=lambda t: t != OURS):
+    wanted = (*tools, CHANGED) if OURS in tools else tools
+    able = [tool for tool in TOOLS if tool in wanted and tool in results.tuned]
+    for tool in sorted(able, key=lambda tool: (tool != OURS, tool != CHANGED)):
         answer = results.tuned[tool].answer
         if answer is not None:
             answers.setdefault(answer.key, (tool, answer))
@@ -170,6 +174,7 @@ def main() -> int:
         pypi=given.pypi_loadtune,
         timed_s=given.timed_s,
         max_s=given.max_timed_s,
+        keep=keep,
     )
 
     def save() -> None:

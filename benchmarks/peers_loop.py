@@ -20,6 +20,7 @@ from memory_train import loss_of, make_optimizer
 from memory_work import device_of
 from peers_records import Answer, Timing
 from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 # GradScaler skips the optimizer in its first steps, and the libraries choose their kernels in the first.
 WARM_STEPS = 8
@@ -41,11 +42,30 @@ class Script:
         self.optimizer = make_optimizer(replace(cell, fused=answer.fused), model)
         self.model = torch.compile(model) if answer.compile else model
         self.scaler = torch.amp.GradScaler(device.type, enabled=answer.precision == "fp16")
+        if answer.fused and answer.precision == "fp16":  # the scaler may skip the first step, which would set it
+            for parameter in model.parameters():
+                self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+    def on_device(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Batches as the step takes them."""
+        if not self.answer.copies_ahead:
+            yield from map(self._copied, batches)
+            return
+        stream, waiting = torch.cuda.Stream(self.device), None
+        for batch in batches:
+            with torch.cuda.stream(stream):
+                copied = self._copied(batch), stream.record_event()
+            if waiting is not None:
+                yield _taken(*waiting)
+            waiting = copied
+
+    def _copied(self, batch: Any) -> list[torch.Tensor]:
+        return [part.to(self.device, non_blocking=self.answer.non_blocking) for part in batch]
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        non_blocking = self.answer.non_blocking
-        inputs = inputs.to(self.device, non_blocking=non_blocking, memory_format=self.format)
-        targets = targets.to(self.device, non_blocking=non_blocking)
+        if self.answer.uint8:
+            inputs = inputs.float().div_(255)
+        inputs = inputs.to(memory_format=self.format)
         with self._autocast():
             loss = loss_of(self.model(inputs), targets)
         self.optimizer.zero_grad(set_to_none=True)
@@ -62,6 +82,20 @@ class Script:
             torch.cuda.synchronize(self.device)
 
 
+def send_bytes(dataset: Any) -> None:
+    """Its images stay uint8."""
+    dataset.transform = v2.ToImage()
+    dataset.transforms.transform = dataset.transform  # torchvision holds it a second time
+
+
+def _taken(batch: list[torch.Tensor], copied: torch.cuda.Event) -> list[torch.Tensor]:
+    """By the stream that trains."""
+    torch.cuda.current_stream().wait_event(copied)
+    for part in batch:
+        part.record_stream(torch.cuda.current_stream())
+    return batch
+
+
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:
     while True:
         yield from loader
@@ -75,15 +109,21 @@ def time_loop(order: Order, say: Say) -> dict[str, object]:
     script = Script(cell, answer, device)
     dataset = getattr(memory_cells, cell.dataset)()
     _warm(script, dataset[0][0].shape, cell)
-    batches = endless(DataLoader(dataset, shuffle=True, drop_last=True, **answer.loader_kwargs()))
+    if answer.uint8:
+        send_bytes(dataset)
+    loaded = endless(DataLoader(dataset, shuffle=True, drop_last=True, **answer.loader_kwargs()))
+    batches = script.on_device(loaded)
     _run(script, batches, answer, answer.num_prefetched, min(WARM_S, order["timed_s"] / 4), order["max_s"] / 2)
     ends = _run(script, batches, answer, QUEUES * answer.num_prefetched, order["timed_s"], order["max_s"])
-    batches.close()  # the workers end by themselves: killed in the middle of a batch, they would leave shared memory
+    batches.close()
+    loaded.close()  # the workers end by themselves: killed in the middle of a batch, they would leave shared memory
     return msgspec.to_builtins(timing(ends, answer, _peak(device)))
 
 
 def _warm(script: Script, shape: tuple[int, ...], cell: Cell) -> None:
     batch = torch.rand(script.answer.batch_size, *shape, device=script.device)
+    if script.answer.uint8:
+        batch = (255 * batch).to(torch.uint8)
     targets = torch.randint(0, cell.num_classes, (len(batch),), device=script.device)
     for _ in range(WARM_STEPS):
         script.step(batch, targets)

@@ -25,6 +25,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = False
     compile: bool = False
     num_threads: int | None = None
+    uint8: bool = False
+    """Workers send bytes, floats are made on the device."""
+    copies_ahead: bool = False
+    """One batch, on a stream of its own."""
 
     @property
     def key(self) -> str:
@@ -62,6 +66,8 @@ class Tuned(msgspec.Struct, frozen=True, kw_only=True):
     """Samples/s that the tool itself gives for its answer."""
     remark: str = ""
     error: str | None = None
+    changed: "Tuned | None" = None
+    """The same asking's second answer: with changes of the training code."""
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

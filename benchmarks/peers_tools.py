@@ -21,9 +21,14 @@ from memory_pool import HERE, PLAIN, Slot
 from peers_records import Answer, Timing, Tuned
 
 from loadtune.records import TrialConfig
+from loadtune.remedies import REMEDIES
+from loadtune.report.store import write_result
 
-OURS = "ours"
+OURS, CHANGED = "ours", "ours-changed"
+"""The second comes with the first: it is never asked."""
 DEFAULT_BATCH_SIZE = 64
+IN_LOOP = ("uint8_transfer", "copy_ahead", "fused_optimizer", "compiled", "more_workers", "unordered")
+"""Changes of the code that the neutral loop can make."""
 # What the tool may be told beside its defaults, so that a rehearsal on two cores ends within two minutes.
 QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "20", "--device", "cpu")
 QUICK_PYPI = ("--max-trials", "1", "--steps", "20")
@@ -43,6 +48,8 @@ class Setup:
     """Folder of PyPI's loadtune: wheels, or what pip install --target made."""
     timed_s: float
     max_s: float
+    keep: Path | None = None
+    """Folder for what the tools printed, and loadtune's result."""
 
 
 def ask_child(setup: Setup, order: dict[str, Any], answer_of: Callable[[dict[str, Any]], Answer]) -> Tuned:
@@ -94,16 +101,40 @@ def ask_ours(setup: Setup) -> Tuned:
         return Tuned(wall_s=setup.limit_s, error=f"took more than {setup.limit_s:.0f} s")
     except subprocess.CalledProcessError as error:
         return Tuned(wall_s=time.monotonic() - started, error=_last_line(error.output))
+    if setup.keep is not None:
+        (setup.keep / "ours.txt").write_text(run.output)
+        write_result(run.result, setup.keep)
     best = run.result.best
     if best is None:
         return Tuned(wall_s=run.seconds, error="it confirmed nothing")
     remark = f"loadtune {run.result.loadtune_version}, confirmed"
-    return Tuned(answer=answer_of(best.config), wall_s=run.seconds, claimed_per_s=best.samples_per_s, remark=remark)
+    return Tuned(
+        answer=answer_of(best.config),
+        wall_s=run.seconds,
+        claimed_per_s=best.samples_per_s,
+        remark=remark,
+        changed=changed_by(run),
+    )
+
+
+def changed_by(run: readme_run.Run) -> Tuned | None:
+    """With the changes of the code that gained. None: none did."""
+    found = run.result.remedies
+    if found is None or found.config is None:
+        return None
+    names = ", ".join(REMEDIES[name].title for name in found.config.remedies)
+    try:
+        answer = answer_of(found.config)
+    except ValueError as error:
+        return Tuned(wall_s=run.seconds, error=str(error))
+    return Tuned(answer=answer, wall_s=run.seconds, claimed_per_s=found.samples_per_s, remark=f"changes: {names}")
 
 
 def answer_of(config: TrialConfig) -> Answer:
-    """As the code that a run prints has it."""
+    """As the code that a run prints has it. Raises ValueError for a change of the code that the loop cannot make."""
     loader = config.loader
+    if unknown := [name for name in config.remedies if name not in IN_LOOP]:
+        raise ValueError(f"the loop cannot make these changes: {', '.join(unknown)}")
     with_workers = loader.num_workers > 0
     return Answer(
         batch_size=loader.batch_size,
@@ -116,6 +147,9 @@ def answer_of(config: TrialConfig) -> Answer:
         precision=config.precision,
         channels_last=config.recipe.memory_format == "channels_last",
         fused=config.recipe.fused_optimizer,
+        compile=config.recipe.compile,
+        uint8="uint8_transfer" in config.remedies,
+        copies_ahead="copy_ahead" in config.remedies,
     )
 
 
@@ -228,6 +262,7 @@ TOOLS = {
     "pypi": Tool("PyPI's loadtune", 75.0, ask_pypi),
     "lightning": Tool("Lightning's finder and its worker advice", 85.0, partial(ask_lightning, mode="power")),
     "lightning-binsearch": Tool("the same, binsearch", 160.0, partial(ask_lightning, mode="binsearch")),
-    OURS: Tool("loadtune run", 240.0, ask_ours),
+    OURS: Tool("loadtune run", 300.0, ask_ours),
+    CHANGED: Tool("the same with its code changes", 0.0, ask_ours),
 }
-QUICK_TOOLS = tuple(name for name in TOOLS if name not in ("lightning-binsearch", "accelerate-128"))
+QUICK_TOOLS = tuple(name for name in TOOLS if name not in ("lightning-binsearch", "accelerate-128", CHANGED))

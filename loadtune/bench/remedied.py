@@ -11,7 +11,7 @@ from torch.utils.data import default_convert
 from loadtune.bench.line import Line
 from loadtune.bench.samples import busy_s, one_thread
 from loadtune.records import Examined, Loading, TrialConfig
-from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, in_order
+from loadtune.remedies import NUM_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order
 from loadtune.workload import (
     Batch,
     Workload,
@@ -22,9 +22,6 @@ from loadtune.workload import (
     num_bytes,
     tensors_of,
 )
-
-NUM_SAMPLES = 64
-"""Of a batch whose loading is timed and whose samples are compared."""
 
 NUM_ROUNDS = 3
 """Times that a batch is loaded with and without the remedy, in turn."""
@@ -97,7 +94,7 @@ class RemediedJobs:
 
 def _timed_batch(job: Workload, number: int) -> tuple[Batch, tuple[float, float]]:
     """(A batch as a worker makes it, (seconds, CPU seconds)); the same random augmentation for every job."""
-    indices = random.Random(number).choices(job.epoch.indices, k=NUM_SAMPLES)
+    indices = random.Random(number).choices(job.epoch.indices, k=NUM_EXAMINED)
     _seed(number)
     used_s, begun = busy_s(), time.monotonic()
     if job.loader.batched_fetch:
@@ -123,12 +120,12 @@ def _seed(number: int) -> None:
 
 def _loading(batch: Batch, times: Sequence[tuple[float, float]], prepare_s: float) -> Loading:
     """By the quickest round: other load on the machine only slows."""
-    sample_s = max(1e-9, min(seconds for seconds, _ in times) / NUM_SAMPLES)
-    cpu_s = max(1e-9, min(cpu for _, cpu in times) / NUM_SAMPLES)
+    sample_s = max(1e-9, min(seconds for seconds, _ in times) / NUM_EXAMINED)
+    cpu_s = max(1e-9, min(cpu for _, cpu in times) / NUM_EXAMINED)
     return Loading(
         sample_s=sample_s,
         sample_cpu_s=min(cpu_s, sample_s),
-        sample_bytes=max(1.0, num_bytes(batch) / NUM_SAMPLES),
+        sample_bytes=max(1.0, num_bytes(batch) / NUM_EXAMINED),
         prepare_s=prepare_s,
     )
 
@@ -145,7 +142,7 @@ def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float
         took.append(_now(device) - begun)
         if number == 0:
             first = ready
-    return first, min(took) / NUM_SAMPLES if job.on_device else 0.0
+    return first, min(took) / NUM_EXAMINED if job.on_device else 0.0
 
 
 def _now(device: torch.device) -> float:
@@ -172,4 +169,4 @@ def _difference(one: Batch, other: Batch) -> str:
             largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
     if largest == 0.0:
         return "none (samples are equal to the last bit)"
-    return f"in {NUM_SAMPLES} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"
+    return f"in {NUM_EXAMINED} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"

@@ -68,6 +68,7 @@ from loadtune.records.progress import Progress
 from loadtune.records.remedies import (
     REMEDY_MODES,
     Examined,
+    LeftOut,
     Loading,
     Remedies,
     RemedyMode,
@@ -166,6 +167,7 @@ __all__ = [
     "HostFacts",
     "LateBatches",
     "LayerFootprint",
+    "LeftOut",
     "LineUse",
     "LiveObjects",
     "LoaderConfig",

@@ -75,11 +75,24 @@ class TriedRemedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One remedy that was not worth trying."""
+
+    name: str
+    reason: str
+    """As a clause: ``the dataset has __getitems__``."""
+    predicted: Estimate | None = None
+    """Throughput with it ÷ without it. None: it does not apply, or the model does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedies:
     """Of the best configuration."""
 
     tried: tuple[TriedRemedy, ...] = ()
     """Those that were tried, in order, then those that were only predicted."""
+    left_out: tuple[LeftOut, ...] = ()
+    """The others, as they stood when the last was tried."""
     config: TrialConfig | None = None
     """The best configuration with all remedies that were kept. None: none was."""
     samples_per_s: float | None = None

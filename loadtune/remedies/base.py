@@ -14,6 +14,9 @@ from loadtune.records import Bottleneck, Device, Estimate, Examined, TrialConfig
 if TYPE_CHECKING:
     from loadtune.workload import Workload
 
+NUM_EXAMINED = 64
+"""Samples of a batch whose loading is timed, and whose values are compared, before a remedy is tried."""
+
 
 class NotApplicableError(Exception):
     """A remedy cannot be used for this job; the message says why, as a clause."""

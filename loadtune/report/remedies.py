@@ -62,13 +62,13 @@ def remedies_answer(result: TuningResult) -> RemediesView | None:
 def remedies_view(result: TuningResult) -> RemediesView | None:
     """All of them. None: there are none."""
     found = result.remedies
-    if found is None or result.best is None or not found.tried:
+    if found is None or result.best is None or not (found.tried or found.left_out):
         return None
     tried = _sorted(found.tried)
     rows = tuple((_named(each), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
     return RemediesView(
-        table=_table(rows, result.config.objective),
-        lines=(*best_with_changes(result), *_without_gain(found), *_how(found)),
+        table=_table(rows, result.config.objective) if rows else None,
+        lines=(*best_with_changes(result), *_without_gain(found), *_how(found), *_not_tried(found)),
         code=_code(found.tried),  # in the order in which they were tried, in which they can be pasted
     )
 
@@ -141,6 +141,18 @@ def _how(found: Remedies) -> tuple[str, ...]:
         return ()
     kept = ", then ".join(remedy_text(each.name) for each in found.tried if each.kept)
     return (f"Each change was measured on top of those that were kept before it: {kept}.",)
+
+
+def _not_tried(found: Remedies) -> tuple[str, ...]:
+    """Those that are predicted to gain too little, and those that do not apply, in a sentence each."""
+    little = [each for each in found.left_out if each.predicted is not None]
+    others = [each for each in found.left_out if each.predicted is None]
+    predicted = (f"{remedy_text(each.name)} ({_predicted(each.predicted)})" for each in little)
+    reasons = (f"{remedy_text(each.name)} ({each.reason})" for each in others)
+    return (
+        *([f"Not tried, because too little gain is predicted: {', '.join(predicted)}."] if little else []),
+        *([f"Not tried: {'; '.join(reasons)}."] if others else []),
+    )
 
 
 def _sorted(tried: Sequence[TriedRemedy]) -> list[TriedRemedy]:

@@ -14,6 +14,7 @@ from loadtune.records import (
     ComputePoint,
     Examined,
     Finalist,
+    LeftOut,
     Measurement,
     Remedies,
     TrialConfig,
@@ -22,7 +23,7 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.records.confirmed import MISREAD, compute_rate
-from loadtune.remedies import REMEDIES, Remedy, Situation
+from loadtune.remedies import NUM_EXAMINED, REMEDIES, Remedy, Situation
 from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.bottleneck import known_of
@@ -42,8 +43,11 @@ FEWEST_ROUNDS = 2
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
 
-EXAMINE_S = 1.0
-"""What it takes to examine a remedy: 5 s for all of them on an H100."""
+EXAMINE_S = 5.0
+"""What it takes to examine all remedies, beside the loading of samples that it takes: as seen on an H100."""
+
+DOES_NOT_APPLY = "it does not apply to this job with the best settings"
+TOO_LITTLE = f"less than {WORTH_TRYING - 1:.0%} is predicted"
 
 COMPUTE_S = 1.0
 """For timing a changed recipe without a loader."""
@@ -99,6 +103,7 @@ class _Trying:
     others: Sequence[TrialConfig] = ()
     """Other settings at the best batch size that can run."""
     points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
+    left_out: dict[str, LeftOut] = field(default_factory=dict)
     until_s: float = 0.0
     num_offers: int = 1
     is_complete: bool = True
@@ -136,7 +141,7 @@ class _Trying:
     def outcome(self) -> Remedies:
         kept = [each for each in self.tried if each.kept]
         if not kept:
-            return Remedies(tried=tuple(self.tried))
+            return Remedies(tried=tuple(self.tried), left_out=self._left_out())
         last = kept[-1]
         runs = [*last.runs, *(run for each in self.tried if each.base == last.config for run in each.base_runs)]
         rate = sum(run.samples_per_s for run in runs) / len(runs)
@@ -146,12 +151,17 @@ class _Trying:
         share = None if alone is None else rate / alone.samples_per_s
         return Remedies(
             tried=tuple(self._final(each, last.config) for each in self.tried),
+            left_out=self._left_out(),
             config=last.config,
             samples_per_s=rate,
             half_width_fraction=None if spread is None else spread.half_width(1 / len(runs), 1),
             gain=combined([each.gain for each in kept if each.gain is not None]),
             compute_fraction=None if share is None or share > MISREAD else share,
         )
+
+    def _left_out(self) -> tuple[LeftOut, ...]:
+        tried = {each.name for each in self.tried}
+        return tuple(each for name, each in self.left_out.items() if name not in tried)
 
     def _final(self, each: TriedRemedy, config: TrialConfig) -> TriedRemedy:
         """With the lines to paste for the settings that all together ended with."""
@@ -184,11 +194,15 @@ class _Trying:
 
     def _offers(self, remedies: Iterable[Remedy]) -> list[Offer]:
         """Those that apply on top of what was kept, the most promising first."""
-        situation, everything = self._situation(), self.run.found.config.remedies == "all"
-        able = [r for r in remedies if r.name not in situation.config.remedies and r.offer(situation) is not None]
+        situation, able = self._situation(), list[Remedy]()
+        for remedy in remedies:
+            if remedy.offer(situation) is not None:
+                able.append(remedy)
+            else:
+                self.left_out[remedy.name] = self._left(remedy, DOES_NOT_APPLY)
         if not able:
             return []
-        if self._left_s < EXAMINE_S * len(able) + self._needed_s(FEWEST_ROUNDS):
+        if self._left_s < self._examine_s(able) + self._needed_s(FEWEST_ROUNDS):
             self.is_complete = False
             self.run.found.note(
                 "Not all changes of the code were tried, because too little of the time budget was left. Raise "
@@ -200,25 +214,37 @@ class _Trying:
             self.is_complete = False
             self.run.found.note(f"Changes of the code could not be examined: {seen.message}")
             return []
-        offers = [self._offer(remedy, each, situation) for remedy, each in zip(able, seen, strict=True)]
-        able_ones = [each for each in offers if each is not None and self.able(each.config)]
-        found = [each for each in able_ones if everything or _gain(each) >= WORTH_TRYING]
-        return sorted(found, key=lambda each: -_gain(each))
+        found = [self._offer(remedy, each, situation) for remedy, each in zip(able, seen, strict=True)]
+        self.left_out |= {each.name: each for each in found if isinstance(each, LeftOut)}
+        return sorted((each for each in found if isinstance(each, Offer)), key=lambda each: -_gain(each))
 
-    def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | None:
+    def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | LeftOut:
         def predicted(compute_gain: float) -> Offer | None:
             return offer(remedy, seen, situation, self.model, self.job, self.others, compute_gain)
 
         found = predicted(remedy.hoped)
-        if found is None or not remedy.changes_recipe:
+        if found is None:
+            return self._left(remedy, seen.refused or DOES_NOT_APPLY)
+        if not self.able(found.config):
+            return self._left(remedy, "too little memory is left for it", found)
+        if self._is_too_little(found):
+            return self._left(remedy, TOO_LITTLE, found)
+        if not remedy.changes_recipe:
             return found
-        everything = self.run.found.config.remedies == "all"
-        if (not everything and _gain(found) < WORTH_TRYING) or remedy.takes_s + self._needed_s(1) > self._left_s:
-            return None
+        if remedy.takes_s + self._needed_s(1) > self._left_s:
+            return self._left(remedy, "too little of the time budget was left")
         before, after = self._compute(situation.config), self._compute(found.config)
         if before is None or after is None:
-            return None
-        return predicted(after.samples_per_s / before.samples_per_s)
+            return self._left(remedy, "its steps could not be timed")
+        found = predicted(after.samples_per_s / before.samples_per_s)
+        return self._left(remedy, TOO_LITTLE, found) if found is None or self._is_too_little(found) else found
+
+    def _is_too_little(self, found: Offer) -> bool:
+        return self.run.found.config.remedies != "all" and _gain(found) < WORTH_TRYING
+
+    def _left(self, remedy: Remedy, reason: str, found: Offer | None = None) -> LeftOut:
+        known = found.predicted if found is not None and self.run.found.config.objective == "samples-per-s" else None
+        return LeftOut(name=remedy.name, reason=reason, predicted=known)
 
     def _compute(self, config: TrialConfig) -> ComputePoint | None:
         """Of its recipe, timed now."""
@@ -240,6 +266,10 @@ class _Trying:
         if reason is not None:
             self.tried.append(self._tried(each, reason=reason))
         return reason is not None
+
+    def _examine_s(self, remedies: Sequence[Remedy]) -> float:
+        loading_s = 2 * 2 * NUM_EXAMINED * self.facts.sample_s
+        return EXAMINE_S + loading_s * sum(remedy.loads for remedy in remedies)
 
     @property
     def _left_s(self) -> float:

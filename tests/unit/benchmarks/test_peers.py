@@ -1,12 +1,17 @@
 """The comparison with other tools: what each answer means, what is timed when, and the table."""
 
+from dataclasses import replace
+
+import msgspec
 import pytest
-from memory_cells import LENGTH, fake_images
+import torch
+from memory_cells import LENGTH, fake_images, small_fake_images
+from memory_grid import SMOKE_FAKE
 from peers import run_jobs, timing_jobs, timing_s, tuning_jobs
-from peers_loop import timing
+from peers_loop import Script, send_bytes, timing
 from peers_note import tables
 from peers_records import Answer, Results, Timing, Tuned, from_json, to_json
-from peers_tools import Setup, answer_of, foreign_paths, pypi_tuned
+from peers_tools import TOOLS, Setup, Tool, answer_of, foreign_paths, pypi_tuned
 
 from loadtune.records import LoaderConfig, Recipe, TrialConfig
 from loadtune.workload.fake import make_fake
@@ -41,6 +46,38 @@ def test_our_winner_becomes_the_arguments_that_its_code_has():
     assert answer.loader_kwargs() == loader.kwargs()
     assert (answer.precision, answer.channels_last, answer.fused, answer.non_blocking) == ("fp16", True, False, True)
     assert answer.num_prefetched == loader.num_prefetched
+
+
+def test_changes_of_the_code_that_the_loop_can_make_become_part_of_an_answer_and_others_are_named():
+    plain = TrialConfig(loader=LoaderConfig(batch_size=128, num_workers=8), recipe=Recipe())
+    answer = answer_of(replace(plain, remedies=("uint8_transfer", "copy_ahead")))
+    assert answer == msgspec.structs.replace(answer_of(plain), uint8=True, copies_ahead=True)
+    with pytest.raises(ValueError, match=r"cannot make these changes: half_transfer$"):
+        answer_of(replace(plain, remedies=("half_transfer", "copy_ahead")))
+
+
+def test_ours_with_changes_of_the_code_comes_with_ours_and_is_timed_second(monkeypatch):
+    changed = Tuned(answer=Answer(batch_size=256, uint8=True))
+    ours = Tool("loadtune run", 1.0, lambda setup: Tuned(answer=LARGE, changed=changed))
+    monkeypatch.setitem(TOOLS, "ours", ours)
+    found = results(defaults=PLAIN)
+    run_jobs(tuning_jobs(SETUP, found, ("defaults", "ours", "ours-changed")), found, None, lambda: None)
+    assert found.tuned["ours-changed"] == changed
+    names = [name for name, _, _ in timing_jobs(SETUP, found, ("defaults", "ours"), 1)]
+    assert names == [f"time, round 1: {tool}" for tool in ("ours", "ours-changed", "defaults")]
+
+
+def test_bytes_are_made_floats_on_the_device_as_the_dataset_makes_them():
+    images = small_fake_images()
+    plain = images[3][0]
+    script = Script(SMOKE_FAKE, Answer(batch_size=1, uint8=True), torch.device("cpu"))
+    seen = []
+    script.model = lambda inputs: seen.append(inputs) or torch.zeros(1, 5, requires_grad=True)
+    send_bytes(images)
+    sent = images[3][0]
+    assert sent.dtype == torch.uint8
+    script.step(sent[None], torch.tensor([1]))
+    assert torch.equal(seen[0][0], plain)
 
 
 def test_a_foreign_answer_keeps_every_knob():
