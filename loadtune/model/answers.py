@@ -64,19 +64,19 @@ def change(
     that the gain is over. None: that of the model.
     """
     to, job, base = to or point, job or model.job, base or model.job
-    found = model.predict(Points.joined(point, to), (0, 1))
-    chance = np.random.default_rng(1)
-    before, after = chance.multivariate_normal(found.mean, found.covariance, size=NUM_DRAWS, method="svd").T
-    theta = model.draws(NUM_DRAWS)
-    if base is not model.job:
-        before = before - np.log(
-            _row(demands(theta, base, point).seconds) / _row(demands(theta, model.job, point).seconds)
-        )
-    if job is not model.job:
-        after = after - np.log(_row(demands(theta, job, to).seconds) / _row(demands(theta, model.job, to).seconds))
+    theta, rest = model.draws_with_rest(Points.joined(point, to), NUM_DRAWS)
+    before = rest[:, 0] - np.log(_row(demands(theta, base, point).seconds))
+    after = rest[:, 1] - np.log(_row(demands(theta, job, to).seconds))
     if job is not base:
-        after = after + CHANGED * model.scale * chance.standard_normal(NUM_DRAWS)
+        after = after + CHANGED * model.scale * np.random.default_rng(1).standard_normal(NUM_DRAWS)
     return _estimate(np.exp(after)), _estimate(np.exp(after - before))
+
+
+def best_of(model: ThroughputModel, points: Points, job: Job) -> int:
+    """Which of some settings is expected to be the fastest with another job."""
+    theta, _ = model.learned()
+    ratio = demands(theta, job, points).seconds / demands(theta, model.job, points).seconds
+    return int(np.argmax(model.predict(points).mean - np.log(ratio)))
 
 
 def predicted(model: ThroughputModel, points: Points) -> list[Estimate]:

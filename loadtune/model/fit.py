@@ -29,6 +29,9 @@ SEGMENT_SD = 0.06
 PART_SD = 0.10
 """Of the logarithm of such seconds: measured directly, under the conditions of that segment."""
 
+CHANGED_SD = 0.1
+"""Of the logarithm of a parameter, between a job and the same job with a change."""
+
 LENGTHS = (1.5, 1.2, 0.7, 1.0)
 """Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not, another recipe."""
 
@@ -82,11 +85,17 @@ class Prediction:
 
 
 class ThroughputModel:
-    """Throughput at any setting, from the calibrations of a job and its segments so far."""
+    """Throughput at any setting, from the calibrations of a job and its segments so far.
 
-    def __init__(self, job: Job, segments: Segments | None = None) -> None:
+    ``before``: a model of the same job before a change of it. What that learned of the parameters is where this begins.
+    """
+
+    def __init__(self, job: Job, segments: Segments | None = None, before: "ThroughputModel | None" = None) -> None:
         self.job, self.segments = job, segments
         self._mean, self._sd = prior_of(job)
+        if before is not None:
+            self._mean, sd = before.learned()
+            self._sd = np.minimum(self._sd, np.hypot(sd, CHANGED_SD))
         fits, start = list[_Fitted](), self._mean
         for scale, weight in zip(SCALES, SCALE_PRIOR, strict=True):
             fits.append(self._fit(scale, weight, start))
@@ -134,6 +143,12 @@ class ThroughputModel:
     def _jacobian(self, theta: Array, points: Points) -> Array:
         return _slope(self._model(_around(theta), points))
 
+    def learned(self) -> tuple[Array, Array]:
+        """(Mean, standard deviation) of the logarithm of each parameter."""
+        mean = np.einsum("f,fp->p", self.weights, [fit.theta for fit in self._fits])
+        variances = [np.diag(fit.covariance) + (fit.theta - mean) ** 2 for fit in self._fits]
+        return mean, np.sqrt(np.einsum("f,fp->p", self.weights, variances))
+
     def draws(self, num: int, seed: int = 0) -> Array:
         """Parameters from the posterior, as logarithms, one row each."""
         chance = np.random.default_rng(seed)
@@ -143,6 +158,25 @@ class ThroughputModel:
             rows = picked == at
             drawn[rows] = chance.multivariate_normal(fit.theta, fit.covariance, size=rows.sum(), method="svd")
         return drawn
+
+    def draws_with_rest(self, points: Points, num: int, seed: int = 0) -> tuple[Array, Array]:
+        """(Parameters as `draws` gives them, ``g`` at some settings given these parameters: one row each)."""
+        chance = np.random.default_rng(seed)
+        picked = chance.choice(len(self._fits), size=num, p=self.weights)
+        theta, rest = np.empty((num, len(self._mean))), np.empty((num, len(points)))
+        for at, fit in enumerate(self._fits):
+            rows = picked == at
+            count = int(rows.sum())
+            theta[rows] = chance.multivariate_normal(fit.theta, fit.covariance, size=count, method="svd")
+            mean, covariance = np.zeros((count, len(points))), fit.scale**2 * kernel(points, points)
+            if fit.factor is not None and self.segments is not None and count:
+                cross = fit.scale**2 * kernel(points, self.segments.points)
+                gain = cho_solve(fit.factor, cross.T).T
+                left = np.log(self.segments.rates) - self._model(theta[rows], self.segments.points)
+                mean, covariance = left @ gain.T, covariance - gain @ cross.T
+            none = np.zeros(len(points))
+            rest[rows] = mean + chance.multivariate_normal(none, covariance, size=count, method="svd")
+        return theta, rest
 
     @property
     def scale(self) -> float:

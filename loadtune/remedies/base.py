@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtune.model.resources import Job
-from loadtune.records import Bottleneck, Device, Estimate, Examined, TrialConfig, WorkloadFacts, WorkloadSpec
+from loadtune.records import Bottleneck, Device, Estimate, Examined, Precision, TrialConfig, WorkloadFacts, WorkloadSpec
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -40,6 +40,8 @@ class Situation:
     """Largest number of workers that the search could have chosen."""
     wait_fraction: float
     """Share of the best configuration's time that is spent blocked in ``next(loader)``."""
+    precisions: tuple[Precision, ...] = ()
+    """That the search could choose."""
     workers_are_bounded: bool = False
     """Whether the user or the dataset says how many workers there may be."""
 
@@ -59,6 +61,8 @@ class Remedy:
     """Whether it changes what is loaded. The training process then compares samples and times loading."""
     same_samples: bool = True
     """Whether it loads the same samples by the same indices, so that they can be compared."""
+    needs_pinned: bool = False
+    """Whether it is nothing without page-locked memory."""
     only_predicted: bool = False
     """Tried with ``--remedies all`` alone."""
     changes_recipe: bool = False

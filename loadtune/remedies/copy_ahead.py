@@ -35,6 +35,7 @@ for inputs, targets in copied_ahead(loader, device):
 class CopyAhead(Remedy):
     title = "copy one batch ahead on a side stream"
     changes = "one more batch of GPU memory"
+    needs_pinned = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         """Copies out of memory that is not page-locked cannot overlap with anything."""

@@ -23,13 +23,19 @@ class FusedOptimizer(Remedy):
     changes_recipe = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
+        """With fp16 where that is not the best precision, but may be without its waits."""
         config = situation.config
-        if not situation.on_gpu or not config.recipe.waits_each_step or situation.spec.named_optimizer != "sgd":
+        if not situation.on_gpu or situation.spec.named_optimizer != "sgd":
             return None
-        return replace(config, recipe=replace(config.recipe, fused_optimizer=True))
+        waits = replace(config.recipe, precision="fp16", fused_optimizer=False)
+        if config.precision != "fp16" and "fp16" not in situation.precisions:
+            return None
+        if not waits.waits_each_step or (config.precision == "fp16" and config.recipe.fused_optimizer):
+            return None
+        return replace(config, recipe=replace(waits, fused_optimizer=True))
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
-        return replace(job, syncing=job.syncing - {situation.config.precision})
+        return replace(job, syncing=job.syncing - {"fp16"})
 
     def code(self, situation: Situation, seen: Examined) -> str:
         return CODE

@@ -62,6 +62,14 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
     )
 
 
+def step_lines(config: TrialConfig, spec: WorkloadSpec, device: str, structure: str | None) -> list[str]:
+    """What the precision decides of a training step: forward and update, before them the scaler."""
+    scaler = (
+        [f'scaler = torch.amp.GradScaler("{device}")  # once, before the loop'] if config.precision == "fp16" else []
+    )
+    return [*scaler, *_forward(config, device, _whole_batch(spec, structure)), *_update(config, spec)]
+
+
 def _optimizer(config: TrialConfig, spec: WorkloadSpec) -> str:
     if spec.named_optimizer is None:
         return "optimizer = make_optimizer(model.parameters())  # your own function\n"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Estimate, Objective, Ratio, Remedies, TrialConfig, TriedRemedy, TuningResult
+from loadtune.report.export import step_lines, structure_of
 from loadtune.report.figures import Table
 from loadtune.report.wording import remedy_text
 from loadtune.units import MISSING, counted, percent_text, rate_text, ratio_text
@@ -55,7 +56,7 @@ def remedies_answer(result: TuningResult) -> RemediesView | None:
     return RemediesView(
         table=_table(rows, result.config.objective) if rows else None,
         lines=best_with_changes(result) or _without_gain(found),
-        code=_code([each for each in found.tried if each.kept]),
+        code=_code([each for each in found.tried if each.kept], result),
     )
 
 
@@ -69,7 +70,7 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     return RemediesView(
         table=_table(rows, result.config.objective) if rows else None,
         lines=(*best_with_changes(result), *_without_gain(found), *_how(found), *_not_tried(found)),
-        code=_code(found.tried),  # in the order in which they were tried, in which they can be pasted
+        code=_code(found.tried, result),  # in the order in which they were tried, in which they can be pasted
     )
 
 
@@ -111,6 +112,8 @@ def _named(each: TriedRemedy) -> str:
 def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
     """`` and 8 workers, fp16``: what it is measured with, where the best configuration has something else."""
     parts = []
+    if config.batch_size != best.batch_size:
+        parts.append(f"batch {config.batch_size}")
     if config.loader.num_workers != best.loader.num_workers:
         parts.append(counted(config.loader.num_workers, "worker"))
     if config.loader.pin_memory != best.loader.pin_memory:
@@ -188,13 +191,25 @@ def _ratio(value: float, low: float, high: float) -> str:
     return f"{ratio_text(value)} ({low:.2f}–{high:.2f})"
 
 
-def _code(tried: Sequence[TriedRemedy]) -> tuple[RemedyCode, ...]:
+def _code(tried: Sequence[TriedRemedy], result: TuningResult) -> tuple[RemedyCode, ...]:
     return tuple(
         RemedyCode(
             title=f"{remedy_text(each.name)}: {each.title}",
             changes=f"What changes for training: {each.changes}.",
-            lines=tuple(each.code.rstrip("\n").split("\n")),
+            lines=(*_settings_lines(each, result), *each.code.rstrip("\n").split("\n")),
         )
         for each in tried
         if each.code
     )
+
+
+def _settings_lines(each: TriedRemedy, result: TuningResult) -> list[str]:
+    """Settings that it was measured with, where what it was compared with has others."""
+    loader, base = each.config.loader.kwargs(), each.base.loader.kwargs()
+    changed = [f"{name}={value!r}" for name, value in loader.items() if base.get(name) != value]
+    lines = [f"# with DataLoader(..., {', '.join(changed)})"] if changed else []
+    if each.config.precision != each.base.precision:
+        device = result.device.kind
+        step = step_lines(each.config, result.config.workload, device, structure_of(result))
+        lines += [f"# with {each.config.precision} instead of {each.base.precision}, in the training step", *step]
+    return lines

@@ -16,6 +16,7 @@ from loadtune.records import (
     Finalist,
     LeftOut,
     Measurement,
+    Ratio,
     Remedies,
     TrialConfig,
     TrialFailure,
@@ -32,13 +33,28 @@ from loadtune.stages.searching import search_of
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.bottleneck import Known, model_of
 from loadtune.study.confirm import rate_spread
-from loadtune.study.remedies import WORTH_TRYING, Offer, combined, gain_of, is_worth_keeping, offer
+from loadtune.study.remedies import (
+    WORTH_TRYING,
+    Offer,
+    combined,
+    gain_of,
+    is_undecided,
+    is_worth_keeping,
+    learned,
+    offer,
+)
 from loadtune.study.space import SearchSpace
 
 NUM_ROUNDS = 3
 """Runs with a remedy and without it, in turn."""
 
+MOST_ROUNDS = 9
+"""The same while it is not sure that one gains, and time is left."""
+
 FEWEST_ROUNDS = 2
+
+LOOKS = 2
+"""At the gain of one: after the first rounds, and after the last."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
@@ -101,7 +117,7 @@ class _Trying:
     able: Callable[[TrialConfig], bool] = lambda config: True
     """Whether it can run, by all that is known of memory."""
     others: Sequence[TrialConfig] = ()
-    """Other settings at the best batch size that can run."""
+    """Other settings that can run."""
     points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     until_s: float = 0.0
@@ -113,7 +129,7 @@ class _Trying:
         best = self.winner.config
         search = search_of(self.run, self.facts, self.searched)
         self.able = lambda config: bool(search.feasible([replace(config, remedies=())]))
-        self.others = [each for each in search.best_at(best.batch_size) if each.loader.in_order == best.loader.in_order]
+        self.others = [each for each in search.able() if each.loader.in_order == best.loader.in_order]
         if self.known is not None:
             self.model = model_of(self.known)
             self.job = self.model.job
@@ -136,6 +152,8 @@ class _Trying:
             self.tried.append(outcome)
             if outcome.kept:
                 self.job = best.job or self.job
+                if self.model is not None and self.job is not None:
+                    self.model = learned(self.model, self.job, outcome.config, outcome.runs)
                 offers = self._offers([each.remedy for each in offers])
 
     def outcome(self) -> Remedies:
@@ -185,6 +203,7 @@ class _Trying:
             num_cores=found.host.num_usable_cores,
             ram_bytes=found.host.ram_available_bytes,
             bottleneck=found.bottleneck,
+            precisions=tuple(self.searched.recipes),
             most_workers=max(self.searched.num_workers),
             workers_are_bounded=found.config.max_workers is not None
             or found.config.fixed("num_workers") is not None
@@ -233,7 +252,8 @@ class _Trying:
             return found
         if remedy.takes_s + self._needed_s(1) > self._left_s:
             return self._left(remedy, "too little of the time budget was left")
-        before, after = self._compute(situation.config), self._compute(found.config)
+        recipe = replace(situation.config.recipe, precision=found.config.precision)
+        before, after = self._compute(replace(found.config, recipe=recipe)), self._compute(found.config)
         if before is None or after is None:
             return self._left(remedy, "its steps could not be timed")
         found = predicted(after.samples_per_s / before.samples_per_s)
@@ -282,8 +302,10 @@ class _Trying:
         """None: it is the best configuration that failed."""
         found, base = self.run.found, self.config
         runs: dict[TrialConfig, list[Measurement]] = {base: [], each.config: []}
-        for number in range(NUM_ROUNDS):
+        for number in range(MOST_ROUNDS):
             if number >= FEWEST_ROUNDS and self._needed_s(1) > self._left_s:
+                break
+            if number == NUM_ROUNDS and not is_undecided(self._gain(runs[base], runs[each.config])):
                 break
             for config in (base, each.config) if number % 2 == 0 else (each.config, base):
                 outcome = timed(self.run, config, TRIAL_SHARE, None)
@@ -298,8 +320,7 @@ class _Trying:
                 if isinstance(outcome, TrialFailure):
                     return self._tried(each, reason=f"{FAILURE_TEXT[outcome.kind]}: {outcome.message}")
                 runs[config].append(outcome)
-        others = [finalist.runs for finalist in found.finalists]
-        gain = gain_of(runs[base], runs[each.config], others, found.config.objective, self.num_offers)
+        gain = self._gain(runs[base], runs[each.config])
         return replace(
             self._tried(each),
             gain=gain,
@@ -308,11 +329,21 @@ class _Trying:
             kept=is_worth_keeping(gain),
         )
 
+    def _gain(self, before: Sequence[Measurement], after: Sequence[Measurement]) -> Ratio:
+        """Looked at twice at the most, each time with its share of the error."""
+        found = self.run.found
+        others = [finalist.runs for finalist in found.finalists]
+        return gain_of(before, after, others, found.config.objective, LOOKS * self.num_offers)
+
     def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()
         self.seen[remedy.name] = each.seen
         changes = [remedy.changes] if remedy.changes != "nothing" or each.seen.difference is None else []
         changes += [] if each.seen.difference is None else [each.seen.difference]
+        if each.config.batch_size != self.config.batch_size:
+            changes.append(
+                f"batch size {each.config.batch_size} instead of {self.config.batch_size}: tune the learning rate"
+            )
         at = replace(situation, config=each.config)
         return TriedRemedy(
             name=remedy.name,

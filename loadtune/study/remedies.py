@@ -5,14 +5,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadtune.model.answers import change
+from loadtune.model.answers import best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, Measurement, Objective, Ratio, TrialConfig
 from loadtune.records.intervals import quantile_of_t
-from loadtune.remedies import Remedy, Situation, in_order
+from loadtune.remedies import REMEDIES, Remedy, Situation, in_order
 from loadtune.study.confirm import between_run_spread
-from loadtune.study.throughput import points_at
+from loadtune.study.throughput import points_at, segments_of
 
 WORTH_TRYING = 1.03
 """Predicted gain from which on a remedy is tried."""
@@ -49,9 +49,9 @@ def offer(
 ) -> Offer | None:
     """``model``, ``job``: None where the model describes nothing; ``job`` is that of the remedies kept so far.
 
-    ``others``: settings that may be tried with it, because what limits is another resource then. They are taken where
-    they are predicted to gain with the remedy, and not by themselves. ``compute_gain``: of a changed recipe, without a
-    loader.
+    ``others``: settings that may be tried with it, because what limits is another resource then. Those expected to be
+    the fastest are taken where they gain with the remedy, and not by themselves. ``compute_gain``: of a changed recipe,
+    without a loader.
     """
     plain = remedy.offer(situation)
     if plain is None or seen.refused is not None:
@@ -65,12 +65,30 @@ def offer(
     if then is None:
         return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=None)
     predicted = _gain(model, situation.config, job, config, then)
-    if remedy.loads and not situation.config.remedies:  # what was kept may have changed settings itself
-        for other in others:
-            with_it, without = (_gain(model, situation.config, job, other, each) for each in (then, job))
-            if with_it.value >= OTHER_SETTINGS * max(predicted.value, without.value):
-                config, predicted = replace(other, remedies=names), with_it
+    able = [other for other in others if other.loader.pin_memory or not any(REMEDIES[n].needs_pinned for n in names)]
+    if remedy.loads and able:
+        moved = [_moved(config, other) for other in able]
+        other = moved[best_of(model, points_at(moved, model.job), then)]
+        with_it, without = (_gain(model, situation.config, job, other, each) for each in (then, job))
+        if with_it.value >= OTHER_SETTINGS * max(predicted.value, without.value):
+            config, predicted = other, with_it
     return Offer(remedy=remedy, seen=seen, config=config, job=then, predicted=predicted)
+
+
+def _moved(config: TrialConfig, to: TrialConfig) -> TrialConfig:
+    """At other settings of those that the model knows; what remedies changed of loader and recipe stays."""
+    loader = replace(
+        config.loader,
+        batch_size=to.batch_size,
+        num_workers=to.loader.num_workers,
+        pin_memory=to.loader.pin_memory,
+    )
+    recipe = replace(
+        to.recipe,
+        compile=to.recipe.compile or config.recipe.compile,
+        fused_optimizer=to.recipe.fused_optimizer or config.recipe.fused_optimizer,
+    )
+    return replace(config, loader=loader, recipe=recipe)
 
 
 def _faster(job: Job, config: TrialConfig, gain: float) -> Job:
@@ -83,6 +101,17 @@ def _faster(job: Job, config: TrialConfig, gain: float) -> Job:
 
 def _gain(model: ThroughputModel, config: TrialConfig, job: Job, to: TrialConfig, then: Job) -> Estimate:
     return change(model, points_at([config], model.job), points_at([to], model.job), then, base=job)[1]
+
+
+def learned(model: ThroughputModel, job: Job, config: TrialConfig, runs: Sequence[Measurement]) -> ThroughputModel:
+    """The model of the job with a remedy, from its runs: what limits then was measured, not only predicted."""
+    rates = [run.samples_per_s for run in runs]
+    return ThroughputModel(job, segments_of([(config, run) for run in runs], rates, job), before=model)
+
+
+def is_undecided(gain: Ratio) -> bool:
+    """Whether more runs may show that it gains."""
+    return gain.low is not None and gain.high is not None and gain.low <= 1.0 and gain.ratio >= WORTH_KEEPING
 
 
 def gain_of(

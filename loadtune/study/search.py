@@ -90,7 +90,7 @@ class Search:
         return self._next
 
     def _proposed(self, room: int) -> Next | None:
-        known, configs = self._known(), self._able()
+        known, configs = self._known(), self.able()
         seen = {self.space.as_modelled(config) for config, _ in known}
         places = [at for at, config in enumerate(configs) if config in seen]
         if len(places) == len(configs):
@@ -149,19 +149,20 @@ class Search:
     def best_at(self, batch_size: int) -> list[TrialConfig]:
         """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
         the others, best first."""
-        ranked = self._by_expectation([c for c in self._able() if c.batch_size == batch_size])
+        ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size])
         by_score = [each.config for each in ranked]
         return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
 
     def smallest(self) -> TrialConfig | None:
         """The smallest configuration that the model expects to be as good as any, tried or not."""
-        return next(iter(_smallest(self._by_expectation(self._able()))), None)
+        return next(iter(_smallest(self._by_expectation(self.able()))), None)
 
     def _known(self) -> list[tuple[TrialConfig, Measurement]]:
         """The trials that the model can be fitted to."""
         return [(config, measured) for config, measured in self._tried if self.is_modelled(config)]
 
-    def _able(self) -> list[TrialConfig]:
+    def able(self) -> list[TrialConfig]:
+        """All that the model knows of, that fits into memory and has not failed."""
         return [config for config in self.feasible(self._candidates()) if config not in self._failed]
 
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:

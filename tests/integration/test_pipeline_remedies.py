@@ -74,6 +74,28 @@ def test_what_is_predicted_to_gain_nothing_is_not_tried(tmp_path: Path) -> None:
     assert "uint8_transfer" not in named(tune_fake(bench(examined=nothing), tmp_path))
 
 
+def test_what_was_left_out_is_kept_with_its_prediction_or_the_reason(tmp_path: Path) -> None:
+    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
+    left = {each.name: each for each in found(tune_fake(bench(examined=nothing), tmp_path)).left_out}
+    assert left["uint8_transfer"].reason == "less than 3% is predicted"
+    assert left["uint8_transfer"].predicted is not None
+    assert left["uint8_transfer"].predicted.value < 1.03
+    assert left["batched_fetch"].reason == "the fake has none"
+    assert left["batched_fetch"].predicted is None
+
+
+def test_a_gain_that_is_not_sure_is_measured_again_while_time_is_left(tmp_path: Path) -> None:
+    uneven = {"between_runs": 0.06, "remedy_gains": {"uint8_transfer": 1.12}}
+    folders = [tmp_path / str(seed) for seed in range(4)]
+    for folder in folders:
+        folder.mkdir()
+    benches = [bench(seed=seed, **uneven) for seed in range(3)]
+    tried = [named(tune_fake(each, folder))["uint8_transfer"] for each, folder in zip(benches, folders, strict=False)]
+    assert max(len(each.runs) for each in tried) > 3, "a spread of 6% seldom shows 12% after three"
+    sure = named(tune_fake(bench(), folders[-1]))["uint8_transfer"]
+    assert len(sure.runs) == len(sure.base_runs) == 3
+
+
 def test_all_that_apply_are_tried_if_asked_for(tmp_path: Path) -> None:
     nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
     uint8 = named(tune_fake(bench(examined=nothing, remedy_gains={}), tmp_path, ALL))["uint8_transfer"]

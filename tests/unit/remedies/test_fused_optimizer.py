@@ -83,6 +83,10 @@ def test_offered_where_each_step_waits_for_the_scaler() -> None:
     assert found.loader == situation().config.loader
     assert offer(situation(device=CPU)) is None
     assert offer(situation(recipe=Recipe(precision="bf16"))) is None
+    other = offer(situation(recipe=Recipe(precision="bf16", fused_optimizer=True), precisions=("bf16", "fp16")))
+    assert other is not None
+    assert other.recipe == Recipe(precision="fp16", fused_optimizer=True)
+    assert offer(situation(recipe=Recipe(precision="own"), precisions=("own",))) is None
     assert offer(situation(recipe=Recipe(precision="fp16", fused_optimizer=True))) is None
     assert offer(situation(spec=WorkloadSpec(optimizer="adamw"))) is None
     assert offer(situation(spec=WorkloadSpec(optimizer="pkg.mod:sgd"))) is None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from page_rig import cut_short, golden
 
-from loadtune.records import Remedies, TuningResult
+from loadtune.records import Estimate, LeftOut, Remedies, TuningResult
 from loadtune.report.page.view import page_view
 from loadtune.report.remedies import RemediesView, best_with_changes, remedies_answer, remedies_view
 from loadtune.report.view import summary
@@ -66,6 +66,43 @@ def test_one_change_other_workers_and_figures_that_are_missing() -> None:
         compute_fraction=None,
     )  # fmt: skip
     assert best_with_changes(one) == ("With the code change that gains and 1 worker: 5,350 samples/s.",)
+
+
+def test_other_settings_that_a_change_was_measured_with_stand_above_its_lines() -> None:
+    result = golden()
+    assert result.remedies is not None
+    first, *others = result.remedies.tried
+    config = replace(
+        first.config,
+        loader=replace(first.config.loader, batch_size=48, num_workers=1),
+        recipe=replace(first.config.recipe, precision="bf16"),
+    )
+    view = answered(of(result, tried=(replace(first, config=config), *others), config=config))
+    assert view.table is not None
+    assert view.table.rows[0][0] == "uint8 transfer and batch 48, 1 worker, bf16"
+    settings, precision, *step = view.code[0].lines
+    assert settings == "# with DataLoader(..., batch_size=48, num_workers=1)"
+    assert precision == "# with bf16 instead of fp16, in the training step"
+    assert step[0] == 'with torch.autocast("cuda", dtype=torch.bfloat16):'
+    assert "optimizer.step()" in step
+
+
+def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_or_why() -> None:
+    left = (
+        LeftOut(
+            name="copy_ahead", reason="less than 3% is predicted", predicted=Estimate(value=1.0, low=0.9, high=1.1)
+        ),
+        LeftOut(name="batched_fetch", reason="the dataset cannot be indexed with a list"),
+    )
+    alone = of(without_gain(), tried=(), left_out=left)
+    view = remedies_view(alone)
+    assert view is not None
+    assert view.table is None
+    assert view.lines == (
+        "Not tried, because too little gain is predicted: copy ahead (1.00× (0.90–1.10)).",
+        "Not tried: batched fetch (the dataset cannot be indexed with a list).",
+    )
+    assert remedies_answer(alone) is None
 
 
 def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:

@@ -1,0 +1,102 @@
+"""What a remedy is predicted to gain: with which settings, and after what another one before it was measured to do."""
+
+from dataclasses import replace
+
+import numpy as np
+from remedy_rig import situation
+
+from loadtune.model.fit import Segments, ThroughputModel, points_of
+from loadtune.model.resources import Job
+from loadtune.records import Examined, LoaderConfig, Loading, Ratio, Recipe, TrialConfig
+from loadtune.remedies import REMEDIES
+from loadtune.study.remedies import WORTH_TRYING, is_undecided, offer
+
+FP16, BF16 = Recipe(precision="fp16"), Recipe(precision="bf16")
+JOB = Job(
+    sample_s=4e-3,
+    sample_cpu_s=4e-3,
+    sample_bytes=600_000.0,
+    num_cores=16.0,
+    on_gpu=True,
+    compute={"bf16": ((64.0, 2.4e-4), (256.0, 2.1e-4)), "fp16": ((64.0, 2.0e-4), (256.0, 1.7e-4))},
+    syncing=frozenset({"fp16"}),
+)
+BEFORE = Loading(sample_s=4e-3, sample_cpu_s=4e-3, sample_bytes=600_000.0)
+LIGHT = Examined(name="batched_fetch", before=BEFORE, after=replace(BEFORE, sample_s=2e-4, sample_cpu_s=2e-4))
+UINT8 = Examined(name="uint8_transfer", before=BEFORE, after=replace(BEFORE, sample_bytes=150_000.0))
+
+
+def config(batch_size: int = 256, num_workers: int = 16, recipe: Recipe = BF16, **more: object) -> TrialConfig:
+    loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=True)
+    return TrialConfig(loader=loader, recipe=recipe, **more)  # type: ignore[arg-type]
+
+
+def fitted(
+    job: Job, rate: float, make_s: float, device_s: float = np.nan, before: ThroughputModel | None = None
+) -> ThroughputModel:
+    """Three segments of the best configuration: 256 a batch, 16 workers, pinned, bf16."""
+    here = points_of([(256, 16, True, 0)] * 3)
+    nan = np.full(3, np.nan)
+    segments = Segments(here, np.full(3, rate), np.full(3, make_s), np.full(3, device_s), nan, np.ones(3))
+    return ThroughputModel(job, segments, before)
+
+
+def test_a_remedy_is_tried_with_the_batch_size_that_is_best_with_it() -> None:
+    """While workers limit, all batch sizes are alike; with light samples the launches of small batches do."""
+    at = replace(situation(), config=config(16))
+    job = replace(JOB, compute={"bf16": ((16.0, 6e-4), (256.0, 1e-4))}, syncing=frozenset())
+    model = fitted(job, 3000.0, 4.5e-3)
+    found = offer(REMEDIES["batched_fetch"], LIGHT, at, model, job, [config(16), config(128), config(256)])
+    assert found is not None
+    assert found.config.batch_size > 16
+    assert found.config.remedies == ("batched_fetch",)
+    alone = offer(REMEDIES["batched_fetch"], LIGHT, at, model, job, [config(16)])
+    assert alone is not None
+    assert found.predicted is not None
+    assert alone.predicted is not None
+    assert found.predicted.value > 1.03 * alone.predicted.value
+
+
+def test_other_settings_keep_what_a_remedy_before_changed() -> None:
+    kept = config(16, recipe=replace(BF16, compile=True), remedies=("compiled",))
+    job = replace(JOB, compute={"bf16": ((16.0, 6e-4), (256.0, 1e-4))}, syncing=frozenset())
+    at = replace(situation(), config=kept)
+    found = offer(REMEDIES["batched_fetch"], LIGHT, at, fitted(job, 3000.0, 4.5e-3), job, [config(256)])
+    assert found is not None
+    assert (found.config.batch_size, found.config.recipe.compile) == (256, True)
+
+
+def test_nothing_pinned_is_given_up_once_copies_go_ahead() -> None:
+    at = replace(situation(), config=config(16, remedies=("copy_ahead",)))
+    job = replace(JOB, compute={"bf16": ((16.0, 6e-4), (256.0, 1e-4))}, syncing=frozenset())
+    unpinned = replace(config(256), loader=LoaderConfig(batch_size=256, num_workers=16))
+    found = offer(REMEDIES["batched_fetch"], LIGHT, at, fitted(job, 3000.0, 4.5e-3), job, [unpinned])
+    assert found is not None
+    assert found.config.loader == at.config.loader
+
+
+def test_what_runs_with_a_remedy_showed_is_known_of_the_next_one() -> None:
+    """Workers limited, so that a faster step was worth nothing. With bytes the device does, at 95% of its rate."""
+    plain = config()
+    at = replace(situation(precisions=("bf16", "fp16")), config=plain)
+    fused, seen = REMEDIES["fused_optimizer"], Examined(name="fused_optimizer")
+    model = fitted(JOB, 2700.0, 5.5e-3, 2.7e-4)
+    before = offer(fused, seen, at, model, JOB, [])
+    assert before is not None
+    assert before.config.precision == "fp16"
+    assert before.predicted is not None
+    uint8 = offer(REMEDIES["uint8_transfer"], UINT8, at, model, JOB, [])
+    assert uint8 is not None
+    assert uint8.job is not None
+    after = fitted(uint8.job, 4400.0, 2.2e-3, 2.2e-4, before=model)
+    on_top = offer(fused, seen, replace(at, config=replace(plain, remedies=("uint8_transfer",))), after, uint8.job, [])
+    assert on_top is not None
+    assert on_top.predicted is not None
+    assert before.predicted.value < WORTH_TRYING < on_top.predicted.value
+
+
+def test_more_runs_are_for_gains_that_may_be_one() -> None:
+    assert is_undecided(Ratio(ratio=1.1, low=0.95, high=1.3))
+    assert not is_undecided(Ratio(ratio=1.1, low=1.02, high=1.2))
+    assert not is_undecided(Ratio(ratio=0.97, low=0.9, high=1.05))
+    assert not is_undecided(Ratio(ratio=1.1))
