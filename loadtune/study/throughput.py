@@ -76,7 +76,13 @@ def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], rates: Sequen
 
 
 def _make_s(config: TrialConfig, measured: Measurement) -> float:
-    """Wall seconds of a worker for a sample; NaN where no worker was seen to make a batch."""
+    """Wall seconds for a sample of a worker, or of the training process with 0 workers; NaN where that was not seen.
+
+    Without workers training waits for the loader as long as that takes, and, where it pins, for that too.
+    """
+    if not config.loader.num_workers and not config.loader.pin_memory:
+        num_samples = sum(window.num_samples for window in measured.windows)
+        return sum(window.wait_s for window in measured.windows) / num_samples or float("nan")
     num_made = sum(worker.num_made for worker in measured.workers)
     if not num_made:
         return float("nan")

@@ -11,7 +11,7 @@ from loadtune.records import Examined, LoaderConfig, Loading, Ratio, Recipe, Tri
 from loadtune.remedies import REMEDIES
 from loadtune.study.remedies import WORTH_TRYING, is_undecided, offer
 
-FP16, BF16 = Recipe(precision="fp16"), Recipe(precision="bf16")
+BF16 = Recipe(precision="bf16")
 JOB = Job(
     sample_s=4e-3,
     sample_cpu_s=4e-3,
