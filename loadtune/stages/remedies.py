@@ -4,6 +4,7 @@ The most promising is tried first, in turn with the best configuration. One that
 are tried on top of it.
 """
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,6 @@ from loadtune.records import (
     Examined,
     Finalist,
     LeftOut,
-    Measurement,
     Ratio,
     Remedies,
     TrialConfig,
@@ -28,33 +28,29 @@ from loadtune.remedies import NUM_EXAMINED, REMEDIES, Remedy, Situation
 from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.bottleneck import known_of
-from loadtune.stages.run import TRIAL_SHARE, Run
+from loadtune.stages.in_turn import Pair
+from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
-from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.bottleneck import Known, model_of
 from loadtune.study.confirm import rate_spread
 from loadtune.study.remedies import (
+    WORTH_KEEPING,
     WORTH_TRYING,
     Offer,
     combined,
     gain_of,
-    is_undecided,
+    is_promising,
     is_worth_keeping,
     learned,
     offer,
 )
 from loadtune.study.space import SearchSpace
 
-NUM_ROUNDS = 3
-"""Runs with a remedy and without it, in turn."""
-
-MOST_ROUNDS = 9
-"""The same while it is not sure that one gains, and time is left."""
-
-FEWEST_ROUNDS = 2
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 9
+"""Runs with a remedy and without it, in turn: as many as show whether it gains."""
 
 LOOKS = 2
-"""At the gain of one: after the first rounds, and after the last."""
+"""By how much the error of each gain is divided, because it is looked at more than once."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
@@ -123,6 +119,8 @@ class _Trying:
     until_s: float = 0.0
     num_offers: int = 1
     is_complete: bool = True
+    together: Pair | None = None
+    """The best configuration, and all that was kept on top of it."""
 
     def __post_init__(self) -> None:
         self.until_s = self.run.until(OF_LEFT)
@@ -155,27 +153,44 @@ class _Trying:
                 if self.model is not None and self.job is not None:
                     self.model = learned(self.model, self.job, outcome.config, outcome.runs)
                 offers = self._offers([each.remedy for each in offers])
+        self._measure_together()
 
     def outcome(self) -> Remedies:
+        """Only as many of those that were kept as gain for sure together."""
         kept = [each for each in self.tried if each.kept]
+        while kept and not is_worth_keeping(self._gain_together(kept)):
+            kept.pop()
+        names = {each.name for each in kept}
+        tried = [replace(each, kept=each.name in names) for each in self.tried]
         if not kept:
-            return Remedies(tried=tuple(self.tried), left_out=self._left_out())
+            return Remedies(tried=tuple(tried), left_out=self._left_out())
         last = kept[-1]
         runs = [*last.runs, *(run for each in self.tried if each.base == last.config for run in each.base_runs)]
+        base_runs = last.base_runs
+        if self.together is not None and self.together.config == last.config:
+            several = len(kept) > 1
+            runs = [*(runs if several else runs[len(last.runs) :]), *self.together.runs]
+            base_runs = tuple(self.together.base_runs)
         rate = sum(run.samples_per_s for run in runs) / len(runs)
-        spread = rate_spread([runs, last.base_runs, *(f.runs for f in self.run.found.finalists)])
+        spread = rate_spread([runs, base_runs, *(f.runs for f in self.run.found.finalists)])
         points = (*self.run.found.compute_points, *self.points.values())
         alone = compute_rate(points, last.config)
         share = None if alone is None else rate / alone.samples_per_s
         return Remedies(
-            tried=tuple(self._final(each, last.config) for each in self.tried),
+            tried=tuple(self._final(each, last.config) for each in tried),
             left_out=self._left_out(),
             config=last.config,
             samples_per_s=rate,
             half_width_fraction=None if spread is None else spread.half_width(1 / len(runs), 1),
-            gain=combined([each.gain for each in kept if each.gain is not None]),
+            gain=self._gain_together(kept),
             compute_fraction=None if share is None or share > MISREAD else share,
         )
+
+    def _gain_together(self, kept: Sequence[TriedRemedy]) -> Ratio:
+        pair = self.together
+        if pair is not None and pair.config == kept[-1].config and pair.runs:
+            return self._gain(pair, MOST_ROUNDS)
+        return combined([each.gain for each in kept if each.gain is not None])
 
     def _left_out(self) -> tuple[LeftOut, ...]:
         tried = {each.name for each in self.tried}
@@ -293,47 +308,68 @@ class _Trying:
 
     @property
     def _left_s(self) -> float:
-        return self.until_s - self.run.clock.now()
+        """Apart from what measuring all together will take."""
+        is_later = self.together is None and any(each.kept for each in self.tried)
+        return self.until_s - self.run.clock.now() - (self._needed_s(FEWEST_ROUNDS) if is_later else 0.0)
 
     def _needed_s(self, num_rounds: int) -> float:
-        return 2 * num_rounds * max(run.seconds for run in self.winner.runs)
+        return 2 * num_rounds * statistics.median(run.seconds for run in self.winner.runs)
 
     def _try(self, each: Offer) -> TriedRemedy | None:
         """None: it is the best configuration that failed."""
-        found, base = self.run.found, self.config
-        runs: dict[TrialConfig, list[Measurement]] = {base: [], each.config: []}
-        for number in range(MOST_ROUNDS):
-            if number >= FEWEST_ROUNDS and self._needed_s(1) > self._left_s:
-                break
-            if number == NUM_ROUNDS and not is_undecided(self._gain(runs[base], runs[each.config])):
-                break
-            for config in (base, each.config) if number % 2 == 0 else (each.config, base):
-                outcome = timed(self.run, config, TRIAL_SHARE, None)
-                found.tell(f"{each.remedy.title}: {outcome_text(config, outcome, found.config.objective)}")
-                if isinstance(outcome, TrialFailure) and config == base:
-                    self.is_complete = False
-                    found.note(
-                        f"Changes of the code were no longer tried, because the best configuration failed meanwhile: "
-                        f"{outcome.message}"
-                    )
-                    return None
-                if isinstance(outcome, TrialFailure):
-                    return self._tried(each, reason=f"{FAILURE_TEXT[outcome.kind]}: {outcome.message}")
-                runs[config].append(outcome)
-        gain = self._gain(runs[base], runs[each.config])
+        pair = Pair(self.config, each.config)
+        known = each.predicted if self.run.found.config.objective == "samples-per-s" else None
+
+        def is_decided() -> bool:
+            gain = self._gain(pair, 1)
+            return gain.ratio < WORTH_KEEPING or is_promising(gain, known)
+
+        failed = self._measure(pair, each.remedy.title, is_decided)
+        if pair.base_failed:
+            return None
+        if failed is not None:
+            return self._tried(each, reason=f"{FAILURE_TEXT[failed.kind]}: {failed.message}")
         return replace(
             self._tried(each),
-            gain=gain,
-            runs=tuple(runs[each.config]),
-            base_runs=tuple(runs[base]),
-            kept=is_worth_keeping(gain),
+            gain=self._gain(pair, LOOKS * self.num_offers),
+            runs=tuple(pair.runs),
+            base_runs=tuple(pair.base_runs),
+            kept=is_promising(self._gain(pair, 1), known),
         )
 
-    def _gain(self, before: Sequence[Measurement], after: Sequence[Measurement]) -> Ratio:
-        """Looked at twice at the most, each time with its share of the error."""
+    def _measure_together(self) -> None:
+        """Where several gain: all of them and the best configuration, in turn. Of a single one, more of its rounds."""
+        kept = [each for each in self.tried if each.kept]
+        if not kept or self._needed_s(FEWEST_ROUNDS) > self.until_s - self.run.clock.now():
+            return
+        last = kept[-1]
+        pair = self.together = Pair(self.winner.config, last.config)
+        if len(kept) == 1:
+            pair.base_runs, pair.runs = list(last.base_runs), list(last.runs)
+        what = "code changes that gain, together" if len(kept) > 1 else REMEDIES[last.name].title
+        self._measure(pair, what, lambda: is_worth_keeping(self._gain(pair, MOST_ROUNDS)))
+
+    def _measure(self, pair: Pair, title: str, is_decided: Callable[[], bool]) -> TrialFailure | None:
+        """Round after round, until it is decided or no time is left. None: nothing failed."""
+
+        def is_enough() -> bool:
+            num = len(pair.runs)
+            return num >= MOST_ROUNDS or (num >= FEWEST_ROUNDS and (is_decided() or self._needed_s(1) > self._left_s))
+
+        failed = pair.run_until(is_enough, self.run, title)
+        if failed is not None and pair.base_failed:
+            self.is_complete = False
+            self.run.found.note(
+                "Changes of the code were no longer tried, because what they were compared with failed meanwhile: "
+                f"{failed.message}"
+            )
+        return failed
+
+    def _gain(self, pair: Pair, num_comparisons: int) -> Ratio:
+        """Its interval is of 95% for so many gains together."""
         found = self.run.found
         others = [finalist.runs for finalist in found.finalists]
-        return gain_of(before, after, others, found.config.objective, LOOKS * self.num_offers)
+        return gain_of(pair.base_runs, pair.runs, others, found.config.objective, num_comparisons)
 
     def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()

@@ -20,6 +20,9 @@ WORTH_TRYING = 1.03
 WORTH_KEEPING = 1.01
 """Measured gain from which on a change of code is worth it, and more of which could not be told from nothing."""
 
+MODEL_SD = 0.1
+"""Of the logarithm of a predicted gain, at the least."""
+
 OTHER_SETTINGS = 1.03
 """Predicted gain from which on a remedy is tried with other settings than the best configuration has."""
 
@@ -109,9 +112,19 @@ def learned(model: ThroughputModel, job: Job, config: TrialConfig, runs: Sequenc
     return ThroughputModel(job, segments_of([(config, run) for run in runs], rates, job), before=model)
 
 
-def is_undecided(gain: Ratio) -> bool:
-    """Whether more runs may show that it gains."""
-    return gain.low is not None and gain.high is not None and gain.low <= 1.0 and gain.ratio >= WORTH_KEEPING
+def is_promising(gain: Ratio, predicted: Estimate | None) -> bool:
+    """Whether its runs show a gain, and together with the model leave less than 2.5% for none.
+
+    Both are taken as independent and log-normal. ``gain``: with its interval for itself. Without a prediction its runs
+    alone decide.
+    """
+    if predicted is None or gain.low is None or gain.high is None:
+        return is_worth_keeping(gain)
+    measured_sd = math.log(gain.high / gain.low) / (2 * 1.96)
+    model_sd = max(MODEL_SD, math.log(predicted.high / predicted.low) / (2 * 1.96))
+    weights = 1 / measured_sd**2, 1 / model_sd**2
+    mean = (weights[0] * math.log(gain.ratio) + weights[1] * math.log(predicted.value)) / sum(weights)
+    return gain.ratio >= WORTH_KEEPING and mean > 1.96 / math.sqrt(sum(weights))
 
 
 def gain_of(

@@ -7,9 +7,9 @@ from remedy_rig import situation
 
 from loadtune.model.fit import Segments, ThroughputModel, points_of
 from loadtune.model.resources import Job
-from loadtune.records import Examined, LoaderConfig, Loading, Ratio, Recipe, TrialConfig
+from loadtune.records import Estimate, Examined, LoaderConfig, Loading, Ratio, Recipe, TrialConfig
 from loadtune.remedies import REMEDIES
-from loadtune.study.remedies import WORTH_TRYING, is_undecided, offer
+from loadtune.study.remedies import WORTH_TRYING, is_promising, offer
 
 BF16 = Recipe(precision="bf16")
 JOB = Job(
@@ -95,8 +95,11 @@ def test_what_runs_with_a_remedy_showed_is_known_of_the_next_one() -> None:
     assert before.predicted.value < WORTH_TRYING < on_top.predicted.value
 
 
-def test_more_runs_are_for_gains_that_may_be_one() -> None:
-    assert is_undecided(Ratio(ratio=1.1, low=0.95, high=1.3))
-    assert not is_undecided(Ratio(ratio=1.1, low=1.02, high=1.2))
-    assert not is_undecided(Ratio(ratio=0.97, low=0.9, high=1.05))
-    assert not is_undecided(Ratio(ratio=1.1))
+def test_a_gain_is_promising_by_its_runs_and_the_model_together() -> None:
+    unsure, predicted = Ratio(ratio=1.1, low=0.95, high=1.27), Estimate(value=1.3, low=1.1, high=1.5)
+    assert is_promising(unsure, predicted)
+    assert not is_promising(unsure, None)
+    assert not is_promising(unsure, Estimate(value=1.0, low=0.85, high=1.15))
+    assert not is_promising(Ratio(ratio=1.0, low=0.9, high=1.1), predicted), "its runs show none"
+    assert is_promising(Ratio(ratio=1.1, low=1.02, high=1.2), None)
+    assert not is_promising(Ratio(ratio=1.3), None)
