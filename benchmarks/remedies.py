@@ -57,7 +57,12 @@ def show(name: str, result: TuningResult) -> None:
     print("| remedy | workers | predicted | measured | kept | what changes |\n|---|---|---|---|---|---|")
     for each in found.tried:
         print(row(each))
-    print("".join(f"\nleft out: {each.name}, {each.reason}, {_estimate(each.predicted)}" for each in found.left_out))
+    print(
+        "".join(
+            f"\nleft out: {each.name}, {each.reason or 'too little is predicted'}, {_estimate(each.predicted)}"
+            for each in found.left_out
+        )
+    )
     if found.config is not None:
         print(
             f"\nwith those kept: {found.samples_per_s:,.0f}/s ± {found.half_width_fraction or 0:.0%}, "

@@ -69,7 +69,7 @@ class TriedRemedy:
     base_runs: tuple[Measurement, ...] = ()
     """Without it, in turn with `runs`."""
     kept: bool = False
-    """Whether it gains for sure, so that the remedies after it were compared with it."""
+    """Whether it is among those that gain for sure together."""
     reason: str | None = None
     """Why it was not tried, or how it failed. None: it was measured."""
 
@@ -79,8 +79,8 @@ class LeftOut:
     """One remedy that was not worth trying."""
 
     name: str
-    reason: str
-    """As a clause: ``the dataset has __getitems__``."""
+    reason: str | None
+    """As a clause: ``the dataset has __getitems__``. None: the predicted gain is too small."""
     predicted: Estimate | None = None
     """Throughput with it ÷ without it. None: it does not apply, or the model does not know."""
 
@@ -92,7 +92,7 @@ class Remedies:
     tried: tuple[TriedRemedy, ...] = ()
     """Those that were tried, in order, then those that were only predicted."""
     left_out: tuple[LeftOut, ...] = ()
-    """The others, as they stood when the last was tried."""
+    """The others, on top of what was kept."""
     config: TrialConfig | None = None
     """The best configuration with all remedies that were kept. None: none was."""
     samples_per_s: float | None = None
@@ -100,5 +100,10 @@ class Remedies:
     """Of the 95% interval of `samples_per_s`, as a share of it."""
     gain: Ratio | None = None
     """Of all that were kept, over the best configuration without any."""
+    runs: tuple[Measurement, ...] = ()
+    """With all that were kept. Empty: there is only one, which has its own, or no time was left, and `gain` is the
+    product of theirs."""
+    base_runs: tuple[Measurement, ...] = ()
+    """Of the best configuration, in turn with `runs`."""
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. None: that rate was not timed."""

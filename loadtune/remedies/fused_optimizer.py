@@ -11,6 +11,7 @@ from loadtune.records import Examined, TrialConfig
 from loadtune.remedies.base import Remedy, Situation
 
 CODE = """\
+# once, before the training loop, in place of your optimizer
 optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 for group in optimizer.param_groups:  # GradScaler may skip the first step, which would leave the momentum unset
     for parameter in group["params"]:

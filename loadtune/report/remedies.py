@@ -56,7 +56,7 @@ def remedies_answer(result: TuningResult) -> RemediesView | None:
     return RemediesView(
         table=_table(rows, result.config.objective) if rows else None,
         lines=best_with_changes(result) or _without_gain(found),
-        code=_code([each for each in found.tried if each.kept], result),
+        code=(*_code([each for each in found.tried if each.kept], result), *_settings(found, result)),
     )
 
 
@@ -70,7 +70,10 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     return RemediesView(
         table=_table(rows, result.config.objective) if rows else None,
         lines=(*best_with_changes(result), *_without_gain(found), *_how(found), *_not_tried(found)),
-        code=_code(found.tried, result),  # in the order in which they were tried, in which they can be pasted
+        code=(
+            *_code(found.tried, result),
+            *_settings(found, result),
+        ),  # in the order in which they were tried, in which they can be pasted
     )
 
 
@@ -100,8 +103,9 @@ def interval_text(low: float | None, high: float | None) -> str:
 
 
 def _over_the_best(gain: Ratio, objective: Objective) -> str:
-    what = "the best above" if objective == "samples-per-s" else "the samples per joule of the best above"
-    return f"{gain.ratio:.2f} times {what} ({interval_text(gain.low, gain.high)})"
+    what = "" if objective == "samples-per-s" else "the samples per joule of "
+    known = interval_text(gain.low, gain.high)
+    return f"{gain.ratio:.2f} times {what}the best configuration, measured in turn ({known})"
 
 
 def _named(each: TriedRemedy) -> str:
@@ -142,14 +146,18 @@ def _how(found: Remedies) -> tuple[str, ...]:
     """What the gains are over, where that is not the best configuration alone."""
     if not any(each.base.remedies for each in found.tried if each.gain is not None):
         return ()
-    kept = ", then ".join(remedy_text(each.name) for each in found.tried if each.kept)
-    return (f"Each change was measured on top of those that were kept before it: {kept}.",)
+    bases = {
+        remedy_text(each.name): " and ".join(map(remedy_text, each.base.remedies))
+        for each in found.tried
+        if each.gain is not None and each.base.remedies
+    }
+    return (f"Measured on top of others: {'; '.join(f'{name} on top of {base}' for name, base in bases.items())}.",)
 
 
 def _not_tried(found: Remedies) -> tuple[str, ...]:
     """Those that are predicted to gain too little, and those that do not apply, in a sentence each."""
-    little = [each for each in found.left_out if each.predicted is not None]
-    others = [each for each in found.left_out if each.predicted is None]
+    little = [each for each in found.left_out if each.reason is None]
+    others = [each for each in found.left_out if each.reason is not None]
     predicted = (f"{remedy_text(each.name)} ({_predicted(each.predicted)})" for each in little)
     reasons = (f"{remedy_text(each.name)} ({each.reason})" for each in others)
     return (
@@ -196,20 +204,35 @@ def _code(tried: Sequence[TriedRemedy], result: TuningResult) -> tuple[RemedyCod
         RemedyCode(
             title=f"{remedy_text(each.name)}: {each.title}",
             changes=f"What changes for training: {each.changes}.",
-            lines=(*_settings_lines(each, result), *each.code.rstrip("\n").split("\n")),
+            lines=(
+                *each.code.rstrip("\n").split("\n"),
+                *([] if each.kept else _settings_lines(each.config, each.base, result)),
+            ),
         )
         for each in tried
         if each.code
     )
 
 
-def _settings_lines(each: TriedRemedy, result: TuningResult) -> list[str]:
-    """Settings that it was measured with, where what it was compared with has others."""
-    loader, base = each.config.loader.kwargs(), each.base.loader.kwargs()
-    changed = [f"{name}={value!r}" for name, value in loader.items() if base.get(name) != value]
-    lines = [f"# with DataLoader(..., {', '.join(changed)})"] if changed else []
-    if each.config.precision != each.base.precision:
-        device = result.device.kind
-        step = step_lines(each.config, result.config.workload, device, structure_of(result))
-        lines += [f"# with {each.config.precision} instead of {each.base.precision}, in the training step", *step]
+def _settings(found: Remedies, result: TuningResult) -> tuple[RemedyCode, ...]:
+    """Settings that those which gain were measured with, where the best configuration has others."""
+    if found.config is None or result.best is None:
+        return ()
+    lines = tuple(_settings_lines(found.config, result.best.config, result))
+    changes = "These changes of the code were measured with other settings."
+    return (RemedyCode(title="settings for these changes", changes=changes, lines=lines),) if lines else ()
+
+
+def _settings_lines(config: TrialConfig, base: TrialConfig, result: TuningResult) -> list[str]:
+    before, recipe = base.loader.kwargs(), config.recipe
+    changed = [f"{name}={value!r}" for name, value in config.loader.kwargs().items() if before.get(name) != value]
+    lines = [f"# loader = DataLoader(..., {', '.join(changed)})"] if changed else []
+    if recipe.memory_format != base.recipe.memory_format:
+        name = "channels_last" if recipe.memory_format == "channels_last" else "contiguous_format"
+        lines.append(f"model = model.to(memory_format=torch.{name})  # and the inputs")
+    if recipe.fused_optimizer != base.recipe.fused_optimizer and "fused_optimizer" not in config.remedies:
+        lines.append(f"# optimizer {'with' if recipe.fused_optimizer else 'without'} fused=True")
+    if config.precision != base.precision:
+        step = step_lines(config, result.config.workload, result.device.kind, structure_of(result))
+        lines += [f"# the training step in {config.precision}", *step]
     return lines

@@ -1,11 +1,11 @@
 """After the confirmation, in the time that is left: changes outside of DataLoader's arguments, tried on the winner.
 
-The most promising is tried first, in turn with the best configuration. One that gains for sure is kept, and the others
-are tried on top of it.
+The most promising is tried first, in turn with the best configuration. One that very probably gains is kept, and the
+others are tried on top of it. At the end all that were kept are measured together, in turn with the best configuration.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.errors import LoadtuneError
@@ -50,7 +50,8 @@ FEWEST_ROUNDS, MOST_ROUNDS = 2, 9
 """Runs with a remedy and without it, in turn: as many as show whether it gains."""
 
 LOOKS = 2
-"""By how much the error of each gain is divided, because it is looked at more than once."""
+"""By how much the error of each gain is divided, because it is looked at after every round: simulated with eight looks,
+that keeps the 95%."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
@@ -59,7 +60,9 @@ EXAMINE_S = 5.0
 """What it takes to examine all remedies, beside the loading of samples that it takes: as seen on an H100."""
 
 DOES_NOT_APPLY = "it does not apply to this job with the best settings"
-TOO_LITTLE = f"less than {WORTH_TRYING - 1:.0%} is predicted"
+NOT_PREDICTED = "its gain cannot be predicted; --remedies all tries it"
+LITTLE_THROUGHPUT = f"less than {WORTH_TRYING - 1:.0%} more throughput is predicted"
+NO_TIME = "too little of the time budget was left"
 
 COMPUTE_S = 1.0
 """For timing a changed recipe without a loader."""
@@ -77,6 +80,7 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         if before.is_complete:
             return
     with found.stage("remedies"):
+        earlier = found.remedies
         trying = _Trying(run, facts, searched, winner, known_of(run, facts, searched, winner))
         try:
             trying.run_all()
@@ -88,6 +92,8 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             raise
         finally:
             found.remedies = trying.outcome()
+            if earlier is not None and earlier.config is not None and found.remedies.config is None:
+                found.remedies = earlier  # this time nothing was found to gain, or the time was over before
             line = Remedied(
                 winner=winner.config,
                 remedies=found.remedies,
@@ -119,6 +125,7 @@ class _Trying:
     until_s: float = 0.0
     num_offers: int = 1
     is_complete: bool = True
+    lacked_time: bool = False
     together: Pair | None = None
     """The best configuration, and all that was kept on top of it."""
 
@@ -138,26 +145,27 @@ class _Trying:
         return next((each.config for each in reversed(self.tried) if each.kept), self.winner.config)
 
     def run_all(self) -> None:
-        offers = self._offers(REMEDIES.values())
-        self.num_offers = max(1, len(offers))
+        offers = self._offers()
         while offers:
+            self.num_offers = max(self.num_offers, len(self.tried) + len(offers))
             best = offers.pop(0)
             if self._is_left_out(best):
                 continue
             outcome = self._try(best)
             if outcome is None:
-                return
+                break
             self.tried.append(outcome)
             if outcome.kept:
                 self.job = best.job or self.job
                 if self.model is not None and self.job is not None:
                     self.model = learned(self.model, self.job, outcome.config, outcome.runs)
-                offers = self._offers([each.remedy for each in offers])
+                offers = self._offers()
         self._measure_together()
 
     def outcome(self) -> Remedies:
         """Only as many of those that were kept as gain for sure together."""
-        kept = [each for each in self.tried if each.kept]
+        self.tried = [replace(each, gain=self._gain_of(each)) for each in self.tried]
+        kept = self._kept()
         while kept and not is_worth_keeping(self._gain_together(kept)):
             kept.pop()
         names = {each.name for each in kept}
@@ -165,12 +173,8 @@ class _Trying:
         if not kept:
             return Remedies(tried=tuple(tried), left_out=self._left_out())
         last = kept[-1]
-        runs = [*last.runs, *(run for each in self.tried if each.base == last.config for run in each.base_runs)]
-        base_runs = last.base_runs
-        if self.together is not None and self.together.config == last.config:
-            several = len(kept) > 1
-            runs = [*(runs if several else runs[len(last.runs) :]), *self.together.runs]
-            base_runs = tuple(self.together.base_runs)
+        pair = self._pair_of(kept)
+        runs, base_runs = (last.runs, last.base_runs) if pair is None else (tuple(pair.runs), tuple(pair.base_runs))
         rate = sum(run.samples_per_s for run in runs) / len(runs)
         spread = rate_spread([runs, base_runs, *(f.runs for f in self.run.found.finalists)])
         points = (*self.run.found.compute_points, *self.points.values())
@@ -183,14 +187,30 @@ class _Trying:
             samples_per_s=rate,
             half_width_fraction=None if spread is None else spread.half_width(1 / len(runs), 1),
             gain=self._gain_together(kept),
+            runs=() if pair is None else runs,
+            base_runs=() if pair is None else base_runs,
             compute_fraction=None if share is None or share > MISREAD else share,
         )
 
-    def _gain_together(self, kept: Sequence[TriedRemedy]) -> Ratio:
+    def _kept(self) -> list[TriedRemedy]:
+        return [each for each in self.tried if each.kept]
+
+    def _pair_of(self, kept: Sequence[TriedRemedy]) -> Pair | None:
+        """In which all of these were measured together. None: they were not, or there is only one."""
         pair = self.together
-        if pair is not None and pair.config == kept[-1].config and pair.runs:
+        return pair if pair is not None and pair.runs and len(kept) > 1 and pair.config == kept[-1].config else None
+
+    def _gain_together(self, kept: Sequence[TriedRemedy]) -> Ratio:
+        pair = self._pair_of(kept)
+        if pair is not None:
             return self._gain(pair, MOST_ROUNDS)
         return combined([each.gain for each in kept if each.gain is not None])
+
+    def _gain_of(self, each: TriedRemedy) -> Ratio | None:
+        if not each.runs:
+            return None
+        pair = Pair(each.base, each.config, list(each.base_runs), list(each.runs))
+        return self._gain(pair, LOOKS * self.num_offers)
 
     def _left_out(self) -> tuple[LeftOut, ...]:
         tried = {each.name for each in self.tried}
@@ -226,31 +246,38 @@ class _Trying:
             wait_fraction=self._wait_fraction,
         )
 
-    def _offers(self, remedies: Iterable[Remedy]) -> list[Offer]:
-        """Those that apply on top of what was kept, the most promising first."""
+    def _offers(self) -> list[Offer]:
+        """Those that were not tried and apply on top of what was kept, the most promising first."""
         situation, able = self._situation(), list[Remedy]()
-        for remedy in remedies:
+        tried = {each.name for each in self.tried}
+        self.left_out = {}
+        for remedy in REMEDIES.values():
+            if remedy.name in tried:
+                continue
             if remedy.offer(situation) is not None:
                 able.append(remedy)
             else:
-                self.left_out[remedy.name] = self._left(remedy, DOES_NOT_APPLY)
+                self._leave_out(self._left(remedy, DOES_NOT_APPLY))
         if not able:
             return []
         if self._left_s < self._examine_s(able) + self._needed_s(FEWEST_ROUNDS):
-            self.is_complete = False
-            self.run.found.note(
-                "Not all changes of the code were tried, because too little of the time budget was left. Raise "
-                "--time-budget to try them."
-            )
+            self._lacks_time()
+            for remedy in able:
+                self._leave_out(self._left(remedy, NO_TIME))
             return []
         seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
         if isinstance(seen, TrialFailure):
             self.is_complete = False
             self.run.found.note(f"Changes of the code could not be examined: {seen.message}")
             return []
-        found = [self._offer(remedy, each, situation) for remedy, each in zip(able, seen, strict=True)]
-        self.left_out |= {each.name: each for each in found if isinstance(each, LeftOut)}
-        return sorted((each for each in found if isinstance(each, Offer)), key=lambda each: -_gain(each))
+        offers = list[Offer]()
+        for remedy, each in zip(able, seen, strict=True):
+            found = self._offer(remedy, each, situation)
+            if isinstance(found, LeftOut):
+                self._leave_out(found)
+            else:
+                offers.append(found)
+        return sorted(offers, key=lambda each: -_gain(each))
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | LeftOut:
         def predicted(compute_gain: float) -> Offer | None:
@@ -260,26 +287,46 @@ class _Trying:
         if found is None:
             return self._left(remedy, seen.refused or DOES_NOT_APPLY)
         if not self.able(found.config):
-            return self._left(remedy, "too little memory is left for it", found)
-        if self._is_too_little(found):
-            return self._left(remedy, TOO_LITTLE, found)
-        if not remedy.changes_recipe:
-            return found
+            return self._left(remedy, "its settings do not fit into memory, or failed before", found)
+        little = self._too_little(remedy, found)
+        if little is not None or not remedy.changes_recipe:
+            return little or found
         if remedy.takes_s + self._needed_s(1) > self._left_s:
-            return self._left(remedy, "too little of the time budget was left")
-        recipe = replace(situation.config.recipe, precision=found.config.precision)
+            self._lacks_time()
+            return self._left(remedy, NO_TIME)
+        precision = found.config.precision
+        is_other = precision != situation.config.precision
+        recipe = self.searched.recipes[precision] if is_other else situation.config.recipe
         before, after = self._compute(replace(found.config, recipe=recipe)), self._compute(found.config)
         if before is None or after is None:
             return self._left(remedy, "its steps could not be timed")
-        found = predicted(after.samples_per_s / before.samples_per_s)
-        return self._left(remedy, TOO_LITTLE, found) if found is None or self._is_too_little(found) else found
+        found = predicted(after.samples_per_s / before.samples_per_s) or found
+        return self._too_little(remedy, found) or found
 
-    def _is_too_little(self, found: Offer) -> bool:
-        return self.run.found.config.remedies != "all" and _gain(found) < WORTH_TRYING
+    def _too_little(self, remedy: Remedy, found: Offer) -> LeftOut | None:
+        """None: it is worth trying."""
+        if self.run.found.config.remedies == "all" or _gain(found) >= WORTH_TRYING:
+            return None
+        if found.predicted is None:
+            return self._left(remedy, NOT_PREDICTED)
+        by_throughput = self.run.found.config.objective == "samples-per-s"
+        return self._left(remedy, None if by_throughput else LITTLE_THROUGHPUT, found)
 
-    def _left(self, remedy: Remedy, reason: str, found: Offer | None = None) -> LeftOut:
-        known = found.predicted if found is not None and self.run.found.config.objective == "samples-per-s" else None
-        return LeftOut(name=remedy.name, reason=reason, predicted=known)
+    def _left(self, remedy: Remedy, reason: str | None, found: Offer | None = None) -> LeftOut:
+        by_throughput = self.run.found.config.objective == "samples-per-s"
+        predicted = found.predicted if found is not None and by_throughput else None
+        return LeftOut(name=remedy.name, reason=reason, predicted=predicted)
+
+    def _leave_out(self, each: LeftOut) -> None:
+        self.left_out[each.name] = each
+
+    def _lacks_time(self) -> None:
+        if not self.lacked_time:
+            self.lacked_time, self.is_complete = True, False
+            self.run.found.note(
+                "Too little of the time budget was left to try all changes of the code, or to be sure of their gains. "
+                "Raise --time-budget for that."
+            )
 
     def _compute(self, config: TrialConfig) -> ComputePoint | None:
         """Of its recipe, timed now."""
@@ -297,7 +344,8 @@ class _Trying:
         if each.remedy.only_predicted and self.run.found.config.remedies != "all":
             reason = "predicted only; --remedies all tries it"
         elif self._needed_s(FEWEST_ROUNDS) > self._left_s:
-            reason, self.is_complete = "no time was left to try it", False
+            reason = "no time was left to try it"
+            self._lacks_time()
         if reason is not None:
             self.tried.append(self._tried(each, reason=reason))
         return reason is not None
@@ -325,44 +373,78 @@ class _Trying:
             return gain.ratio < WORTH_KEEPING or is_promising(gain, known)
 
         failed = self._measure(pair, each.remedy.title, is_decided)
-        if pair.base_failed:
+        if failed is not None and pair.base_failed:
             return None
         if failed is not None:
-            return self._tried(each, reason=f"{FAILURE_TEXT[failed.kind]}: {failed.message}")
+            return self._tried(each, reason=_failure_text(failed))
         return replace(
             self._tried(each),
-            gain=self._gain(pair, LOOKS * self.num_offers),
             runs=tuple(pair.runs),
             base_runs=tuple(pair.base_runs),
+            gain=self._gain(pair, LOOKS * self.num_offers),
             kept=is_promising(self._gain(pair, 1), known),
         )
 
     def _measure_together(self) -> None:
-        """Where several gain: all of them and the best configuration, in turn. Of a single one, more of its rounds."""
-        kept = [each for each in self.tried if each.kept]
-        if not kept or self._needed_s(FEWEST_ROUNDS) > self.until_s - self.run.clock.now():
-            return
-        last = kept[-1]
-        pair = self.together = Pair(self.winner.config, last.config)
-        if len(kept) == 1:
-            pair.base_runs, pair.runs = list(last.base_runs), list(last.runs)
-        what = "code changes that gain, together" if len(kept) > 1 else REMEDIES[last.name].title
-        self._measure(pair, what, lambda: is_worth_keeping(self._gain(pair, MOST_ROUNDS)))
+        """All that were kept beside the best configuration. The last one is taken away while that fails, or shows no
+        gain. Of a single one, more of its own rounds."""
+        while kept := self._kept():
+            last = kept[-1]
+            if len(kept) == 1 and is_worth_keeping(self._gain_together(kept)):
+                return
+            if self._needed_s(1 if len(kept) == 1 else FEWEST_ROUNDS) > self.until_s - self.run.clock.now():
+                self._lacks_time()
+                return
+            pair = self.together = Pair(self.winner.config, last.config)
+            if len(kept) == 1:
+                pair.base_runs, pair.runs = list(last.base_runs), list(last.runs)
+            errors = LOOKS * self.num_offers if len(kept) == 1 else MOST_ROUNDS
+            what = "code changes that gain, together" if len(kept) > 1 else REMEDIES[last.name].title
+
+            def is_decided(pair: Pair = pair, errors: int = errors) -> bool:
+                return is_worth_keeping(self._gain(pair, errors))
+
+            failed = self._measure(pair, what, is_decided)
+            if failed is not None and pair.base_failed:
+                return
+            if failed is not None:
+                self._take_away(last, _failure_text(failed))
+            elif len(kept) == 1:
+                self._change(replace(last, runs=tuple(pair.runs), base_runs=tuple(pair.base_runs)))
+                return
+            elif is_decided():
+                return
+            else:
+                self._change(replace(last, kept=False))
+
+    def _change(self, to: TriedRemedy) -> None:
+        self.tried = [to if each.name == to.name else each for each in self.tried]
+
+    def _take_away(self, each: TriedRemedy, reason: str) -> None:
+        """It failed after it was kept: what it gained before counts for nothing."""
+        self._change(replace(each, kept=False, gain=None, runs=(), base_runs=(), reason=reason))
 
     def _measure(self, pair: Pair, title: str, is_decided: Callable[[], bool]) -> TrialFailure | None:
         """Round after round, until it is decided or no time is left. None: nothing failed."""
 
         def is_enough() -> bool:
             num = len(pair.runs)
-            return num >= MOST_ROUNDS or (num >= FEWEST_ROUNDS and (is_decided() or self._needed_s(1) > self._left_s))
+            if num < FEWEST_ROUNDS:
+                return False
+            if num >= MOST_ROUNDS or is_decided():
+                return True
+            if self._needed_s(1) > self._left_s:
+                self._lacks_time()
+                return True
+            return False
 
         failed = pair.run_until(is_enough, self.run, title)
         if failed is not None and pair.base_failed:
             self.is_complete = False
-            self.run.found.note(
-                "Changes of the code were no longer tried, because what they were compared with failed meanwhile: "
-                f"{failed.message}"
-            )
+            what = "the best configuration" if pair.base == self.winner.config else "it with the changes kept so far"
+            self.run.found.note(f"Changes of the code were no longer tried, because {what} failed: {failed.message}")
+            if pair.base != self.winner.config:
+                self._take_away(self._kept()[-1], _failure_text(failed))
         return failed
 
     def _gain(self, pair: Pair, num_comparisons: int) -> Ratio:
@@ -376,6 +458,8 @@ class _Trying:
         self.seen[remedy.name] = each.seen
         changes = [remedy.changes] if remedy.changes != "nothing" or each.seen.difference is None else []
         changes += [] if each.seen.difference is None else [each.seen.difference]
+        if each.config.precision != self.config.precision:
+            changes.append(f"{each.config.precision} instead of {self.config.precision}")
         if each.config.batch_size != self.config.batch_size:
             changes.append(
                 f"batch size {each.config.batch_size} instead of {self.config.batch_size}: tune the learning rate"
@@ -391,6 +475,10 @@ class _Trying:
             predicted=each.predicted if self.run.found.config.objective == "samples-per-s" else None,
             reason=reason,
         )
+
+
+def _failure_text(failed: TrialFailure) -> str:
+    return f"{FAILURE_TEXT[failed.kind]}: {failed.message}"
 
 
 def _gain(each: Offer) -> float:

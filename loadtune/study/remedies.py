@@ -68,14 +68,21 @@ def offer(
     if then is None:
         return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=None)
     predicted = _gain(model, situation.config, job, config, then)
-    able = [other for other in others if other.loader.pin_memory or not any(REMEDIES[n].needs_pinned for n in names)]
-    if remedy.loads and able:
-        moved = [_moved(config, other) for other in able]
+    moved = [_moved(config, other) for other in others] if remedy.loads else []
+    moved = [each for each in moved if _is_allowed(each, remedy, situation)]
+    if moved:
         other = moved[best_of(model, points_at(moved, model.job), then)]
         with_it, without = (_gain(model, situation.config, job, other, each) for each in (then, job))
         if with_it.value >= OTHER_SETTINGS * max(predicted.value, without.value):
             config, predicted = other, with_it
     return Offer(remedy=remedy, seen=seen, config=config, job=then, predicted=predicted)
+
+
+def _is_allowed(moved: TrialConfig, remedy: Remedy, situation: Situation) -> bool:
+    """Whether the remedy, and those before it, are something at these settings too."""
+    if not moved.loader.pin_memory and any(REMEDIES[name].needs_pinned for name in moved.remedies):
+        return False
+    return remedy.offer(replace(situation, config=replace(moved, remedies=situation.config.remedies))) is not None
 
 
 def _moved(config: TrialConfig, to: TrialConfig) -> TrialConfig:
@@ -86,11 +93,11 @@ def _moved(config: TrialConfig, to: TrialConfig) -> TrialConfig:
         num_workers=to.loader.num_workers,
         pin_memory=to.loader.pin_memory,
     )
-    recipe = replace(
-        to.recipe,
-        compile=to.recipe.compile or config.recipe.compile,
-        fused_optimizer=to.recipe.fused_optimizer or config.recipe.fused_optimizer,
-    )
+    recipe = config.recipe
+    if to.precision != config.precision:
+        fused = to.recipe.fused_optimizer or "fused_optimizer" in config.remedies
+        compiled = to.recipe.compile or "compiled" in config.remedies
+        recipe = replace(to.recipe, fused_optimizer=fused, compile=compiled)
     return replace(config, loader=loader, recipe=recipe)
 
 
@@ -120,7 +127,7 @@ def is_promising(gain: Ratio, predicted: Estimate | None) -> bool:
     """
     if predicted is None or gain.low is None or gain.high is None:
         return is_worth_keeping(gain)
-    measured_sd = math.log(gain.high / gain.low) / (2 * 1.96)
+    measured_sd = max(1e-6, math.log(gain.high / gain.low) / (2 * 1.96))
     model_sd = max(MODEL_SD, math.log(predicted.high / predicted.low) / (2 * 1.96))
     weights = 1 / measured_sd**2, 1 / model_sd**2
     mean = (weights[0] * math.log(gain.ratio) + weights[1] * math.log(predicted.value)) / sum(weights)
