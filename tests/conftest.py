@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import shutil
 import signal
@@ -23,6 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish():
+    """What was imported stays: each collection would look through all of it, half a second in a process with torch."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def compile_callbacks_end_with_their_test():
     """A training process that a test runs in here keeps its callbacks as long as it lives: another test's compiling
@@ -32,6 +39,17 @@ def compile_callbacks_end_with_their_test():
     if callbacks is not None:
         callbacks.callback_handler.start_callbacks.clear()
         callbacks.callback_handler.end_callbacks.clear()
+
+
+@pytest.fixture
+def in_thread(monkeypatch):
+    """The training process is a thread of this one: for what is about answers, not about processes."""
+    import torch
+    from bench_in_thread import BenchInThread
+
+    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
+    monkeypatch.setattr("traceback.print_exc", lambda: None)  # the training process writes it into its log
+    torch.set_num_threads(1)  # as above
 
 
 @pytest.fixture
