@@ -44,14 +44,6 @@ def test_a_loss_that_is_never_finite_ends_the_run_before_it_searches(tmp_path):
     assert "Traceback" not in run.stderr
 
 
-def test_a_precision_that_gives_no_finite_loss_is_left_out_and_named(tmp_path):
-    run = ended(tmp_path, "SlowImages", "NanInBf16")
-    assert run.code == 0, run.stderr
-    result = json.loads(run.stdout)
-    assert result["best"]["config"]["recipe"].get("precision", "fp32") == "fp32"
-    assert any(note.startswith("bf16 was left out") and "NaN or infinite" in note for note in result["notes"])
-
-
 @pytest.mark.parametrize(("dataset", "finite"), [("Images", True), ("NanAtIndex", False)])
 def test_every_window_says_whether_the_loss_was_finite(tmp_path, dataset, finite):
     with bench_on(tmp_path, dataset) as bench:

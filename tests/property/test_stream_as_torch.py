@@ -166,8 +166,7 @@ def test_a_loop_sees_what_it_would_see_without_switches(job):
     assert seen == expected
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), ("spawn", False)])
 def test_other_start_methods(method, persistent):
     switches = {(0, 3): {"num_workers": 1}, (1, 2): {"num_workers": 0}}
     seen, expected = both_see(
