@@ -63,6 +63,17 @@ def told_values(folder: Path) -> list[float | None]:
     return [trial.value for trial in study.trials]
 
 
+def test_the_study_is_kept_for_other_tools(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path)
+    stored = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert len(stored.trials) >= len(result.trials)
+    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in stored.trials)
+    assert {"batch_size", "num_workers", "pin_memory", "precision"} <= set(stored.trials[0].params)
+    assert {"origin", "feasible"} <= set(stored.trials[0].user_attrs)
+    proposed = [trial.user_attrs for trial in stored.trials if trial.user_attrs["origin"] == "search"]
+    assert all(attrs["predicted_low"] < attrs["predicted"] < attrs["predicted_high"] for attrs in proposed)
+
+
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
     killed(tmp_path, "study", 4)
     assert "RUNNING" in states(tmp_path)
