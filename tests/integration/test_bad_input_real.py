@@ -42,6 +42,7 @@ BAD = {
     "a later sample raises": (f"--dataset {W}RaisesAtIndex {LINEAR}", ["dataset[5] raised ValueError: broken sample"]),
     "model rejects samples": (f"--dataset {W}Scalars {LINEAR}", ["does not train", "float32 tensor (4,)"]),
     "model returns a list": (f"{GOOD} --model {W}ReturnsList", ["returned a list", "tensor"]),
+    "no finite loss": (f"--dataset {W}AllNan {LINEAR}", ["NaN or infinite"]),
     "labels out of range": (f"--dataset {W}LabelTooHigh {LINEAR}", ["target is 3", "between 0 and 2", "--num-classes"]),
 }
 OWN_TRACEBACK = {"factory raises", "factory exits", "a sample raises", "a later sample raises", "model rejects samples"}

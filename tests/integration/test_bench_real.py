@@ -85,6 +85,7 @@ def test_streams_windows_that_abut_until_the_watch_has_enough(bench, num_workers
         assert (window.queue_start is None) == (num_workers == 0)
     assert all(a.queue_end == b.queue_start for a, b in itertools.pairwise(watch))
     assert run.first_batch_s > 0
+    assert watch[-1].loss_is_finite is True
 
 
 @pytest.mark.parametrize("pin_memory", [False, True])

@@ -107,15 +107,22 @@ def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+THROUGH_A_WORKER = ("detection", "shards", "text")
+"""Lists, a stream and dicts. The batches of the others are pairs of tensors, as in most tests with workers."""
+
+
 @pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
-def test_the_training_process_trains_it(script: Path, monkeypatch, tmp_path: Path) -> None:
-    """Described, probed for memory at twice its batch size, and timed with a worker."""
+def test_the_training_process_trains_it(script: Path, request, monkeypatch, tmp_path: Path) -> None:
+    """Described, probed for memory at twice its batch size, and timed."""
+    through_a_worker = script.stem in THROUGH_A_WORKER
+    if not through_a_worker:
+        request.getfixturevalue("in_thread")
     monkeypatch.chdir(ROOT)
     asked = parsed(script).params
     spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
     with BenchClient(spec, CPU, log_path=tmp_path / "bench.log", hang_s=60.0) as bench:
         facts = bench.describe()
-        loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=1)
+        loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=int(through_a_worker))
         recipe = Recipe(precision=facts.precisions[0])
         tried = bench.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
         assert tried.failure is None

@@ -15,7 +15,7 @@ from loadtune.report.journal import read_journal
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
 SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "2", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
-LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
+LONG = ("--device", "cpu", "--time-budget", "45", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
 RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.db"]
 
 
@@ -152,7 +152,7 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
     before = read_journal(journal.parent)
     assert len(before.trials) >= 2
 
-    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "60", "--json")
+    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--json")
     try:
         ended = resumed.end()
     finally:
