@@ -24,8 +24,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish():
-    """What was imported stays: each collection would look through all of it, half a second in a process with torch."""
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_quick():
+    """What is there when a module's tests begin stays: each collection of garbage would look through all of it, which
+    takes half a second in a process with torch."""
     gc.collect()
     gc.freeze()
 
@@ -54,7 +56,7 @@ def in_thread(monkeypatch):
 
 @pytest.fixture
 def study_in_memory(monkeypatch):
-    """A fake run's study without a file, which takes a third of its time. The tests of resumed runs have files."""
+    """A fake run's study without a file, which takes a third of its time. test_pipeline_study.py has files."""
     from loadtune.study import optuna_study
 
     in_file = optuna_study._opened
