@@ -358,15 +358,6 @@ def wide_on_a_small_budget():
     return Wide()
 
 
-class WrongShape(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(100, NUM_CLASSES)
-
-    def forward(self, images):
-        return self.layer(images.flatten(1))
-
-
 class ReturnsList(Linear):
     def forward(self, images):
         return [super().forward(images)]

@@ -21,6 +21,9 @@ GONE_S = 10.0
 # Far above what a start takes on a busy machine: importing torch was seen to take 20 s there.
 PATIENCE_S = 120.0
 
+NOBODY = "http://127.0.0.1:9"
+"""A proxy where nobody listens: what would be downloaded cannot be had, at once and on every machine."""
+
 IMAGES = ("--dataset", "bench_workloads:Images", "--model", "bench_workloads:Linear")
 SLOW_IMAGES = ("--dataset", "bench_workloads:SlowImages", "--model", "bench_workloads:Linear")
 
@@ -62,8 +65,7 @@ class Command:
             "HOME": str(_folder(self.home / "home")),
             "TMPDIR": str(self._temporary),
             "COLUMNS": "200",  # a message is read as one line
-            # Nobody listens at port 9: what would be downloaded cannot be had, at once and on every machine.
-            **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
+            **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), NOBODY),
             "no_proxy": "",
         }
 

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import shutil
 import signal
@@ -23,6 +24,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def collections_are_quick():
+    """What is there when a module's tests begin stays: each collection of garbage would look through all of it, which
+    takes half a second in a process with torch."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def compile_callbacks_end_with_their_test():
     """A training process that a test runs in here keeps its callbacks as long as it lives: another test's compiling
@@ -32,6 +41,26 @@ def compile_callbacks_end_with_their_test():
     if callbacks is not None:
         callbacks.callback_handler.start_callbacks.clear()
         callbacks.callback_handler.end_callbacks.clear()
+
+
+@pytest.fixture
+def in_thread(monkeypatch):
+    """The training process is a thread of this one: for what is about answers, not about processes."""
+    import torch
+    from bench_in_thread import BenchInThread
+
+    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
+    monkeypatch.setattr("traceback.print_exc", lambda: None)  # the training process writes it into its log
+    torch.set_num_threads(1)  # as above
+
+
+@pytest.fixture
+def study_in_memory(monkeypatch):
+    """A fake run's study without a file, which takes a third of its time. test_pipeline_study.py has files."""
+    from loadtune.study import optuna_study
+
+    in_file = optuna_study._opened
+    monkeypatch.setattr(optuna_study, "_opened", lambda file, num_known: in_file(None, num_known))
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from loadtune.records import Device, HostFacts, TuneConfig, TuningResult
+import pytest
+
+from loadtune.records import Device, HostFacts, Progress, TuneConfig, TuningResult
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 from loadtune.tuning import tune_on
@@ -40,3 +42,22 @@ class Impatient(FakeBench):
 
     def describe(self):
         raise KeyboardInterrupt
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing in the tuner handles it."""
+
+
+def kill_at(stage: str, trial_number: int = 0) -> Listener:
+    def listen(progress: Progress) -> None:
+        if progress.stage == stage and (progress.trial_number or 0) >= trial_number and progress.current_samples_per_s:
+            raise Killed
+
+    return listen
+
+
+def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
+    bench = FakeBench()
+    with pytest.raises(Killed):
+        tune_fake(bench, folder, config, kill_at(stage, trial_number))
+    return bench

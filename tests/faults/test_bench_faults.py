@@ -42,17 +42,18 @@ def until(condition, timeout_s=GONE_S):
     return True
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_that_raises_is_named_by_its_index(tmp_path, num_workers):
+def test_a_sample_that_raises_is_named_by_its_index(tmp_path):
     with bench_on(tmp_path, dataset="RaisesAtIndex") as bench:
-        failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough=10**9))
-        assert isinstance(failure, TrialFailure)
-        assert failure.kind == "user_error"
-        assert "dataset[5]" in failure.message
-        assert "ValueError: broken sample" in failure.message
-        assert "bench_workloads.py" in failure.log_tail
-        assert "loadtune/workload" not in failure.log_tail
+        bench.describe()
         before = bench.pid
+        for num_workers in (0, 1):
+            failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough=10**9))
+            assert isinstance(failure, TrialFailure)
+            assert failure.kind == "user_error"
+            assert "dataset[5]" in failure.message
+            assert "ValueError: broken sample" in failure.message
+            assert "bench_workloads.py" in failure.log_tail
+            assert "loadtune/workload" not in failure.log_tail
         assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
         assert bench.pid == before, "a user's exception costs no new process"
 

@@ -32,7 +32,7 @@ def test_a_size_over_the_budget_is_refused_at_once_and_a_smaller_one_fits_after_
         assert bench.pid == before
 
 
-def test_a_size_whose_evaluation_runs_out_of_memory_trains_and_is_not_verified(tmp_path):
+def test_a_size_whose_evaluation_runs_out_of_memory_trains_and_is_not_verified(tmp_path, in_thread):
     with bench_on(tmp_path, model="OutOfMemoryInEvaluation") as bench:
         assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
         failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8, verify=True)).failure
@@ -40,7 +40,7 @@ def test_a_size_whose_evaluation_runs_out_of_memory_trains_and_is_not_verified(t
         assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
 
 
-def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path):
+def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path, in_thread):
     with bench_on(tmp_path, model="ClaimsOutOfMemoryAbove4") as bench:
         failure = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).failure
         assert failure.kind == "user_error"

@@ -20,30 +20,23 @@ MIB = 1 << 20
 pytestmark = pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
 
 
-def notes_of(dataset, num_workers, folder):
+def test_memory_that_grows_with_each_sample_is_told(tmp_path):
     config = TuneConfig(
         device="cpu",
         num_trials=3,
-        time_budget_s=60.0,
+        time_budget_s=30.0,
         max_batch_size=16,
         precisions=("fp32",),
-        fix=(Fixed(name="num_workers", value=num_workers),),
+        fix=(Fixed(name="num_workers", value=1),),
     )
-    result = tune(config=config, dataset=dataset, model=bench_workloads.Linear(), folder=folder)
+    dataset, model = bench_workloads.KeepsObjects(), bench_workloads.Linear()
+    result = tune(config=config, dataset=dataset, model=model, folder=tmp_path)
     assert result.best is not None
-    return [note for note in result.notes if "grows with each sample" in note]
-
-
-def test_memory_that_grows_with_each_sample_is_told(tmp_path):
-    (note,) = notes_of(bench_workloads.KeepsObjects(), 1, tmp_path)
+    (note,) = [note for note in result.notes if "grows with each sample" in note]
     grown = re.match(r"The memory of the workers grows with each sample loaded, by (\d+) KiB ", note)
     assert grown, note
     assert 256 < int(grown[1]) < 1024
     assert all(words in note for words in ("RAM in use reached", "are full after", "keeps Python objects"))
-
-
-def test_a_dataset_that_keeps_nothing_is_not_told_of(tmp_path):
-    assert notes_of(bench_workloads.SlowImages(), 1, tmp_path) == []
 
 
 def test_a_trial_that_takes_all_ram_is_ended_and_the_next_request_works(tmp_path, monkeypatch):

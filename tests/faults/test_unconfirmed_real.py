@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from bench_rig import Windows, bench_on, trial
 from cli_rig import Command
 
@@ -11,10 +10,9 @@ from loadtune.records import Recipe, TrialFailure
 SHORT = ("--device", "cpu", "--time-budget", "30", "--max-batch-size", "64", "--quiet", "--json")
 
 
-def ended(folder, dataset, model="Linear", *words):
-    command = Command(
-        folder, "run", "--dataset", f"bench_workloads:{dataset}", "--model", f"bench_workloads:{model}", *SHORT, *words
-    )
+def ended(folder, dataset, *words):
+    job = ("--dataset", f"bench_workloads:{dataset}", "--model", "bench_workloads:Linear")
+    command = Command(folder, "run", *job, *SHORT, *words)
     try:
         return command.end()
     finally:
@@ -22,7 +20,7 @@ def ended(folder, dataset, model="Linear", *words):
 
 
 def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_path):
-    run = ended(tmp_path, "CrashesAtIndex", "Linear", "--num-workers", "2", "--fix", "num_workers=2")
+    run = ended(tmp_path, "CrashesAtIndex", "--num-workers", "2", "--fix", "num_workers=2")
     assert run.code == 1, run.stderr
     result = json.loads(run.stdout)
     assert result.get("best") is None
@@ -37,31 +35,15 @@ def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path):
     assert any("the dataset, the model or the loss" in note for note in result["notes"]), result["notes"]
 
 
-def test_a_loss_that_is_never_finite_ends_the_run_before_it_searches(tmp_path):
-    run = ended(tmp_path, "AllNan")
-    assert run.code == 2
-    assert "NaN or infinite" in run.stderr
-    assert "Traceback" not in run.stderr
-
-
-def test_a_precision_that_gives_no_finite_loss_is_left_out_and_named(tmp_path):
-    run = ended(tmp_path, "SlowImages", "NanInBf16")
-    assert run.code == 0, run.stderr
-    result = json.loads(run.stdout)
-    assert result["best"]["config"]["recipe"].get("precision", "fp32") == "fp32"
-    assert any(note.startswith("bf16 was left out") and "NaN or infinite" in note for note in result["notes"])
-
-
-@pytest.mark.parametrize(("dataset", "finite"), [("Images", True), ("NanAtIndex", False)])
-def test_every_window_says_whether_the_loss_was_finite(tmp_path, dataset, finite):
-    with bench_on(tmp_path, dataset) as bench:
+def test_a_window_says_that_the_loss_was_not_finite(tmp_path, in_thread):
+    with bench_on(tmp_path, "NanAtIndex") as bench:
         windows = Windows(4)
         run = bench.time_training(trial(batch_size=128), 0.1, windows)
         assert not isinstance(run, TrialFailure)
-        assert windows[-1].loss_is_finite is finite
+        assert windows[-1].loss_is_finite is False
 
 
-def test_a_compute_only_rate_is_not_timed_with_a_loss_that_is_not_finite(tmp_path):
+def test_a_compute_only_rate_is_not_timed_with_a_loss_that_is_not_finite(tmp_path, in_thread):
     with bench_on(tmp_path, "AllNan") as bench:
         failure = bench.time_compute(Recipe(), 8, 0.1)
         assert isinstance(failure, TrialFailure)

@@ -1,11 +1,13 @@
 """What a user gets wrong, through the real command: one message that helps, exit code 2, and nothing left behind."""
 
-import concurrent.futures
 import os
 import shlex
 
 import pytest
-from cli_rig import IMAGES, Command, files_below
+from cli_rig import IMAGES, NOBODY, Command, files_below
+from typer.testing import CliRunner
+
+from loadtune.cli import app
 
 W = "bench_workloads:"
 LINEAR, GOOD = f"--model {W}Linear", f"--dataset {W}Images"
@@ -39,58 +41,72 @@ BAD = {
     "a sample raises": (f"--dataset {W}RaisesAtOnce {LINEAR}", ["dataset[0] raised KeyError: 'label missing'"]),
     "a later sample raises": (f"--dataset {W}RaisesAtIndex {LINEAR}", ["dataset[5] raised ValueError: broken sample"]),
     "model rejects samples": (f"--dataset {W}Scalars {LINEAR}", ["does not train", "float32 tensor (4,)"]),
+    "model returns a list": (f"{GOOD} --model {W}ReturnsList", ["returned a list", "tensor"]),
+    "no finite loss": (f"--dataset {W}AllNan {LINEAR}", ["NaN or infinite"]),
     "labels out of range": (f"--dataset {W}LabelTooHigh {LINEAR}", ["target is 3", "between 0 and 2", "--num-classes"]),
 }
 OWN_TRACEBACK = {"factory raises", "factory exits", "a sample raises", "a later sample raises", "model rejects samples"}
 
+IN_PROCESSES = {"budget 0", "no such device", "--out is a file", "factory exits", "a later sample raises"}
+"""Run as a user runs them: what is refused before a training process starts, and a case of each way out of one."""
+IN_THREAD = [name for name in BAD if name not in IN_PROCESSES]
+"""Run in this process, with the training process as a thread: a message is the same, and comes sooner."""
+# The number of trials is what ends a run that should have been refused.
+RUN = ("run", "--device", "cpu", "--trials", "2", "--time-budget", "60")
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """All of them, two at a time: most of a run is the start of its bench."""
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(_run, tmp_path_factory.mktemp("bad"), words) for name, (words, _) in BAD.items()}
-        pool.shutdown(cancel_futures=True)
 
-
-def _run(home, words):
-    for name in ("taken", "empty"):
-        (home / "cwd" / name).parent.mkdir(exist_ok=True)
-    (home / "cwd" / "taken").write_text("a file")
-    (home / "cwd" / "empty").mkdir()
-    # The number of trials is what ends a run that should have been refused.
-    command = Command(home, "run", "--device", "cpu", "--trials", "2", "--time-budget", "60", *shlex.split(words))
+@pytest.fixture(params=sorted(IN_PROCESSES))
+def ended(request, tmp_path):
+    """A case's name, and how its command ended."""
+    _make_folder(tmp_path)
+    command = Command(tmp_path, *RUN, *shlex.split(BAD[request.param][0]))
     try:
-        return command, command.end()
+        return request.param, command.end()
     finally:
         command.kill()
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_it_is_told_in_a_message(runs, name):
-    _, ended = runs[name].result()
-    assert ended.code == 2, ended.stderr
-    assert ended.stderr.count("error: ") == 1, ended.stderr
-    message = ended.stderr.rpartition("error: ")[2]
+def _make_folder(home):
+    """Where the command runs, with a file that is in its way and a folder for data."""
+    (home / "cwd" / "empty").mkdir(parents=True)
+    (home / "cwd" / "taken").write_text("a file")
+
+
+def check_message(name, code, stderr):
+    assert code == 2, stderr
+    assert stderr.count("error: ") == 1, stderr
+    message = stderr.rpartition("error: ")[2]
     assert all(words in message for words in BAD[name][1]), message
     assert os.sep + "loadtune" + os.sep not in message, message
+    assert ("Traceback" in stderr) == (name in OWN_TRACEBACK), stderr
+    assert ("bench_workloads.py" in stderr) == (name in OWN_TRACEBACK)
+    assert "loadtune/" not in stderr, stderr
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_no_traceback_but_the_users_own(runs, name):
-    _, ended = runs[name].result()
-    assert ("Traceback" in ended.stderr) == (name in OWN_TRACEBACK), ended.stderr
-    assert ("bench_workloads.py" in ended.stderr) == (name in OWN_TRACEBACK)
-    assert "loadtune/" not in ended.stderr, ended.stderr
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_it_leaves_nothing_behind(runs, name):
-    command, ended = runs[name].result()
-    assert ended.left_behind == []
-    kept = [file for file in files_below(command.home) if file not in ("stderr", "cwd/taken")]
+def check_nothing_is_kept(home):
+    kept = [file for file in files_below(home) if file not in ("stderr", "cwd/taken")]
     # What was measured before a broken sample turned up is kept, as a whole result or not at all.
     assert not kept or any(file.endswith("result.json") for file in kept)
-    assert list((command.home / "cwd" / "empty").iterdir()) == []
+    assert list((home / "cwd" / "empty").iterdir()) == []
+
+
+def test_the_command_ends_with_a_message_and_leaves_nothing_behind(ended, tmp_path):
+    name, run = ended
+    check_message(name, run.code, run.stderr)
+    check_nothing_is_kept(tmp_path)
+    assert run.left_behind == []
+
+
+@pytest.mark.parametrize("name", IN_THREAD)
+def test_it_is_told_in_a_message_and_nothing_is_kept(name, tmp_path, monkeypatch, in_thread):
+    for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(proxy, NOBODY)
+    monkeypatch.setenv("no_proxy", "")
+    _make_folder(tmp_path)
+    monkeypatch.chdir(tmp_path / "cwd")
+    run = CliRunner().invoke(app, [*RUN, *shlex.split(BAD[name][0])])
+    check_message(name, run.exit_code, run.stderr)
+    check_nothing_is_kept(tmp_path)
 
 
 def test_debug_adds_our_traceback_and_keeps_the_log(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import pytest
-from bench_in_thread import BenchInThread
 from bench_rig import spec_of, trial
 from cli_rig import Command
 from forms_rig import KEPT
@@ -19,11 +18,6 @@ CONFIG = trial(batch_size=4)
 
 
 PACE_PER_S = 50.0
-
-
-@pytest.fixture
-def in_thread(monkeypatch):
-    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
 
 
 def claiming(rate, folder):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from bench_rig import Windows, bench_on, trial
 
-from loadtune.bench import BenchClient, scratch
+from loadtune.bench import BenchClient
 from loadtune.records import BatchTry, ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure
 from loadtune.stream.shm_cleanup import group_members
 
@@ -20,9 +20,18 @@ SIZES = (8, 16)
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with bench_on(tmp_path_factory.mktemp("compile")) as client:
-        yield client
+def temporary() -> Iterator[Path]:
+    """Where this module's bench makes its temporary files; with a path that is short enough for a worker's socket."""
+    with tempfile.TemporaryDirectory(prefix="test-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, temporary: Path) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", str(temporary))
+        with bench_on(tmp_path_factory.mktemp("compile")) as client:
+            yield client
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +77,12 @@ def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(bench: Benc
     assert (report.step_s or 0.0) < report.seconds / 2, "compiling is no part of a step"
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    elsewhere = tmp_path / "tmp"
-    elsewhere.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
-    monkeypatch.setattr(scratch, "_LONGEST_SOCKET", 1000)  # pytest's folders are deep, and no worker is started here
-    with bench_on(tmp_path) as client:
-        assert isinstance(client.time_compute(COMPILED, SIZES[0], 0.05), ComputePoint)
-        pid = client.pid
-        assert any(elsewhere.glob("loadtune-*/compiled/*"))
-    assert not any(elsewhere.iterdir())
+def test_nothing_is_left_behind(bench: BenchClient, points: list[ComputePoint], temporary: Path) -> None:
+    bench.start()
+    pid = bench.pid
+    assert any(temporary.glob("loadtune-*/compiled/*"))
+    bench.close()
+    assert not any(temporary.iterdir())
     assert not group_members(pid)
 
 

@@ -1,4 +1,4 @@
-"""Each script of the examples trains by itself, and is tuned by the command in its docstring."""
+"""Each script of the examples trains by itself and in a training process; its command parses; one is tuned."""
 
 import ast
 import importlib.util
@@ -29,9 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 NEEDS = {"huggingface_trainer": ("transformers", "accelerate"), "lightning_module": ("lightning",)}
 """Packages that loadtune does not need."""
-BUDGET_S = 24
-"""For one script: start, two trials of few batches, and a short comparison."""
-MAX_BATCH_SIZE = 64
+BUDGET_S = 25
+"""Start, which takes seconds to import Lightning, a few trials, and a short comparison."""
 
 
 def tune_command(script: Path) -> list[str]:
@@ -108,15 +107,22 @@ def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+THROUGH_A_WORKER = ("detection", "shards", "text")
+"""Lists, a stream and dicts. The batches of the others are pairs of tensors, as in most tests with workers."""
+
+
 @pytest.mark.parametrize("script", by_command(), ids=lambda script: script.stem)
-def test_the_training_process_trains_it(script: Path, monkeypatch, tmp_path: Path) -> None:
-    """Described, probed for memory at twice its batch size, and timed with a worker."""
+def test_the_training_process_trains_it(script: Path, request, monkeypatch, tmp_path: Path) -> None:
+    """Described, probed for memory at twice its batch size, and timed."""
+    through_a_worker = script.stem in THROUGH_A_WORKER
+    if not through_a_worker:
+        request.getfixturevalue("in_thread")
     monkeypatch.chdir(ROOT)
     asked = parsed(script).params
     spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
     with BenchClient(spec, CPU, log_path=tmp_path / "bench.log", hang_s=60.0) as bench:
         facts = bench.describe()
-        loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=1)
+        loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=int(through_a_worker))
         recipe = Recipe(precision=facts.precisions[0])
         tried = bench.try_batch(BatchTry(recipe=recipe, batch_size=2 * loader.batch_size, verify=True))
         assert tried.failure is None
@@ -141,20 +147,17 @@ def test_its_memory_is_estimated(script: Path, monkeypatch) -> None:
     assert few.peak_bytes < many.peak_bytes
 
 
-@pytest.mark.parametrize("script", [ROOT / "examples" / "detection.py", ROOT / "examples" / "lightning_module.py"])
-def test_it_is_tuned(script: Path, tmp_path: Path) -> None:
-    for package in NEEDS.get(script.stem, ()):
-        pytest.importorskip(package)
-    budget_s = BUDGET_S + (5 if script.stem in NEEDS else 0)  # their packages take seconds to import
-    words, short = tune_command(script), ["--time-budget", str(budget_s), "--out", str(tmp_path)]
-    if words[0] == "loadtune":
-        words = ["-m", *words]
-        short += ["--device", "cpu", "--max-workers", "1", "--trials", "2", "--max-batch-size", str(MAX_BATCH_SIZE)]
-    else:
-        words = words[1:]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+def test_it_is_tuned(tmp_path: Path) -> None:
+    """The example with the longest way to a training process: through Lightning, Python objects and pickles."""
+    pytest.importorskip("lightning")
+    words = tune_command(ROOT / "examples" / "lightning_module.py")[1:]
     ran = subprocess.run(
-        [sys.executable, *words, *short], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=90
+        [sys.executable, *words, "--time-budget", str(BUDGET_S), "--out", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=90,
     )
     assert ran.returncode in (0, 1), ran.stdout + ran.stderr  # 1: a busy machine told no configurations apart
     (stored,) = tmp_path.glob("*/*/result.json")

@@ -11,7 +11,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from bench_in_thread import BenchInThread
 from bench_workloads import Images, LanguageModel, Masks, Text, TinyUNet
 from torch import nn
 from torch._dynamo.utils import counters
@@ -61,18 +60,11 @@ def leaves_nothing_behind(short_tmp):
     assert not torch.cuda.is_initialized()
 
 
-@pytest.fixture
-def in_thread(monkeypatch):
-    """The training process is a thread: for what is about objects and answers."""
-    monkeypatch.setattr("loadtune.bench.client.BenchProcess", BenchInThread)
-    torch.set_num_threads(1)  # as conftest does for processes beside one another
-
-
 def find(*what, **options):
     return find_batch_size(*what, **{"device": "cpu", "max_batch_size": 8, "num_steps": 2} | options)
 
 
-def test_a_loader_and_a_loss_of_model_and_batch():
+def test_a_loader_and_a_loss_of_model_and_batch(in_thread):
     rows = [{"values": torch.rand(4), "label": torch.tensor(row % 2)} for row in range(32)]
 
     def compute_loss(model, batch):
@@ -132,12 +124,12 @@ def test_a_module_and_a_shape():
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_dataset_bounds_the_batch_where_nothing_else_does():
+def test_a_dataset_bounds_the_batch_where_nothing_else_does(in_thread):
     ceiling = find(Classifier, torch.utils.data.Subset(Images(), range(20)), max_batch_size=None)
     assert (ceiling.batch_size, ceiling.limit) == (20, "dataset")
 
 
-def test_names_need_no_objects():
+def test_names_need_no_objects(in_thread):
     ceiling = find("bench_workloads:Linear", "bench_workloads:Images", precision="bf16", optimizer="adamw", fused=True)
     assert (ceiling.batch_size, ceiling.precision) == (8, "bf16")
 

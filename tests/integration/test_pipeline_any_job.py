@@ -15,6 +15,8 @@ from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.view import summary
 from loadtune.testing import FakeBench, Surface, fake_facts
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 OWN = LoaderConfig(batch_size=128, num_workers=4, pin_memory=True, prefetch_factor=4, persistent_workers=False)
 STEP = Surface(compute_per_s={"own": 2300.0}, bytes_per_sample={"own": 87e6}, full_w={"own": 600.0})
 

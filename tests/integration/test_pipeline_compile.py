@@ -16,6 +16,8 @@ from loadtune.report.journal import read_journal
 from loadtune.study.alternation import LOOKS
 from loadtune.testing import FakeBench, Surface, fake_facts
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 BF16 = (Fixed(name="precision", value="bf16"),)
 ON = Fixed(name="compile", value=True)
 

@@ -11,6 +11,8 @@ from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig,
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 AFTER = ("confirm", "bounds", "costs")
 """The confirmation and the stages after it."""
 

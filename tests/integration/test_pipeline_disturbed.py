@@ -4,10 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from pipeline_rig import ALL_TRIALS, tune_fake
 
 from loadtune.records import Measurement, Telemetry, TrialConfig, TrialFailure, TuningResult
 from loadtune.testing import FakeBench, FakeSensor, fake_host
+
+pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 NUM_CORES = fake_host().num_usable_cores
 

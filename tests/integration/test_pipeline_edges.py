@@ -29,6 +29,8 @@ from loadtune.stages import Run
 from loadtune.study.loop import ENOUGH_TRIALS
 from loadtune.testing import GIB, FakeBench, FakeClock, FakeSensor, Surface, fake_facts, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 ONE_PRECISION = Surface(compute_per_s={"fp32": 2300.0})
 
 

@@ -1,6 +1,8 @@
 """A run for samples per joule over a fake bench whose power is known: what it finds, and what it no longer assumes."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from loadtune.study.regression import baseline_of
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
 from loadtune.units import efficiency_text
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 # fp16 is the fastest at 700 W, bf16 the most sparing at 480 W; neither loader nor copies hold them up.
 FED = Surface(sample_s=1 / 3000, pinned_per_s=1e9, pageable_per_s=1e9)
 
@@ -26,6 +30,12 @@ def run_for_energy(folder: Path, seed: int = 0, listener: Listener | None = None
     sensor = FakeSensor(bench.clock, power_w=bench.power_w)
     config = TuneConfig(objective="samples-per-joule", seed=seed, **changes)  # type: ignore[arg-type]
     return tune_fake(bench, folder, config, listener, sensor=sensor)
+
+
+@pytest.fixture(scope="module")
+def sparing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningResult]:
+    """The run for energy with this seed, which tests share."""
+    return cache(lambda seed: run_for_energy(tmp_path_factory.mktemp("sparing"), seed))
 
 
 def run_for_speed(folder: Path, seed: int = 0, time_budget_s: float = 300.0) -> TuningResult:
@@ -54,9 +64,11 @@ def most_possible(result: TuningResult) -> float:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_most_sparing_is_found_and_is_not_the_fastest(tmp_path: Path, seed: int) -> None:
-    fastest = run_for_speed(tmp_path / "fast", seed).best
-    result = run_for_energy(tmp_path / "sparing", seed)
+def test_the_most_sparing_is_found_and_is_not_the_fastest(
+    tmp_path: Path, sparing: Callable[[int], TuningResult], seed: int
+) -> None:
+    fastest = run_for_speed(tmp_path, seed).best
+    result = sparing(seed)
     assert fastest is not None
     assert result.best is not None
     assert (fastest.config.precision, result.best.config.precision) == ("fp16", "bf16")
@@ -65,8 +77,8 @@ def test_the_most_sparing_is_found_and_is_not_the_fastest(tmp_path: Path, seed: 
     assert samples_per_joule(result.best.config) >= 0.95 * most_possible(result)
 
 
-def test_the_figures_are_those_of_the_energy_with_an_interval(tmp_path: Path) -> None:
-    result = run_for_energy(tmp_path)
+def test_the_figures_are_those_of_the_energy_with_an_interval(sparing: Callable[[int], TuningResult]) -> None:
+    result = sparing(0)
     assert result.best is not None
     assert result.yours is not None
     found = result.best.efficiency
@@ -80,8 +92,8 @@ def test_the_figures_are_those_of_the_energy_with_an_interval(tmp_path: Path) ->
     assert result.best.samples_per_s == pytest.approx(FED.training_rate(result.best.config), rel=0.06)
 
 
-def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
-    result = run_for_energy(tmp_path)
+def test_what_is_shown_says_what_was_looked_for(sparing: Callable[[int], TuningResult]) -> None:
+    result = sparing(0)
     assert result.best is not None
     assert result.best.efficiency is not None
     shown = efficiency_text(result.best.efficiency.samples_per_joule)
@@ -98,8 +110,10 @@ def test_what_is_shown_says_what_was_looked_for(tmp_path: Path) -> None:
     assert all(half > 0 for half in means["error_x"]["array"])
 
 
-def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(tmp_path: Path) -> None:
-    notes = run_for_energy(tmp_path, seed=1).notes
+def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(
+    sparing: Callable[[int], TuningResult],
+) -> None:
+    notes = sparing(1).notes
     ties = next(note for note in notes if "may be as efficient as the best" in note)
     assert "/s)" not in ties
     assert ties.count(" samples/J)") == ties.count(";") + 1
@@ -117,9 +131,9 @@ def test_the_live_display_is_told_of_the_leaders_samples_per_joule(tmp_path: Pat
     assert {progress.best_samples_per_joule for progress in heard} == {None}
 
 
-def test_a_check_holds_it_to_its_samples_per_joule(tmp_path: Path) -> None:
+def test_a_check_holds_it_to_its_samples_per_joule(sparing: Callable[[int], TuningResult]) -> None:
     """A power limit halves the power and takes a fifth of the speed: that is no loss of what was looked for."""
-    stored = run_for_energy(tmp_path)
+    stored = sparing(0)
     assert stored.best is not None
     assert checked(stored, FakeBench(FED, seed=7)).outcome == "held"
     capped = replace(FED, compute_per_s={p: 0.8 * r for p, r in FED.compute_per_s.items()}, idle_w=60.0)
@@ -132,9 +146,9 @@ def test_a_check_holds_it_to_its_samples_per_joule(tmp_path: Path) -> None:
     assert checked(stored, FakeBench(hungry, seed=7)).outcome == "fell"
 
 
-def test_a_check_without_a_reading_cannot_tell(tmp_path: Path) -> None:
+def test_a_check_without_a_reading_cannot_tell(sparing: Callable[[int], TuningResult]) -> None:
     bench = FakeBench(FED, seed=7)
-    baseline = baseline_of(run_for_energy(tmp_path), 0.1)
+    baseline = baseline_of(sparing(0), 0.1)
     check = check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0)
     assert (check.outcome, check.runs) == ("unclear", ())
     assert "energy counter could not be read" in check.reason

@@ -20,6 +20,8 @@ from loadtune.records import (
 from loadtune.report.store import load_result
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 
 def best_possible(surface: Surface, result: TuningResult) -> float:
     """The surface's own maximum over everything the study could choose."""
@@ -200,19 +202,6 @@ def test_the_time_budget_holds(tmp_path: Path) -> None:
 def test_a_precision_that_computes_too_slowly_is_left_alone(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(Surface(compute_per_s={"fp32": 300.0, "bf16": 2600.0})), tmp_path)
     assert {t.config.precision for t in result.trials if t.origin == "search"} == {"bf16"}
-
-
-def test_the_study_is_kept_for_other_tools(tmp_path: Path) -> None:
-    import optuna
-
-    result = tune_fake(FakeBench(), tmp_path)
-    stored = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert len(stored.trials) >= len(result.trials)
-    assert all(t.state == optuna.trial.TrialState.COMPLETE for t in stored.trials)
-    assert {"batch_size", "num_workers", "pin_memory", "precision"} <= set(stored.trials[0].params)
-    assert {"origin", "feasible"} <= set(stored.trials[0].user_attrs)
-    proposed = [trial.user_attrs for trial in stored.trials if trial.user_attrs["origin"] == "search"]
-    assert all(attrs["predicted_low"] < attrs["predicted"] < attrs["predicted_high"] for attrs in proposed)
 
 
 def test_same_seed_same_trials(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from loadtune.report.journal import JOURNAL_FILE, read_journal
 from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 HOST = fake_host()
 RECIPE = Recipe(precision="fp32")
 GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")

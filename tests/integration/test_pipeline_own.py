@@ -11,6 +11,8 @@ from loadtune.records import Fixed, Progress, Recipe, TrialConfig, TrialFailure,
 from loadtune.report.view import summary
 from loadtune.testing import FakeBench, Surface, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 MINUTE_S = 60.0
 KEEPS_UP = Surface(sample_s=1 / 50_000, pinned_per_s=1e9, pageable_per_s=1e9, copy_per_s=1e9)
 NO_MORE = "Only another batch size or precision"

@@ -10,6 +10,8 @@ from loadtune.report.store import load_result
 from loadtune.testing import FakeBench
 from loadtune.units import rate_text
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 
 def test_a_run_ends_with_its_page(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(), tmp_path)

@@ -21,6 +21,8 @@ from loadtune.report.store import load_result
 from loadtune.testing import FakeBench, Surface
 from tests.pipeline_rig import resumed, tune_fake
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 FLOATS = Loading(sample_s=3e-3, sample_cpu_s=3e-3, sample_bytes=602_120.0)
 BYTES = Loading(sample_s=2.4e-3, sample_cpu_s=2.4e-3, sample_bytes=150_536.0)
 UINT8 = Examined(name="uint8_transfer", before=FLOATS, after=BYTES, difference="none", code="images = images.float()")
@@ -244,13 +246,9 @@ def test_remedies_take_no_more_time_than_the_budget(tmp_path: Path) -> None:
     assert result.seconds <= 170.0
 
 
-def test_a_result_is_read_back_with_its_remedies(tmp_path: Path) -> None:
-    result = tune_fake(bench(), tmp_path)
-    assert load_result(tmp_path).remedies == result.remedies
-
-
-def test_a_run_that_is_resumed_after_its_remedies_does_not_try_them_again(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_after_its_remedies_reads_them_back_and_does_not_try_them_again(tmp_path: Path) -> None:
     before = tune_fake(bench(), tmp_path)
+    assert load_result(tmp_path).remedies == before.remedies
     again = bench(seed=1)
     after = resumed(tmp_path, bench=again)
     assert after.remedies == before.remedies

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-import optuna
 import pytest
-from pipeline_rig import ALL_TRIALS, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Killed, kill_at, killed, resumed, tune_fake
 
 from loadtune.errors import ResultError
 from loadtune.records import (
@@ -20,64 +19,17 @@ from loadtune.records import (
     YourSettings,
 )
 from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
-from loadtune.report.store import load_result
-from loadtune.study.loop import Asked
-from loadtune.study.optuna_study import OptunaStudy
 from loadtune.testing import FakeBench, Surface
 
-
-class Killed(BaseException):
-    """As SIGKILL: nothing in the tuner handles it."""
-
-
-def kill_at(stage: str, trial_number: int = 0):
-    def listen(progress: Progress) -> None:
-        if progress.stage == stage and (progress.trial_number or 0) >= trial_number and progress.current_samples_per_s:
-            raise Killed
-
-    return listen
+pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 
 PATIENT = TuneConfig(num_trials=40)
 """More trials than there is time for."""
 
 
-def killed(folder: Path, stage: str, trial_number: int = 0, config: TuneConfig | None = None) -> FakeBench:
-    bench = FakeBench()
-    with pytest.raises(Killed):
-        tune_fake(bench, folder, config, kill_at(stage, trial_number))
-    return bench
-
-
 def num_run(result: TuningResult) -> int:
     return len(result.trials)
-
-
-def states(folder: Path) -> list[str]:
-    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{folder / 'study.db'}")
-    return [trial.state.name for trial in study.trials]
-
-
-def told_values(folder: Path) -> list[float | None]:
-    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{folder / 'study.db'}")
-    return [trial.value for trial in study.trials]
-
-
-def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
-    killed(tmp_path, "study", 4)
-    assert "RUNNING" in states(tmp_path)
-    before = read_journal(tmp_path)
-    run = before.trials
-    assert len(run) == 4
-    bench = FakeBench(seed=1)
-    result = resumed(tmp_path, bench=bench)
-    assert "RUNNING" not in states(tmp_path)
-    assert result.trials[: len(before.trials)] == before.trials  # windows and all
-    assert 4 < len(result.trials) <= TuneConfig().num_trials
-    assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again before the search ended
-    assert list(result.ceilings) == list(before.probed.ceilings)
-    assert any("was resumed, with 4 trials" in note for note in result.notes)
-    assert load_result(tmp_path) == result
 
 
 def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) -> None:
@@ -106,28 +58,6 @@ def test_a_journal_cut_off_within_a_line_is_read_up_to_there_and_gone_on_with(tm
     result = resumed(tmp_path)
     assert len(read_journal(tmp_path).trials) == len(result.trials) > known
     assert result.best is not None
-
-
-def test_what_was_measured_and_not_told_is_told_later(tmp_path: Path) -> None:
-    """The journal is written first; a crash may come before the study hears of it."""
-
-    class Untold(OptunaStudy):
-        def tell_measured(self, asked: Asked, samples_per_s: float, seen=None) -> None:
-            if asked.number >= 3:
-                raise Killed
-            super().tell_measured(asked, samples_per_s, seen)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("loadtune.study.optuna_study.OptunaStudy", Untold)
-        with pytest.raises(Killed):
-            tune_fake(FakeBench(), tmp_path)
-    last = read_journal(tmp_path).trials[-1]
-    assert states(tmp_path)[last.number] == "RUNNING"
-    result = resumed(tmp_path)
-    assert last.measurement is not None
-    assert states(tmp_path)[last.number] == "FAIL"
-    assert told_values(tmp_path).count(last.measurement.score("samples-per-s")) == 1
-    assert [trial.config for trial in result.trials].count(last.config) == 1
 
 
 def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> None:
@@ -316,16 +246,6 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"trial"}\n')
     with pytest.raises(ResultError, match=r"Line 1 of .* is damaged"):
         read_journal(tmp_path)
-
-
-def test_a_study_that_was_lost_is_rebuilt_with_the_baseline(tmp_path: Path) -> None:
-    """Its workers end with each epoch, which no other configuration of the space does."""
-    config = replace(ALL_TRIALS, yours=YourSettings(num_workers=4))
-    finished = tune_fake(FakeBench(), tmp_path, config)
-    (tmp_path / "study.db").unlink()
-    resumed(tmp_path, replace(config, num_trials=ALL_TRIALS.num_trials + 1))
-    assert finished.trials[0].origin == "yours"
-    assert states(tmp_path)[0] == "COMPLETE"
 
 
 def test_the_baselines_loader_with_workers_that_stay_is_confirmed_without_a_trial(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 MORE = replace(ALL_TRIALS, num_trials=8)
 
 

@@ -17,6 +17,8 @@ from loadtune.records import (
 from loadtune.report.journal import JOURNAL_FILE
 from loadtune.testing import GIB, FakeBench, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 
 @pytest.mark.parametrize(
     ("differs", "told"),

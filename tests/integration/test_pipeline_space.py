@@ -23,6 +23,8 @@ from loadtune.records import (
 from loadtune.report.store import write_result
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 FIXED = (
     Fixed(name="precision", value="bf16"),
     Fixed(name="batch_size", value=200),

@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.records import Fixed, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.testing import FakeBench, Surface
+
+pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 STRETCH = 1.6
 

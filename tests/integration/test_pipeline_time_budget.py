@@ -10,6 +10,8 @@ from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, T
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 STUCK = "dataset[41] (in a batch of 8: 7, 41, 3) did not return for 30 s, in a worker"
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.records import (
@@ -15,6 +16,8 @@ from loadtune.records import (
     TuningResult,
 )
 from loadtune.testing import FakeBench
+
+pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 TUNED: tuple[OptionalDimension, ...] = ("prefetch_factor", "memory_format", "in_order", "persistent_workers")
 

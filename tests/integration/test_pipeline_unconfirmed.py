@@ -30,6 +30,8 @@ from loadtune.report.view import summary
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
+pytestmark = pytest.mark.usefixtures("study_in_memory")
+
 CRASH = "DataLoader worker (pid 812) was killed by SIGSEGV while it read samples 17, 204 and 5"
 
 

@@ -13,16 +13,17 @@ from loadtune.errors import ResultError
 from loadtune.report.journal import read_journal
 
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
-SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "4", "--out", "kept")
+SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "2", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
-LONG = ("--device", "cpu", "--time-budget", "60", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
+LONG = ("--device", "cpu", "--time-budget", "45", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
 RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.db"]
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """One whole run, shared by the tests that look at what it left."""
-    command = Command(tmp_path_factory.mktemp("run"), "run", *SLOW_IMAGES, *SHORT, "--batch-size", "16", "--json")
+    """One whole run, shared by the tests that look at what it left; of a model whose loss in bf16 is NaN."""
+    words = ("--dataset", "bench_workloads:SlowImages", "--model", "bench_workloads:NanInBf16")
+    command = Command(tmp_path_factory.mktemp("run"), "run", *words, *SHORT, "--batch-size", "16", "--json")
     yield command, command.end()
     command.kill()
 
@@ -48,7 +49,7 @@ def test_stdout_is_the_result_and_nothing_else(finished, run_folder):
 
 def test_what_is_kept_lies_in_the_runs_own_folder(finished, run_folder):
     command, _ = finished
-    assert run_folder.parent.name == "bench_workloads.SlowImages-bench_workloads.Linear"
+    assert run_folder.parent.name == "bench_workloads.SlowImages-bench_workloads.NanInBf16"
     assert files_below(run_folder) == RUN_FILES
     assert list(command.home.glob("tmp-*/*")) == []
     written = [name for name in files_below(command.home) if name != "stderr"]
@@ -66,6 +67,12 @@ def test_the_result_says_what_was_confirmed(run_folder):
     assert result.yours in confirmed
     assert all(trial.config.batch_size <= bench_workloads.LENGTH for trial in result.trials)
     assert not any(trial.failure for trial in result.trials)
+
+
+def test_a_precision_that_gives_no_finite_loss_is_left_out_and_named(run_folder):
+    result = loadtune.load_result(run_folder)
+    assert {trial.config.precision for trial in result.trials} == {result.best.config.precision} == {"fp32"}
+    assert any(note.startswith("bf16 was left out") and "NaN or infinite" in note for note in result.notes)
 
 
 def test_every_run_is_told_with_the_workers_it_had(run_folder):
@@ -145,7 +152,7 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
     before = read_journal(journal.parent)
     assert len(before.trials) >= 2
 
-    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "60", "--json")
+    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--json")
     try:
         ended = resumed.end()
     finally:

@@ -535,12 +535,12 @@ def test_many_switches_leave_nothing_behind(others):
     chance = random.Random(1)
     switching = SwitchingLoader(DataLoader(Numbers(10_000_000), batch_size=4))
     iterator, seen, num_read = iter(switching), [], 0
-    at_50 = None
-    for number in range(300):
-        if number == 50:
+    early = None
+    for number in range(120):
+        if number == 20:
             switching.switch(num_workers=1, prefetch_factor=1)
             read(iterator, seen, lambda: took_over(switching), step_s=0.0)
-            at_50 = usage(others)
+            early = usage(others)
         changes = {"num_workers": chance.choice([0, 0, 1, 1, 2, 3]), "prefetch_factor": chance.randrange(1, 4)}
         if switching.switch(**changes) is not None and chance.random() < 0.8:  # else the next comes while this starts
             read(iterator, seen, lambda: took_over(switching), step_s=0.0)
@@ -549,10 +549,10 @@ def test_many_switches_leave_nothing_behind(others):
         seen.clear()
     switching.switch(num_workers=1, prefetch_factor=1)
     read(iterator, seen, lambda: took_over(switching))
-    at_300 = usage(others)
+    late = usage(others)
     assert switching.withdrawn == []
     for what, leeway in {"descriptors": 4, "threads": 1, "processes": 0, "megabytes": 20}.items():
-        assert at_300[what] <= at_50[what] + leeway, (at_50, at_300)
+        assert late[what] <= early[what] + leeway, (early, late)
 
 
 if __name__ == "__main__":

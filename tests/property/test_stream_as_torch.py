@@ -166,13 +166,11 @@ def test_a_loop_sees_what_it_would_see_without_switches(job):
     assert seen == expected
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), ("spawn", False)])
 def test_other_start_methods(method, persistent):
-    switches = {(0, 3): {"num_workers": 1}, (1, 2): {"num_workers": 0}}
-    seen, expected = both_see(
-        JOB | {"method": method, "persistent": persistent, "switches": switches, "generator": True}
-    )
+    switches = {(0, 3): {"num_workers": 2}, (1, 2): {"num_workers": 0}}
+    job = JOB | {"num_workers": 1, "method": method, "persistent": persistent, "generator": True, "switches": switches}
+    seen, expected = both_see(job)
     assert seen == expected
 
 
