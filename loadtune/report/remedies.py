@@ -105,7 +105,7 @@ def interval_text(low: float | None, high: float | None) -> str:
 def _over_the_best(gain: Ratio, objective: Objective) -> str:
     what = "" if objective == "samples-per-s" else "the samples per joule of "
     known = interval_text(gain.low, gain.high)
-    return f"{gain.ratio:.2f} times {what}the best configuration, measured in turn ({known})"
+    return f"{gain.ratio:.2f} times {what}the best, in turn ({known})"
 
 
 def _named(each: TriedRemedy) -> str:
