@@ -9,10 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from loadtune.errors import LoadtuneError
-from loadtune.model.fit import ThroughputModel
-from loadtune.model.resources import Job
 from loadtune.records import (
-    ComputePoint,
     Examined,
     Finalist,
     LeftOut,
@@ -24,25 +21,20 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.records.confirmed import MISREAD, compute_rate
-from loadtune.remedies import NUM_EXAMINED, REMEDIES, Remedy, Situation
+from loadtune.remedies import REMEDIES, Situation
 from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
-from loadtune.stages.bottleneck import known_of
 from loadtune.stages.in_turn import Pair
+from loadtune.stages.remedy_offers import Offers, Time
 from loadtune.stages.run import Run
-from loadtune.stages.searching import search_of
-from loadtune.study.bottleneck import Known, model_of
 from loadtune.study.confirm import rate_spread
 from loadtune.study.remedies import (
     WORTH_KEEPING,
-    WORTH_TRYING,
     Offer,
     combined,
     gain_of,
     is_promising,
     is_worth_keeping,
-    learned,
-    offer,
 )
 from loadtune.study.space import SearchSpace
 
@@ -55,17 +47,6 @@ that keeps the 95%."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
-
-EXAMINE_S = 5.0
-"""What it takes to examine all remedies, beside the loading of samples that it takes: as seen on an H100."""
-
-DOES_NOT_APPLY = "it does not apply to this job with the best settings"
-NOT_PREDICTED = "its gain cannot be predicted; --remedies all tries it"
-LITTLE_THROUGHPUT = f"less than {WORTH_TRYING - 1:.0%} more throughput is predicted"
-NO_TIME = "too little of the time budget was left"
-
-COMPUTE_S = 1.0
-"""For timing a changed recipe without a loader."""
 
 
 def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -81,7 +62,7 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             return
     with found.stage("remedies"):
         earlier = found.remedies
-        trying = _Trying(run, facts, searched, winner, known_of(run, facts, searched, winner))
+        trying = _Trying(run, facts, searched, winner, Offers(run, facts, searched, winner))
         try:
             trying.run_all()
         except LoadtuneError as error:
@@ -109,19 +90,9 @@ class _Trying:
     facts: WorkloadFacts
     searched: SearchSpace
     winner: Finalist
-    known: Known | None
-    """None: the model knows too little of this job."""
-    model: ThroughputModel | None = None
-    job: Job | None = None
-    """With the remedies that were kept."""
+    offers: Offers
     tried: list[TriedRemedy] = field(default_factory=list)
     seen: dict[str, Examined] = field(default_factory=dict)
-    able: Callable[[TrialConfig], bool] = lambda config: True
-    """Whether it can run, by all that is known of memory."""
-    others: Sequence[TrialConfig] = ()
-    """Other settings that can run."""
-    points: dict[TrialConfig, ComputePoint] = field(default_factory=dict)
-    left_out: dict[str, LeftOut] = field(default_factory=dict)
     until_s: float = 0.0
     num_offers: int = 1
     is_complete: bool = True
@@ -131,13 +102,6 @@ class _Trying:
 
     def __post_init__(self) -> None:
         self.until_s = self.run.until(OF_LEFT)
-        best = self.winner.config
-        search = search_of(self.run, self.facts, self.searched)
-        self.able = lambda config: bool(search.feasible([replace(config, remedies=())]))
-        self.others = [each for each in search.able() if each.loader.in_order == best.loader.in_order]
-        if self.known is not None:
-            self.model = model_of(self.known)
-            self.job = self.model.job
 
     @property
     def config(self) -> TrialConfig:
@@ -145,7 +109,7 @@ class _Trying:
         return next((each.config for each in reversed(self.tried) if each.kept), self.winner.config)
 
     def run_all(self) -> None:
-        offers = self._offers()
+        offers = self._offered()
         while offers:
             self.num_offers = max(self.num_offers, len(self.tried) + len(offers))
             best = offers.pop(0)
@@ -156,11 +120,17 @@ class _Trying:
                 break
             self.tried.append(outcome)
             if outcome.kept:
-                self.job = best.job or self.job
-                if self.model is not None and self.job is not None:
-                    self.model = learned(self.model, self.job, outcome.config, outcome.runs)
-                offers = self._offers()
+                self.offers.learn(best, outcome.runs)
+                offers = self._offered()
         self._measure_together()
+
+    def _offered(self) -> list[Offer]:
+        time = Time(lambda: self._left_s, self._needed_s(FEWEST_ROUNDS))
+        found = self.offers.on_top_of(self._situation(), {each.name for each in self.tried}, time)
+        if self.offers.lacked_time:
+            self._lacks_time()
+        self.is_complete &= not self.offers.has_failed
+        return found
 
     def outcome(self) -> Remedies:
         """Only as many of those that were kept as gain for sure together."""
@@ -177,7 +147,7 @@ class _Trying:
         runs, base_runs = (last.runs, last.base_runs) if pair is None else (tuple(pair.runs), tuple(pair.base_runs))
         rate = sum(run.samples_per_s for run in runs) / len(runs)
         spread = rate_spread([runs, base_runs, *(f.runs for f in self.run.found.finalists)])
-        points = (*self.run.found.compute_points, *self.points.values())
+        points = (*self.run.found.compute_points, *self.offers.points.values())
         alone = compute_rate(points, last.config)
         share = None if alone is None else rate / alone.samples_per_s
         return Remedies(
@@ -214,7 +184,7 @@ class _Trying:
 
     def _left_out(self) -> tuple[LeftOut, ...]:
         tried = {each.name for each in self.tried}
-        return tuple(each for name, each in self.left_out.items() if name not in tried)
+        return tuple(each for name, each in self.offers.left_out.items() if name not in tried)
 
     def _final(self, each: TriedRemedy, config: TrialConfig) -> TriedRemedy:
         """With the lines to paste for the settings that all together ended with."""
@@ -246,80 +216,6 @@ class _Trying:
             wait_fraction=self._wait_fraction,
         )
 
-    def _offers(self) -> list[Offer]:
-        """Those that were not tried and apply on top of what was kept, the most promising first."""
-        situation, able = self._situation(), list[Remedy]()
-        tried = {each.name for each in self.tried}
-        self.left_out = {}
-        for remedy in REMEDIES.values():
-            if remedy.name in tried:
-                continue
-            if remedy.offer(situation) is not None:
-                able.append(remedy)
-            else:
-                self._leave_out(self._left(remedy, DOES_NOT_APPLY))
-        if not able:
-            return []
-        if self._left_s < self._examine_s(able) + self._needed_s(FEWEST_ROUNDS):
-            self._lacks_time()
-            for remedy in able:
-                self._leave_out(self._left(remedy, NO_TIME))
-            return []
-        seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
-        if isinstance(seen, TrialFailure):
-            self.is_complete = False
-            self.run.found.note(f"Changes of the code could not be examined: {seen.message}")
-            return []
-        offers = list[Offer]()
-        for remedy, each in zip(able, seen, strict=True):
-            found = self._offer(remedy, each, situation)
-            if isinstance(found, LeftOut):
-                self._leave_out(found)
-            else:
-                offers.append(found)
-        return sorted(offers, key=lambda each: -_gain(each))
-
-    def _offer(self, remedy: Remedy, seen: Examined, situation: Situation) -> Offer | LeftOut:
-        def predicted(compute_gain: float) -> Offer | None:
-            return offer(remedy, seen, situation, self.model, self.job, self.others, compute_gain)
-
-        found = predicted(remedy.hoped)
-        if found is None:
-            return self._left(remedy, seen.refused or DOES_NOT_APPLY)
-        if not self.able(found.config):
-            return self._left(remedy, "its settings do not fit into memory, or failed before", found)
-        little = self._too_little(remedy, found)
-        if little is not None or not remedy.changes_recipe:
-            return little or found
-        if remedy.takes_s + self._needed_s(1) > self._left_s:
-            self._lacks_time()
-            return self._left(remedy, NO_TIME)
-        precision = found.config.precision
-        is_other = precision != situation.config.precision
-        recipe = self.searched.recipes[precision] if is_other else situation.config.recipe
-        before, after = self._compute(replace(found.config, recipe=recipe)), self._compute(found.config)
-        if before is None or after is None:
-            return self._left(remedy, "its steps could not be timed")
-        found = predicted(after.samples_per_s / before.samples_per_s) or found
-        return self._too_little(remedy, found) or found
-
-    def _too_little(self, remedy: Remedy, found: Offer) -> LeftOut | None:
-        """None: it is worth trying."""
-        if self.run.found.config.remedies == "all" or _gain(found) >= WORTH_TRYING:
-            return None
-        if found.predicted is None:
-            return self._left(remedy, NOT_PREDICTED)
-        by_throughput = self.run.found.config.objective == "samples-per-s"
-        return self._left(remedy, None if by_throughput else LITTLE_THROUGHPUT, found)
-
-    def _left(self, remedy: Remedy, reason: str | None, found: Offer | None = None) -> LeftOut:
-        by_throughput = self.run.found.config.objective == "samples-per-s"
-        predicted = found.predicted if found is not None and by_throughput else None
-        return LeftOut(name=remedy.name, reason=reason, predicted=predicted)
-
-    def _leave_out(self, each: LeftOut) -> None:
-        self.left_out[each.name] = each
-
     def _lacks_time(self) -> None:
         if not self.lacked_time:
             self.lacked_time, self.is_complete = True, False
@@ -327,16 +223,6 @@ class _Trying:
                 "Too little of the time budget was left to try all changes of the code, or to be sure of their gains. "
                 "Raise --time-budget for that."
             )
-
-    def _compute(self, config: TrialConfig) -> ComputePoint | None:
-        """Of its recipe, timed now."""
-        key = replace(config, remedies=())  # without a loader none of them matters
-        if key not in self.points:
-            point = self.run.bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
-            if isinstance(point, TrialFailure):
-                return None
-            self.points[key] = point
-        return self.points[key]
 
     def _is_left_out(self, each: Offer) -> bool:
         """Whether it is not tried; then it is kept as predicted only."""
@@ -349,10 +235,6 @@ class _Trying:
         if reason is not None:
             self.tried.append(self._tried(each, reason=reason))
         return reason is not None
-
-    def _examine_s(self, remedies: Sequence[Remedy]) -> float:
-        loading_s = 2 * 2 * NUM_EXAMINED * self.facts.sample_s
-        return EXAMINE_S + loading_s * sum(remedy.loads for remedy in remedies)
 
     @property
     def _left_s(self) -> float:
@@ -479,7 +361,3 @@ class _Trying:
 
 def _failure_text(failed: TrialFailure) -> str:
     return f"{FAILURE_TEXT[failed.kind]}: {failed.message}"
-
-
-def _gain(each: Offer) -> float:
-    return 1.0 if each.predicted is None else each.predicted.value
