@@ -24,10 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def collections_are_quick():
-    """What is there when a module's tests begin stays: each collection of garbage would look through all of it, which
-    takes half a second in a process with torch."""
+def pytest_collection_finish():
+    """What was imported stays: each collection would look through all of it, half a second in a process with torch."""
     gc.collect()
     gc.freeze()
 

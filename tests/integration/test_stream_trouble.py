@@ -129,6 +129,7 @@ def test_the_death_of_another_loaders_worker_withdraws_nothing(monkeypatch):
             next(batches)
     next(batches)
     assert switching.withdrawn == []
+    switching.close()
 
 
 def test_a_loader_that_was_closed_in_mid_epoch_says_so():
