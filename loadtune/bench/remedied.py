@@ -26,6 +26,9 @@ from loadtune.workload import (
 NUM_ROUNDS = 3
 """Times that a batch is loaded with and without the remedy, in turn."""
 
+BATCH_S = 0.1
+"""A timed batch is as large as that of the configuration, if it loads in about so many seconds at the most."""
+
 ENOUGH_S = 1.5
 """After so many seconds of loading the samples of a remedy, no other round begins."""
 
@@ -58,43 +61,48 @@ class RemediedJobs:
             code = remedy.own_code(before)
             if not remedy.loads:
                 return Examined(name=remedy.name, code=code)
-            return self._compare(remedy, before, after, code, device)
+            return self._compare(remedy, before, after, code, device, config.batch_size)
         except NotApplicableError as error:
             return Examined(name=remedy.name, refused=str(error))
         except Exception as error:  # what is wrong with one remedy is no end of the run
             return Examined(name=remedy.name, refused=f"it could not be applied: {last_line(error)}")
 
-    def _compare(self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device) -> Examined:
+    def _compare(
+        self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, batch_size: int
+    ) -> Examined:
         compared = remedy.compared(before) if remedy.same_samples else before
-        loaded: list[list[Batch]] = [[], []]
+        first, last = list[Batch](), list[Batch]()
         times: list[list[tuple[float, float]]] = [[], []]
-        begun = time.monotonic()
+        begun, num = time.monotonic(), NUM_EXAMINED
         for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load
+            last = []
             for side, job in enumerate((before if number else compared, after)):
                 self._line.pulse()
                 with one_thread(), remedy.loading() if side else nullcontext():
-                    batch, took = _timed_batch(job, number)
-                if number == 0:
-                    loaded[side].append(batch)
-                else:
+                    batch, took = _timed_batch(job, number, num)
+                last.append(batch)
+                if number:
                     times[side].append(took)
-            if number and time.monotonic() - begun > ENOUGH_S:
+                elif not side:
+                    fitting = int(BATCH_S / max(1e-9, took[0]) * NUM_EXAMINED)
+            if not number:
+                first, num = last, max(NUM_EXAMINED, min(batch_size, fitting))
+            elif time.monotonic() - begun > ENOUGH_S:
                 break
-        (one, one_s), (other, other_s) = (
-            _on(device, job, batches[0]) for job, batches in zip((before, after), loaded, strict=True)
-        )
+        one, other = (_on(device, job, batch)[0] for job, batch in zip((before, after), first, strict=True))
+        one_s, other_s = (_on(device, job, batch)[1] / num for job, batch in zip((before, after), last, strict=True))
         return Examined(
             name=remedy.name,
-            before=_loading(loaded[0][0], times[0], one_s),
-            after=_loading(loaded[1][0], times[1], other_s),
+            before=_loading(last[0], num, times[0], one_s),
+            after=_loading(last[1], num, times[1], other_s),
             difference=_difference(one, other) if remedy.same_samples else None,
             code=code,
         )
 
 
-def _timed_batch(job: Workload, number: int) -> tuple[Batch, tuple[float, float]]:
+def _timed_batch(job: Workload, number: int, num: int) -> tuple[Batch, tuple[float, float]]:
     """(A batch as a worker makes it, (seconds, CPU seconds)); the same random augmentation for every job."""
-    indices = random.Random(number).choices(job.epoch.indices, k=NUM_EXAMINED)
+    indices = random.Random(number).choices(job.epoch.indices, k=num)
     _seed(number)
     used_s, begun = busy_s(), time.monotonic()
     if job.loader.batched_fetch:
@@ -118,20 +126,20 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def _loading(batch: Batch, times: Sequence[tuple[float, float]], prepare_s: float) -> Loading:
+def _loading(batch: Batch, num: int, times: Sequence[tuple[float, float]], prepare_s: float) -> Loading:
     """By the quickest round: other load on the machine only slows."""
-    sample_s = max(1e-9, min(seconds for seconds, _ in times) / NUM_EXAMINED)
-    cpu_s = max(1e-9, min(cpu for _, cpu in times) / NUM_EXAMINED)
+    sample_s = max(1e-9, min(seconds for seconds, _ in times) / num)
+    cpu_s = max(1e-9, min(cpu for _, cpu in times) / num)
     return Loading(
         sample_s=sample_s,
         sample_cpu_s=min(cpu_s, sample_s),
-        sample_bytes=max(1.0, num_bytes(batch) / NUM_EXAMINED),
+        sample_bytes=max(1.0, num_bytes(batch) / num),
         prepare_s=prepare_s,
     )
 
 
 def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float]:
-    """(On the device, after what the job does with it there, seconds a sample of that)."""
+    """(On the device, after what the job does with it there, seconds of that)."""
     there, took = map_tensors(batch, lambda tensor: tensor.to(device)), []
     ready = there
     for number in range(1 + NUM_ROUNDS if job.on_device else 1):
@@ -142,7 +150,7 @@ def _on(device: torch.device, job: Workload, batch: Batch) -> tuple[Batch, float
         took.append(_now(device) - begun)
         if number == 0:
             first = ready
-    return first, min(took) / NUM_EXAMINED if job.on_device else 0.0
+    return first, min(took) if job.on_device else 0.0
 
 
 def _now(device: torch.device) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from loadtune.workload import Workload
 
 NUM_EXAMINED = 64
-"""Samples of a batch whose loading is timed, and whose values are compared, before a remedy is tried."""
+"""Samples whose values are compared before a remedy is tried, and whose loading is timed, at the least."""
 
 
 class NotApplicableError(Exception):

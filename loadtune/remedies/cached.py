@@ -38,6 +38,8 @@ class Cached(Remedy):
             return None
         if facts.start_method != "fork" or {"start_method", "worker_threads"} & set(situation.config.remedies):
             return None  # each worker would have a copy of its own
+        if "batched_fetch" in situation.config.remedies:
+            return None  # the whole table is in RAM already
         fits = facts.dataset_length * facts.sample_bytes <= OF_RAM * situation.ram_bytes
         return situation.config if fits else None
 

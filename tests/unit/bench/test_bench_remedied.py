@@ -25,7 +25,7 @@ MEAN = (0.485, 0.456, 0.406)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remedied, "NUM_SAMPLES", 8)
+    monkeypatch.setattr(remedied, "NUM_EXAMINED", 8)
 
 
 def images() -> Workload:
@@ -232,3 +232,24 @@ def test_signs_of_life_are_given_while_loading() -> None:
     PULSES.clear()
     examined(workload_of(Table()), "half_transfer")
     assert len(PULSES) > 2
+
+
+SIZES: list[int] = []
+
+
+class Counted(Table):
+    """Indexed with a list; how long each was is kept."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, list):
+            SIZES.append(len(index))
+        return super().__getitem__(index)
+
+
+def test_what_loads_quickly_is_timed_in_batches_of_the_configurations_size() -> None:
+    """A call for the whole batch costs each sample less, the more there are."""
+    SIZES.clear()
+    large = TrialConfig(loader=LoaderConfig(batch_size=200), recipe=Recipe())
+    (seen,) = RemediedJobs(workload_of(Counted()), LINE).examine(large, ("batched_fetch",), DEVICE)
+    assert seen.after is not None
+    assert {8, 200} <= set(SIZES)
