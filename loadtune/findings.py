@@ -63,6 +63,8 @@ class Findings:
     """Of the GPU's memory, to other processes since then."""
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
+    num_workers: tuple[int, ...] = ()
+    """That are searched."""
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
     ahead: Trial | None = None

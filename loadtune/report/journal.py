@@ -59,6 +59,8 @@ class Probed(msgspec.Struct, frozen=True, tag="probed"):
     """Of the GPU, when the ceilings were found."""
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
+    num_workers: tuple[int, ...] = ()
+    """That are searched, like `batch_sizes`. Empty: an older version did not keep them."""
     warm: TrialConfig | None = None
     """Another run's winner, as it was when the run began."""
     notes: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ def restore(kept: Kept, found: Findings) -> None:
     found.recipes, found.free_bytes = probed.recipes, probed.free_bytes
     found.ceilings = [verified.get(ceiling.precision, ceiling) for ceiling in probed.ceilings]
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
-    found.warm = probed.warm
+    found.num_workers, found.warm = probed.num_workers, probed.warm
     found.ahead, found.trials = kept.ahead, list(kept.trials)
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(

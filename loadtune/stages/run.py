@@ -119,6 +119,7 @@ class Run:
                 free_bytes=found.free_bytes,
                 compute_points=found.compute_points,
                 batch_sizes=found.batch_sizes,
+                num_workers=found.num_workers,
                 warm=found.warm,
                 notes=tuple(found.notes),
             )

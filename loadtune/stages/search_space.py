@@ -60,10 +60,11 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
         top = _top(run, facts, max(ceilings.values()))
         found.yours = _yours(run, facts, top)
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
+        found.num_workers = _num_workers(found, facts, found.yours)
         run.keep_probes()
     return SearchSpace(
         batch_sizes=found.batch_sizes,
-        num_workers=_num_workers(found, facts, found.yours),
+        num_workers=found.num_workers or _num_workers(found, facts, found.yours),
         pin_memory=_axis(found, "pin_memory", (False, True) if found.device.kind == "cuda" else (False,)),
         recipes=chosen,
         ceilings=ceilings,

@@ -12,7 +12,7 @@ from loadtune.report.journal import read_journal
 from loadtune.report.store import load_result
 from loadtune.study.loop import Asked
 from loadtune.study.optuna_study import OptunaStudy
-from loadtune.testing import FakeBench
+from loadtune.testing import FakeBench, Surface, fake_facts
 
 
 def states(folder: Path) -> list[str]:
@@ -83,3 +83,16 @@ def test_a_study_that_was_lost_is_rebuilt_with_the_baseline(tmp_path: Path) -> N
     resumed(tmp_path, replace(config, num_trials=ALL_TRIALS.num_trials + 1))
     assert finished.trials[0].origin == "yours"
     assert states(tmp_path)[0] == "COMPLETE"
+
+
+def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Path) -> None:
+    """Where samples wait, how many workers are worth a trial depends on the time budget and on what a sample took."""
+    waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
+    longer = TuneConfig(num_trials=2, time_budget_s=600.0)
+    tune_fake(FakeBench(facts=waits), tmp_path, longer)
+    before = read_journal(tmp_path).probed.num_workers
+    assert max(before) > 16, "more than there are cores"
+    shorter = replace(longer, num_trials=4, time_budget_s=100.0)
+    result = resumed(tmp_path, shorter, bench=FakeBench(facts=waits, seed=1))
+    assert len(result.trials) >= 3
+    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, *before}
