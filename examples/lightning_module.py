@@ -61,6 +61,7 @@ if __name__ == "__main__":
     if options.train:
         trainer = lightning.Trainer(max_steps=5, logger=False, enable_checkpointing=False)
         trainer.fit(Classifier(), Data())
+        print(f"loss {trainer.callback_metrics['loss'].item():.3f}")
     else:
         config = loadtune.TuneConfig(time_budget_s=options.time_budget, out=options.out)
         result = loadtune.tune(loadtune.from_lightning(Classifier(), Data()), config=config)

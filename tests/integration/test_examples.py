@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import math
 import os
 import re
 import runpy
@@ -101,10 +102,14 @@ def test_the_functions_it_names_train_a_batch(script: Path) -> None:
     functions.get("--optimizer", torch.optim.SGD)(model.parameters()).step()
 
 
-def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path) -> None:
+def test_it_trains_by_itself(script: Path, monkeypatch, tmp_path: Path, capsys) -> None:
     monkeypatch.setattr(sys, "argv", [str(script), *(["--train"] if script.stem in NEEDS else [])])
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
+    out, err = capsys.readouterr()
+    losses = re.findall(r"loss\D{1,5}([\d.]+|nan)", out + err)
+    assert losses
+    assert all(math.isfinite(float(loss)) for loss in losses)
 
 
 THROUGH_A_WORKER = ("detection", "shards", "text")
