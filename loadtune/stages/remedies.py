@@ -42,8 +42,8 @@ FEWEST_ROUNDS, MOST_ROUNDS = 2, 9
 """Runs with a remedy and without it, in turn: as many as show whether it gains."""
 
 LOOKS = 2
-"""By how much the error of each gain is divided, because it is looked at after every round: simulated with eight looks,
-that keeps the 95%."""
+"""By how much the error of each gain is divided, because it is looked at after every round. Simulated with eight
+looks and one remedy, 2.8% of the intervals miss on a side where 2.5% are meant to."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""

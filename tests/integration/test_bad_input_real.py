@@ -105,6 +105,7 @@ def test_it_is_told_in_a_message_and_nothing_is_kept(name, tmp_path, monkeypatch
     _make_folder(tmp_path)
     monkeypatch.chdir(tmp_path / "cwd")
     run = CliRunner().invoke(app, [*RUN, *shlex.split(BAD[name][0])])
+    assert isinstance(run.exception, SystemExit), "an error of ours would end it otherwise"
     check_message(name, run.exit_code, run.stderr)
     check_nothing_is_kept(tmp_path)
 
