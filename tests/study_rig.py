@@ -1,8 +1,8 @@
-"""A study on disk with one trial of each kind, told as a run tells it."""
+"""A study on disk with one trial of each kind, told as a run tells it; and what one run measured."""
 
 import itertools
 
-from loadtune.records import Recipe
+from loadtune.records import Measurement, Recipe, Window
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.search import Next
 from loadtune.study.space import SearchSpace
@@ -26,3 +26,8 @@ def begun_study(folder, objective="samples-per-s"):
     study.tell_measured(study.ask(), MEASURED_PER_S)
     study.tell_infeasible(study.ask(), "out of memory")
     return study, study.ask()
+
+
+def measured(rate: float) -> Measurement:
+    windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0)

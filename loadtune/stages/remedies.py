@@ -13,6 +13,7 @@ from loadtune.records import (
     Examined,
     Finalist,
     LeftOut,
+    Measurement,
     Ratio,
     Remedies,
     TrialConfig,
@@ -27,7 +28,7 @@ from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.in_turn import Pair
 from loadtune.stages.remedy_offers import Offers, Time
 from loadtune.stages.run import Run
-from loadtune.study.confirm import rate_spread
+from loadtune.study.confirm import FEWEST_DEGREES, rate_spread
 from loadtune.study.remedies import (
     WORTH_KEEPING,
     Offer,
@@ -41,9 +42,9 @@ from loadtune.study.space import SearchSpace
 FEWEST_ROUNDS, MOST_ROUNDS = 2, 9
 """Runs with a remedy and without it, in turn: as many as show whether it gains."""
 
-LOOKS = 2
+LOOKS = 4
 """By how much the error of each gain is divided, because it is looked at after every round. Simulated with eight
-looks and one remedy, 2.8% of the intervals miss on a side where 2.5% are meant to."""
+looks that end at the first sure gain: of changes that bring nothing 2.0 to 2.7% are called a gain, 2.5% are meant."""
 
 OF_LEFT = 0.95
 """Share of the time left that remedies may take."""
@@ -94,7 +95,6 @@ class _Trying:
     tried: list[TriedRemedy] = field(default_factory=list)
     seen: dict[str, Examined] = field(default_factory=dict)
     until_s: float = 0.0
-    num_offers: int = 1
     is_complete: bool = True
     lacked_time: bool = False
     together: Pair | None = None
@@ -111,7 +111,6 @@ class _Trying:
     def run_all(self) -> None:
         offers = self._offered()
         while offers:
-            self.num_offers = max(self.num_offers, len(self.tried) + len(offers))
             best = offers.pop(0)
             if self._is_left_out(best):
                 continue
@@ -146,7 +145,7 @@ class _Trying:
         pair = self._pair_of(kept)
         runs, base_runs = (last.runs, last.base_runs) if pair is None else (tuple(pair.runs), tuple(pair.base_runs))
         rate = sum(run.samples_per_s for run in runs) / len(runs)
-        spread = rate_spread([runs, base_runs, *(f.runs for f in self.run.found.finalists)])
+        spread = rate_spread([runs, base_runs, *self._repeated])
         points = (*self.run.found.compute_points, *self.offers.points.values())
         alone = compute_rate(points, last.config)
         share = None if alone is None else rate / alone.samples_per_s
@@ -173,14 +172,19 @@ class _Trying:
     def _gain_together(self, kept: Sequence[TriedRemedy]) -> Ratio:
         pair = self._pair_of(kept)
         if pair is not None:
-            return self._gain(pair, MOST_ROUNDS)
+            return self._gain(pair, LOOKS)
         return combined([each.gain for each in kept if each.gain is not None])
 
     def _gain_of(self, each: TriedRemedy) -> Ratio | None:
         if not each.runs:
             return None
         pair = Pair(each.base, each.config, list(each.base_runs), list(each.runs))
-        return self._gain(pair, LOOKS * self.num_offers)
+        return self._gain(pair, self._num_looks)
+
+    @property
+    def _num_looks(self) -> int:
+        """Of all gains together: one that is found among several has to be surer."""
+        return LOOKS * max(1, sum(len(each.runs) > 0 for each in self.tried))
 
     def _left_out(self) -> tuple[LeftOut, ...]:
         tried = {each.name for each in self.tried}
@@ -243,7 +247,9 @@ class _Trying:
         return self.until_s - self.run.clock.now() - (self._needed_s(FEWEST_ROUNDS) if is_later else 0.0)
 
     def _needed_s(self, num_rounds: int) -> float:
-        return 2 * num_rounds * statistics.median(run.seconds for run in self.winner.runs)
+        """As long as the slowest so far: a run with a remedy may last longer than one without."""
+        ran = [self.winner.runs, *(runs for each in self.tried for runs in (each.base_runs, each.runs) if runs)]
+        return 2 * num_rounds * max(statistics.median(run.seconds for run in runs) for runs in ran)
 
     def _try(self, each: Offer) -> TriedRemedy | None:
         """None: it is the best configuration that failed."""
@@ -263,7 +269,7 @@ class _Trying:
             self._tried(each),
             runs=tuple(pair.runs),
             base_runs=tuple(pair.base_runs),
-            gain=self._gain(pair, LOOKS * self.num_offers),
+            gain=self._gain(pair, LOOKS),
             kept=is_promising(self._gain(pair, 1), known),
         )
 
@@ -280,11 +286,11 @@ class _Trying:
             pair = self.together = Pair(self.winner.config, last.config)
             if len(kept) == 1:
                 pair.base_runs, pair.runs = list(last.base_runs), list(last.runs)
-            errors = LOOKS * self.num_offers if len(kept) == 1 else MOST_ROUNDS
+            num_looks = self._num_looks if len(kept) == 1 else LOOKS
             what = "code changes that gain, together" if len(kept) > 1 else REMEDIES[last.name].title
 
-            def is_decided(pair: Pair = pair, errors: int = errors) -> bool:
-                return is_worth_keeping(self._gain(pair, errors))
+            def is_decided(pair: Pair = pair, num_looks: int = num_looks) -> bool:
+                return is_worth_keeping(self._gain(pair, num_looks))
 
             failed = self._measure(pair, what, is_decided)
             if failed is not None and pair.base_failed:
@@ -331,9 +337,20 @@ class _Trying:
 
     def _gain(self, pair: Pair, num_comparisons: int) -> Ratio:
         """Its interval is of 95% for so many gains together."""
-        found = self.run.found
-        others = [finalist.runs for finalist in found.finalists]
-        return gain_of(pair.base_runs, pair.runs, others, found.config.objective, num_comparisons)
+        measured = {
+            (each.base, each.config): (each.base_runs, each.runs) for each in (*self.tried, self.together, pair) if each
+        }
+        own = measured.pop((pair.base, pair.config))
+        objective = self.run.found.config.objective
+        return gain_of(own, list(measured.values()), self._repeated, objective, num_comparisons)
+
+    @property
+    def _repeated(self) -> list[tuple[Measurement, ...]]:
+        """What says how much runs differ: those of the winner, or of all finalists where it ran too seldom. Others may
+        be far less steady, such as one without workers."""
+        if len(self.winner.runs) > FEWEST_DEGREES:
+            return [self.winner.runs]
+        return [finalist.runs for finalist in self.run.found.finalists]
 
     def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()

@@ -11,7 +11,6 @@ from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, Measurement, Objective, Ratio, TrialConfig
 from loadtune.records.intervals import quantile_of_t
 from loadtune.remedies import REMEDIES, Remedy, Situation, in_order
-from loadtune.study.confirm import between_run_spread
 from loadtune.study.throughput import points_at, segments_of
 
 WORTH_TRYING = 1.03
@@ -134,34 +133,51 @@ def is_promising(gain: Ratio, predicted: Estimate | None) -> bool:
     return gain.ratio >= WORTH_KEEPING and mean > 1.96 / math.sqrt(sum(weights))
 
 
+Pairs = tuple[Sequence[Measurement], Sequence[Measurement]]
+"""Runs without a change and with it, made in turn: the n-th of the one and the n-th of the other are a pair."""
+
+
 def gain_of(
-    before: Sequence[Measurement],
-    after: Sequence[Measurement],
-    others: Sequence[Sequence[Measurement]],
+    runs: Pairs,
+    alike: Sequence[Pairs],
+    repeated: Sequence[Sequence[Measurement]],
     objective: Objective,
     num_comparisons: int = 1,
 ) -> Ratio:
-    """After over before, with its interval: of 95% for all of ``num_comparisons`` gains together.
+    """With the change over without it, and the interval: of 95% for all of ``num_comparisons`` gains together.
 
-    Runs were made in turn, so the difference of each pair is what counts: what slows a machine for minutes slows both.
-    The spread between runs is that of these and of all ``others``, or of these alone where it is larger.
+    The difference of each pair is what counts: what slows a machine for minutes slows both. How much these differ from
+    pair to pair is pooled over ``runs``, over ``alike``, the pairs of other changes, and over ``repeated``, runs of
+    one configuration (two independent runs differ by √2 of their spread); or is that of ``runs`` alone where it is
+    larger.
     """
-    pairs = [math.log(b.score(objective)) - math.log(a.score(objective)) for a, b in zip(before, after, strict=False)]
-    mean = statistics.fmean(pairs)
-    own = _spread((before, after), objective)
-    pooled = _spread((before, after, *others), objective)
-    if pooled is None:
+    own = _differences(runs, objective)
+    spreads = [_squares(own), *(_squares(_differences(each, objective)) for each in alike)]
+    for each in repeated:
+        squares, degrees = _squares([math.log(run.score(objective)) for run in each])
+        spreads.append((2 * squares, degrees))
+    mean = statistics.fmean(own)
+    degrees = sum(each[1] for each in spreads)
+    if degrees == 0:
         return Ratio(ratio=math.exp(mean))
-    relative_sd, degrees = max(pooled[0], own[0] if own is not None else 0.0), pooled[1]
+    variance = math.fsum(each[0] for each in spreads) / degrees
+    if len(own) > 1:
+        variance = max(variance, statistics.variance(own))
     t = quantile_of_t(degrees, 1 - 0.025 / num_comparisons)
-    width = t * relative_sd * math.sqrt(2 / len(pairs))
+    width = t * math.sqrt(variance / len(own))
     return Ratio(ratio=math.exp(mean), low=math.exp(mean - width), high=math.exp(mean + width))
 
 
-def _spread(runs: Sequence[Sequence[Measurement]], objective: Objective) -> tuple[float, int] | None:
-    """(Standard deviation of the logarithm around the means, degrees of freedom). None: nothing ran twice."""
-    found = between_run_spread(runs, objective)
-    return None if found is None else (found.relative_sd, found.degrees_of_freedom)
+def _differences(pairs: Pairs, objective: Objective) -> list[float]:
+    return [math.log(b.score(objective)) - math.log(a.score(objective)) for a, b in zip(*pairs, strict=False)]
+
+
+def _squares(values: Sequence[float]) -> tuple[float, int]:
+    """(Sum of squares around their mean, degrees of freedom)."""
+    if len(values) < 2:
+        return 0.0, 0
+    mean = statistics.fmean(values)
+    return math.fsum((value - mean) ** 2 for value in values), len(values) - 1
 
 
 def is_worth_keeping(gain: Ratio) -> bool:
@@ -171,6 +187,8 @@ def is_worth_keeping(gain: Ratio) -> bool:
 
 def combined(gains: Sequence[Ratio]) -> Ratio:
     """Of remedies that were measured one on top of the other."""
+    if len(gains) == 1:
+        return gains[0]
     ratio = math.prod(gain.ratio for gain in gains)
     if any(gain.high is None for gain in gains):
         return Ratio(ratio=ratio)

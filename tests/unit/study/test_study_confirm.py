@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from study_rig import measured
 
 from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
 from loadtune.records.confirmed import ruled_out
@@ -15,11 +16,6 @@ from loadtune.study.winner import not_told_apart, pick_winner, speedup, undecide
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
     return TrialConfig(loader=LoaderConfig(batch_size=batch_size, num_workers=num_workers), recipe=Recipe())
-
-
-def measured(rate: float) -> Measurement:
-    windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
-    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0)
 
 
 def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
