@@ -8,12 +8,14 @@ import numpy as np
 from remedy_rig import situation
 from study_rig import measured
 
+from loadtune.model.answers import change
 from loadtune.model.fit import Segments, ThroughputModel, points_of
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, LoaderConfig, Loading, Measurement, Ratio, Recipe, TrialConfig
 from loadtune.remedies import REMEDIES
 from loadtune.stages.remedies import LOOKS
 from loadtune.study.remedies import WORTH_TRYING, gain_of, is_promising, is_worth_keeping, offer
+from loadtune.study.throughput import points_at
 
 BF16 = Recipe(precision="bf16")
 JOB = Job(
@@ -133,3 +135,14 @@ def test_a_change_that_brings_nothing_is_seldom_a_gain_however_often_one_looks()
         gains = (gain_of((before[:n], after[:n]), [], [winner], "samples-per-s", LOOKS) for n in range(2, 10))
         wrong += any(is_worth_keeping(gain) for gain in gains)
     assert wrong <= 40
+
+
+def test_no_gain_goes_beyond_the_steps_alone() -> None:
+    """Several resources were near a tie and did not slow each other down. That is no reason to outrun the GPU."""
+    job = replace(JOB, sample_s=3.5e-3, sample_cpu_s=3.5e-3)
+    model = fitted(job, 4400.0, 3.8e-3)
+    light = replace(job, sample_s=1e-3, sample_cpu_s=1e-3, sample_bytes=150_000.0)
+    rate, gain = change(model, points_at([config()], job), job=light)
+    alone = 1 / 2.1e-4
+    assert rate.value < alone
+    assert gain.value < 1.02 * alone / 4400.0
