@@ -168,7 +168,7 @@ class Demands(NamedTuple):
     pin: Array
     """Of the pinning thread; 0 where there is none."""
     compute: Array
-    """Of training steps alone: nothing trains faster."""
+    """Of training steps without a loader: nothing trains faster."""
 
 
 def demands(theta: Array, job: Job, points: Points) -> Demands:
@@ -181,7 +181,8 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
     wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
     load_s = job.sample_cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
     send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
-    alone_s = compute_s(job, points, value["small"]) * slower
+    compute = compute_s(job, points, value["small"])
+    alone_s = compute * slower
     none, gpu = np.zeros(len(b)), job.on_gpu
     syncs = np.array([recipe in job.syncing for recipe in job.compute])[points.recipe]
     sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
@@ -238,4 +239,4 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         },
         "device": {"computing": alone_s, "copying": copy_s, "synchronizing": sync_s * crowding},
     }
-    return Demands(each, parts, seconds, make, device_s, each["pinning"], alone_s)
+    return Demands(each, parts, seconds, make, device_s, each["pinning"], compute)

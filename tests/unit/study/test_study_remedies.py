@@ -144,5 +144,5 @@ def test_no_gain_goes_beyond_the_steps_alone() -> None:
     light = replace(job, sample_s=1e-3, sample_cpu_s=1e-3, sample_bytes=150_000.0)
     rate, gain = change(model, points_at([config()], job), job=light)
     alone = 1 / 2.1e-4
-    assert rate.value < alone
+    assert rate.value <= alone * (1 + 1e-9)
     assert gain.value < 1.02 * alone / 4400.0
