@@ -1,4 +1,8 @@
-"""One OpenCV thread in each worker: by itself OpenCV starts as many as there are cores, in every worker."""
+"""No OpenCV threads beside a worker's own: by itself OpenCV starts as many as there are cores, in every worker.
+
+``setNumThreads(0)``, not 1: with 1 a worker that was forked from a process that used OpenCV's threads waits for ever in
+its next call (seen with OpenCV 5.0).
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +38,7 @@ class OpencvThreads(Remedy):
 
         cv2 = sys.modules["cv2"]
         before = cv2.getNumThreads()
-        cv2.setNumThreads(1)
+        cv2.setNumThreads(0)
         try:
             yield
         finally:
@@ -42,7 +46,7 @@ class OpencvThreads(Remedy):
 
     def own_code(self, workload: "Workload") -> str:
         return (
-            f"import cv2\n\n{init_lines(workload, 'one_thread', 'cv2.setNumThreads(1)')}\n"
+            f"import cv2\n\n{init_lines(workload, 'one_thread', 'cv2.setNumThreads(0)')}\n"
             "loader = DataLoader(dataset, worker_init_fn=one_thread, ...)"
         )
 
@@ -56,6 +60,6 @@ class OneThread:
     def __call__(self, worker_id: int) -> None:
         import cv2  # type: ignore[import-not-found]
 
-        cv2.setNumThreads(1)
+        cv2.setNumThreads(0)
         if self.then is not None:
             self.then(worker_id)

@@ -19,8 +19,9 @@ class StartMethod(Remedy):
     )
 
     def offer(self, situation: Situation) -> TrialConfig | None:
-        starts = situation.config.loader.num_workers > 0 and situation.facts.start_method == "fork"
-        return situation.config if starts else None
+        config = situation.config
+        starts = config.loader.num_workers > 0 and situation.facts.start_method == "fork"
+        return config if starts and "cached" not in config.remedies else None  # each worker would get a copy
 
     def apply(self, workload: "Workload") -> "Workload":
         import pickle

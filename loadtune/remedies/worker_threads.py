@@ -26,8 +26,10 @@ class WorkerThreads(Remedy):
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
-        workers = situation.config.loader.num_workers
-        return situation.config if 0 < NUM_THREADS * workers <= situation.num_cores else None
+        config = situation.config
+        if "cached" in config.remedies:
+            return None  # workers that share nothing would each get a copy
+        return config if 0 < NUM_THREADS * config.loader.num_workers <= situation.num_cores else None
 
     def apply(self, workload: "Workload") -> "Workload":
         if workload.loader.multiprocessing_context in (None, "fork"):

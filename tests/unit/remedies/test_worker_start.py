@@ -1,5 +1,6 @@
 """How workers start, and with how many threads."""
 
+import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -51,16 +52,17 @@ def leave(worker_id: int) -> None:
 
 
 class Cv2(SimpleNamespace):
-    """Stands for OpenCV."""
+    """Stands for OpenCV, whose threads this process has used: in one that is forked, 1 would wait for them for ever."""
 
     def __init__(self, num: int) -> None:
-        super().__init__(num=num)
+        super().__init__(num=num, process=os.getpid())
 
     def getNumThreads(self) -> int:
         return self.num
 
     def setNumThreads(self, num: int) -> None:
-        self.num = num
+        assert num == 0 or os.getpid() == self.process
+        self.num = max(1, num)
 
 
 @pytest.fixture
@@ -207,6 +209,8 @@ def test_offered_with_workers_and_where_there_are_cores() -> None:
         offer = REMEDIES[name].offer
         assert offer(situation(loader=none)) is None
         assert offer(situation(loader=two, device=CPU)) == situation(loader=two).config
+        if name != "opencv_threads":
+            assert offer(situation(loader=two, remedies=("cached",))) is None, "each worker would get a copy"
     assert REMEDIES["worker_threads"].offer(situation(loader=five, num_cores=9)) is None
     assert REMEDIES["start_method"].offer(situation(facts={"start_method": "spawn"})) is None
 
