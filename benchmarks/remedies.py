@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--remedies", default="auto")
     parser.add_argument("--fix", nargs="*", default=[])
     parser.add_argument("--batch-size", type=int)
+    parser.add_argument("--num-workers", type=int)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
@@ -35,7 +36,7 @@ def main() -> int:
             assert name in SPECS, f"{name} is none of {', '.join(SPECS)}"
             config = loadtune.TuneConfig(
                 workload=spec_of(name, small=given.small, folder=None),
-                yours=loadtune.YourSettings(batch_size=given.batch_size),
+                yours=loadtune.YourSettings(batch_size=given.batch_size, num_workers=given.num_workers),
                 time_budget_s=given.time_budget,
                 remedies=remedies_of(given.remedies),
                 fix=fixed_of(given.fix),

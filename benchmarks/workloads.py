@@ -5,6 +5,7 @@ takes no arguments: ``WORKLOAD_SMALL`` and ``WORKLOAD_JPEGS``, which `spec_of` s
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -40,6 +41,14 @@ SPECS = {
     "sleeping": (
         WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
         WorkloadSpec(dataset="workloads:sleepers", model="workloads:mlp"),
+    ),
+    "filtered": (
+        WorkloadSpec(dataset="workloads:filtered", model="workloads:small_cnn"),
+        WorkloadSpec(dataset="workloads:filtered", model="workloads:small_cnn"),
+    ),
+    "opencv": (
+        WorkloadSpec(dataset="workloads:blurred", model="workloads:small_cnn"),
+        WorkloadSpec(dataset="workloads:blurred", model="workloads:small_cnn"),
     ),
     "compute": (
         WorkloadSpec(dataset="workloads:pixels", model="convnext_large", optimizer="adamw"),
@@ -117,6 +126,45 @@ def sleepers() -> Any:
             return rows[index]
 
     return Sleepers()
+
+
+def filtered() -> Any:
+    """Images from a transform of large PyTorch operations, which several threads can share."""
+    return _Mapped(_tensors((3, 64, 64), 2_000), _filter)
+
+
+def blurred() -> Any:
+    """Images from OpenCV, which starts as many threads as there are cores in every worker."""
+    return _Mapped(_tensors((3, 64, 64), 2_000), _blur)
+
+
+def _filter(image: Any) -> Any:
+    from torch.nn import functional
+
+    large = functional.interpolate(image[None], size=(512, 512), mode="bilinear")
+    return functional.avg_pool2d(large, 9, stride=1)[0, :, :64, :64].contiguous()
+
+
+def _blur(image: Any) -> Any:
+    import cv2
+    import torch
+
+    large = cv2.resize(image.permute(1, 2, 0).numpy(), (512, 512))
+    return torch.from_numpy(cv2.GaussianBlur(large, (9, 9), 2.0)[:64, :64].copy()).permute(2, 0, 1)
+
+
+class _Mapped:
+    """Samples of a dataset with a transform of the image."""
+
+    def __init__(self, samples: Any, transform: Callable[[Any], Any]) -> None:
+        self.samples, self.transform = samples, transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.samples[index]
+        return self.transform(image), label
 
 
 def pixels() -> Any:

@@ -61,22 +61,22 @@ class RemediedJobs:
             code = remedy.own_code(before)
             if not remedy.loads:
                 return Examined(name=remedy.name, code=code)
-            return self._compare(remedy, before, after, code, device, config.batch_size)
+            return self._compare(remedy, before, after, code, device, config)
         except NotApplicableError as error:
             return Examined(name=remedy.name, refused=str(error))
         except Exception as error:  # what is wrong with one remedy is no end of the run
             return Examined(name=remedy.name, refused=f"it could not be applied: {last_line(error)}")
 
     def _compare(
-        self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, batch_size: int
+        self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
     ) -> Examined:
-        compared = remedy.compared(before) if remedy.same_samples else before
+        compared = self._compared(config, remedy) if remedy.same_samples else (before, after)
         first, last = list[Batch](), list[Batch]()
         times: list[list[tuple[float, float]]] = [[], []]
         begun, num = time.monotonic(), NUM_EXAMINED
         for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load
             last = []
-            for side, job in enumerate((before if number else compared, after)):
+            for side, job in enumerate((before, after) if number else compared):
                 self._line.pulse()
                 with one_thread(), remedy.loading() if side else nullcontext():
                     batch, took = _timed_batch(job, number, num)
@@ -86,10 +86,10 @@ class RemediedJobs:
                 elif not side:
                     fitting = int(BATCH_S / max(1e-9, took[0]) * NUM_EXAMINED)
             if not number:
-                first, num = last, max(NUM_EXAMINED, min(batch_size, fitting))
+                first, num = last, max(NUM_EXAMINED, min(config.batch_size, fitting))
             elif time.monotonic() - begun > ENOUGH_S:
                 break
-        one, other = (_on(device, job, batch)[0] for job, batch in zip((before, after), first, strict=True))
+        one, other = (_on(device, job, batch)[0] for job, batch in zip(compared, first, strict=True))
         one_s, other_s = (_on(device, job, batch)[1] / num for job, batch in zip((before, after), last, strict=True))
         return Examined(
             name=remedy.name,
@@ -98,6 +98,11 @@ class RemediedJobs:
             difference=_difference(one, other) if remedy.same_samples else None,
             code=code,
         )
+
+    def _compared(self, config: TrialConfig, remedy: Remedy) -> tuple[Workload, Workload]:
+        """The jobs without and with it whose samples are compared: without what stands for other samples."""
+        others = tuple(name for name in config.remedies if REMEDIES[name].same_samples)
+        return remedy.compared(self.job(others)), self.job(in_order((*others, remedy.name)))
 
 
 def _timed_batch(job: Workload, number: int, num: int) -> tuple[Batch, tuple[float, float]]:

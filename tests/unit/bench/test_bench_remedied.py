@@ -14,7 +14,7 @@ from workload_rig import workload_of
 from loadtune.bench import remedied
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.records import Examined, LoaderConfig, Recipe, TrialConfig
-from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation
+from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation, cached
 from loadtune.workload import Workload
 
 PULSES: list[None] = []
@@ -87,6 +87,17 @@ def test_cached_samples_are_timed_and_not_compared() -> None:
     assert seen.refused is None
     assert seen.after is not None
     assert seen.difference is None
+
+
+def test_what_is_cached_is_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that it is applied it may hold another number of samples that stand for the others."""
+    jobs = RemediedJobs(workload_of(Table(), **parts_of(DataLoader(Table(), 4))), LINE)
+    monkeypatch.setattr(cached, "NUM_TRIED", 3)
+    jobs.job(("cached",))
+    monkeypatch.setattr(cached, "NUM_TRIED", 5)
+    (seen,) = jobs.examine(config("cached"), ("half_transfer",), DEVICE)
+    assert seen.refused is None
+    assert seen.difference == "none (samples are equal to the last bit)"
 
 
 def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
