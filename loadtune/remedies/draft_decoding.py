@@ -55,11 +55,12 @@ class DraftDecoding(Remedy):
         return with_owner(workload, change)
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of
+        from loadtune.remedies.transforms import copy_lines, path_of
 
         size = _size(workload)
         return "\n".join(
             [
+                *copy_lines(workload.dataset),
                 "from PIL import Image",
                 "",
                 "def read(path):",

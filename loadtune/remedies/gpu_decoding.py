@@ -67,11 +67,11 @@ class GpuDecoding(Remedy):
         return replace(changed, loader=loader, on_device=(*workload.on_device, Decoded(steps)))
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of, takes_tensors_lines
+        from loadtune.remedies.transforms import copy_lines, path_of, takes_tensors_lines
 
-        path = path_of(workload.dataset)
-        lines = [*takes_tensors_lines(workload.dataset), *CODE.format(path=path).splitlines()]
-        return "\n".join(lines)
+        dataset = workload.dataset
+        lines = CODE.format(path=path_of(dataset)).splitlines()
+        return "\n".join([*copy_lines(dataset), *takes_tensors_lines(dataset), *lines])
 
 
 @dataclass(slots=True)

@@ -46,10 +46,11 @@ class TensorDecoding(Remedy):
         return changed
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of, takes_tensors_lines
+        from loadtune.remedies.transforms import copy_lines, path_of, takes_tensors_lines
 
-        lines = [*CODE.format(path=path_of(workload.dataset)).splitlines(), *takes_tensors_lines(workload.dataset)]
-        return "\n".join(lines)
+        dataset = workload.dataset
+        lines = CODE.format(path=path_of(dataset)).splitlines()
+        return "\n".join([*copy_lines(dataset), *lines, *takes_tensors_lines(dataset)])
 
 
 def read(path: str) -> "torch.Tensor":

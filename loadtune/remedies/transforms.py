@@ -32,6 +32,19 @@ def path_of(dataset: Any) -> str:
     return f"{path_of(dataset.dataset)}.dataset" if isinstance(dataset, Subset) else "dataset"
 
 
+def copy_lines(dataset: Any) -> list[str]:
+    """Lines of code that give a `Subset` a dataset of its own, before that is changed; none for another dataset."""
+    if not isinstance(dataset, Subset):
+        return []
+    lines, path, inner = list[str](), "dataset", dataset
+    while isinstance(inner, Subset):
+        path, inner = f"{path}.dataset", inner.dataset
+        lines.append(f"{path} = copy.copy({path})")
+    if isinstance(getattr(inner, "transforms", None), StandardTransform):
+        lines.append(f"{path}.transforms = copy.copy({path}.transforms)")
+    return ["import copy", "# other splits of the dataset, such as validation, stay as they are", *lines]
+
+
 def steps_of(dataset: Any) -> list[Any]:
     """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
     transform = getattr(owner_of(dataset), "transform", None)

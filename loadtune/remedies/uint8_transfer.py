@@ -38,13 +38,14 @@ class Uint8Transfer(Remedy):
         return replace(changed, on_device=(*workload.on_device, to_floats))
 
     def own_code(self, workload: "Workload") -> str:
-        from loadtune.remedies.transforms import path_of, steps_of, transform_lines
+        from loadtune.remedies.transforms import copy_lines, path_of, steps_of, transform_lines
 
         steps = steps_of(workload.dataset)
         ending, path = _ending(steps), path_of(workload.dataset)
         kept = [f"*{path}.transform.transforms[:{len(ending.head) - len(steps)}]"] if ending.head else []
         kept += ["v2.ToImage()"] if ending.makes_tensors else []  # unlike PILToTensor it also takes arrays and tensors
         lines = [
+            *copy_lines(workload.dataset),
             "from torchvision.transforms import Compose, v2",
             "# in the dataset: workers send bytes",
             *transform_lines(workload.dataset, f"Compose([{', '.join(kept)}])"),

@@ -101,9 +101,11 @@ def test_behind_a_subset_the_lines_reach_the_folder(name: str, tmp_path: Path) -
     dataset = Subset(image_folder(tmp_path, resized()), [4, 2, 0, 1, 3, 5])
     job = workload_of(dataset)
     before, expected = pasted_batch(dataset), pasted_batch(job_with(job, name).dataset)
+    other = Subset(dataset.dataset, dataset.indices)
     exec(lines_of(name, job), {"torch": torch, "dataset": dataset})
     assert equal(expected, pasted_batch(dataset))
     assert not equal(before, expected)
+    assert equal(before, pasted_batch(other)), "another split of the same folder"
 
 
 def test_the_pasted_lines_leave_a_shared_transform_as_it_is(tmp_path: Path) -> None:

@@ -126,7 +126,10 @@ def test_behind_subsets_the_inner_dataset_is_changed_and_the_lines_reach_it() ->
     assert equal(plain, trained_on(changed))
     code = lines_of("uint8_transfer", job)
     assert "dataset.dataset.dataset.transform = " in code
+    other = Subset(inner, range(4))
+    validated = pasted_batch(other)
     assert equal(pasted_batch(dataset), pasted(code, dataset))
+    assert equal(pasted_batch(other), validated), "another split of the same dataset"
 
 
 @pytest.mark.parametrize("kind", [Pictures, BothTransforms])
