@@ -34,6 +34,7 @@ from loadtune.study.remedies import (
     Offer,
     combined,
     gain_of,
+    is_known,
     is_promising,
     is_worth_keeping,
 )
@@ -274,14 +275,15 @@ class _Trying:
         )
 
     def _measure_together(self) -> None:
-        """All that were kept beside the best configuration. The last one is taken away while that fails, or shows no
-        gain. Of a single one, more of its own rounds."""
+        """All that were kept beside the best configuration, until their gain is known well, or no time is left. The
+        last one is taken away while that fails, or shows no gain. Of a single one, more of its own rounds."""
         while kept := self._kept():
             last = kept[-1]
-            if len(kept) == 1 and is_worth_keeping(self._gain_together(kept)):
+            if len(kept) == 1 and is_known(self._gain_together(kept)):
                 return
             if self._needed_s(1 if len(kept) == 1 else FEWEST_ROUNDS) > self.until_s - self.run.clock.now():
-                self._lacks_time()
+                if not is_worth_keeping(self._gain_together(kept)):
+                    self._lacks_time()
                 return
             pair = self.together = Pair(self.winner.config, last.config)
             if len(kept) == 1:
@@ -289,10 +291,10 @@ class _Trying:
             num_looks = self._num_looks if len(kept) == 1 else LOOKS
             what = "code changes that gain, together" if len(kept) > 1 else REMEDIES[last.name].title
 
-            def is_decided(pair: Pair = pair, num_looks: int = num_looks) -> bool:
-                return is_worth_keeping(self._gain(pair, num_looks))
+            def is_enough(pair: Pair = pair, num_looks: int = num_looks) -> bool:
+                return is_known(self._gain(pair, num_looks))
 
-            failed = self._measure(pair, what, is_decided)
+            failed = self._measure(pair, what, is_enough)
             if failed is not None and pair.base_failed:
                 return
             if failed is not None:
@@ -300,7 +302,7 @@ class _Trying:
             elif len(kept) == 1:
                 self._change(replace(last, runs=tuple(pair.runs), base_runs=tuple(pair.base_runs)))
                 return
-            elif is_decided():
+            elif is_worth_keeping(self._gain(pair, num_looks)):
                 return
             else:
                 self._change(replace(last, kept=False))
@@ -322,7 +324,8 @@ class _Trying:
             if num >= MOST_ROUNDS or is_decided():
                 return True
             if self._needed_s(1) > self._left_s:
-                self._lacks_time()
+                if not is_worth_keeping(self._gain(pair, LOOKS)):
+                    self._lacks_time()
                 return True
             return False
 

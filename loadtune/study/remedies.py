@@ -19,6 +19,9 @@ WORTH_TRYING = 1.03
 WORTH_KEEPING = 1.01
 """Measured gain from which on a change of code is worth it, and more of which could not be told from nothing."""
 
+ROUGH_GAIN = 0.1
+"""Half the width of a gain's interval, on the logarithm, from which on more runs are made of it."""
+
 MODEL_SD = 0.1
 """Of the logarithm of a predicted gain, at the least."""
 
@@ -183,6 +186,11 @@ def _squares(values: Sequence[float]) -> tuple[float, int]:
 def is_worth_keeping(gain: Ratio) -> bool:
     """Whether it gains for sure."""
     return gain.ratio >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
+
+
+def is_known(gain: Ratio) -> bool:
+    """Whether it gains for sure, and about how much."""
+    return is_worth_keeping(gain) and gain.low is not None and math.log(gain.ratio / gain.low) <= ROUGH_GAIN
 
 
 def combined(gains: Sequence[Ratio]) -> Ratio:

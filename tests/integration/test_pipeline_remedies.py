@@ -269,3 +269,19 @@ def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
     result = tune_fake(bench(), tmp_path, TuneConfig(time_budget_s=40.0, remedies="all"))
     assert found(result).tried == () or all(each.reason for each in found(result).tried)
     assert any("Too little of the time budget was left to try all changes" in note for note in result.notes)
+
+
+def test_time_that_is_left_goes_into_a_gain_that_is_only_roughly_known(tmp_path: Path) -> None:
+    noisy = bench(between_runs=0.05, remedy_gains={"uint8_transfer": 1.5})
+    widths = []
+    for budget_s in (180.0, 600.0):
+        folder = tmp_path / str(budget_s)
+        folder.mkdir()
+        result = tune_fake(noisy, folder, TuneConfig(time_budget_s=budget_s))
+        gain = found(result).gain
+        assert gain is not None
+        assert gain.low is not None
+        assert gain.low > 1.0
+        widths.append(gain.ratio / gain.low)
+    assert widths[1] < 1.12
+    assert widths[1] < widths[0]
