@@ -71,22 +71,20 @@ class RemediedJobs:
         self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
     ) -> Examined:
         compared = self._compared(config, remedy) if remedy.same_samples else (before, after)
-        first, last = list[Batch](), list[Batch]()
+        first, last = [self._batch(job, 0, NUM_EXAMINED, remedy, side)[0] for side, job in enumerate(compared)], []
         times: list[list[tuple[float, float]]] = [[], []]
         begun, num = time.monotonic(), NUM_EXAMINED
         for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load
             last = []
-            for side, job in enumerate((before, after) if number else compared):
-                self._line.pulse()
-                with one_thread(), remedy.loading() if side else nullcontext():
-                    batch, took = _timed_batch(job, number, num)
+            for side, job in enumerate((before, after)):
+                batch, took = self._batch(job, number, num, remedy, side)
                 last.append(batch)
                 if number:
                     times[side].append(took)
                 elif not side:
                     fitting = int(BATCH_S / max(1e-9, took[0]) * NUM_EXAMINED)
             if not number:
-                first, num = last, max(NUM_EXAMINED, min(config.batch_size, fitting))
+                num = max(NUM_EXAMINED, min(config.batch_size, fitting))
             elif time.monotonic() - begun > ENOUGH_S:
                 break
         one, other = (_on(device, job, batch)[0] for job, batch in zip(compared, first, strict=True))
@@ -98,6 +96,14 @@ class RemediedJobs:
             difference=_difference(one, other) if remedy.same_samples else None,
             code=code,
         )
+
+    def _batch(
+        self, job: Workload, number: int, num: int, remedy: Remedy, side: int
+    ) -> tuple[Batch, tuple[float, float]]:
+        """``side``: 0 without the remedy, 1 with it."""
+        self._line.pulse()
+        with one_thread(), remedy.loading() if side else nullcontext():
+            return _timed_batch(job, number, num)
 
     def _compared(self, config: TrialConfig, remedy: Remedy) -> tuple[Workload, Workload]:
         """The jobs without and with it whose samples are compared: without what stands for other samples."""

@@ -13,7 +13,6 @@ from loadtune.records import (
     Examined,
     Finalist,
     LeftOut,
-    Measurement,
     Ratio,
     Remedies,
     TrialConfig,
@@ -28,7 +27,7 @@ from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.in_turn import Pair
 from loadtune.stages.remedy_offers import Offers, Time
 from loadtune.stages.run import Run
-from loadtune.study.confirm import FEWEST_DEGREES, rate_spread
+from loadtune.study.confirm import rate_spread
 from loadtune.study.remedies import (
     WORTH_KEEPING,
     Offer,
@@ -146,7 +145,7 @@ class _Trying:
         pair = self._pair_of(kept)
         runs, base_runs = (last.runs, last.base_runs) if pair is None else (tuple(pair.runs), tuple(pair.base_runs))
         rate = sum(run.samples_per_s for run in runs) / len(runs)
-        spread = rate_spread([runs, base_runs, *self._repeated])
+        spread = rate_spread([runs, base_runs, self.winner.runs])
         points = (*self.run.found.compute_points, *self.offers.points.values())
         alone = compute_rate(points, last.config)
         share = None if alone is None else rate / alone.samples_per_s
@@ -174,7 +173,7 @@ class _Trying:
         pair = self._pair_of(kept)
         if pair is not None:
             return self._gain(pair, LOOKS)
-        return combined([each.gain for each in kept if each.gain is not None])
+        return combined([gain for each in kept if (gain := self._gain_of(each)) is not None])
 
     def _gain_of(self, each: TriedRemedy) -> Ratio | None:
         if not each.runs:
@@ -295,14 +294,13 @@ class _Trying:
                 return is_known(self._gain(pair, num_looks))
 
             failed = self._measure(pair, what, is_enough)
+            if len(kept) == 1:
+                self._change(replace(last, runs=tuple(pair.runs), base_runs=tuple(pair.base_runs)))
             if failed is not None and pair.base_failed:
                 return
             if failed is not None:
                 self._take_away(last, _failure_text(failed))
-            elif len(kept) == 1:
-                self._change(replace(last, runs=tuple(pair.runs), base_runs=tuple(pair.base_runs)))
-                return
-            elif is_worth_keeping(self._gain(pair, num_looks)):
+            elif len(kept) == 1 or is_worth_keeping(self._gain(pair, num_looks)):
                 return
             else:
                 self._change(replace(last, kept=False))
@@ -316,6 +314,7 @@ class _Trying:
 
     def _measure(self, pair: Pair, title: str, is_decided: Callable[[], bool]) -> TrialFailure | None:
         """Round after round, until it is decided or no time is left. None: nothing failed."""
+        num_looks = LOOKS if pair is self.together and len(self._kept()) > 1 else self._num_looks
 
         def is_enough() -> bool:
             num = len(pair.runs)
@@ -324,7 +323,7 @@ class _Trying:
             if num >= MOST_ROUNDS or is_decided():
                 return True
             if self._needed_s(1) > self._left_s:
-                if not is_worth_keeping(self._gain(pair, LOOKS)):
+                if not is_worth_keeping(self._gain(pair, num_looks)):
                     self._lacks_time()
                 return True
             return False
@@ -345,15 +344,7 @@ class _Trying:
         }
         own = measured.pop((pair.base, pair.config))
         objective = self.run.found.config.objective
-        return gain_of(own, list(measured.values()), self._repeated, objective, num_comparisons)
-
-    @property
-    def _repeated(self) -> list[tuple[Measurement, ...]]:
-        """What says how much runs differ: those of the winner, or of all finalists where it ran too seldom. Others may
-        be far less steady, such as one without workers."""
-        if len(self.winner.runs) > FEWEST_DEGREES:
-            return [self.winner.runs]
-        return [finalist.runs for finalist in self.run.found.finalists]
+        return gain_of(own, list(measured.values()), [self.winner.runs], objective, num_comparisons)
 
     def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()
