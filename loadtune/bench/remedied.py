@@ -71,7 +71,8 @@ class RemediedJobs:
         self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
     ) -> Examined:
         compared = self._compared(config, remedy) if remedy.same_samples else (before, after)
-        first, last = [self._batch(job, 0, NUM_EXAMINED, remedy, side)[0] for side, job in enumerate(compared)], []
+        first = [self._batch(job, 0, NUM_EXAMINED, remedy, side)[0] for side, job in enumerate(compared)]
+        last = list[Batch]()
         times: list[list[tuple[float, float]]] = [[], []]
         begun, num = time.monotonic(), NUM_EXAMINED
         for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load

@@ -36,7 +36,8 @@ def copy_lines(dataset: Any) -> list[str]:
     """Lines of code that give a `Subset` a dataset of its own, before that is changed; none for another dataset."""
     if not isinstance(dataset, Subset):
         return []
-    lines, path, inner = list[str](), "dataset", dataset
+    lines, path = list[str](), "dataset"
+    inner: Any = dataset
     while isinstance(inner, Subset):
         path, inner = f"{path}.dataset", inner.dataset
         lines.append(f"{path} = copy.copy({path})")
