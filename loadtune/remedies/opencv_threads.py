@@ -1,4 +1,4 @@
-"""No OpenCV threads beside a worker's own: by itself OpenCV starts as many as there are cores, in every worker.
+"""One OpenCV thread in each worker, its own: by itself OpenCV starts as many as there are cores, in every worker.
 
 ``setNumThreads(0)``, not 1: with 1 a worker that was forked from a process that used OpenCV's threads waits for ever in
 its next call (seen with OpenCV 5.0).

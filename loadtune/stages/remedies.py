@@ -247,17 +247,18 @@ class _Trying:
         return self.until_s - self.run.clock.now() - (self._needed_s(FEWEST_ROUNDS) if is_later else 0.0)
 
     def _needed_s(self, num_rounds: int) -> float:
-        """As long as the slowest so far: a run with a remedy may last longer than one without."""
-        ran = [self.winner.runs, *(runs for each in self.tried for runs in (each.base_runs, each.runs) if runs)]
+        """As long as the slowest of what is in use: a run with a remedy may last longer than one without."""
+        ran = [self.winner.runs, *(each.runs for each in self._kept())]
         return 2 * num_rounds * max(statistics.median(run.seconds for run in runs) for runs in ran)
 
     def _try(self, each: Offer) -> TriedRemedy | None:
         """None: it is the best configuration that failed."""
         pair = Pair(self.config, each.config)
         known = each.predicted if self.run.found.config.objective == "samples-per-s" else None
+        num_looks = LOOKS if known is None else 1  # with a prediction, that it has to agree with guards against luck
 
         def is_decided() -> bool:
-            gain = self._gain(pair, 1)
+            gain = self._gain(pair, num_looks)
             return gain.ratio < WORTH_KEEPING or is_promising(gain, known)
 
         failed = self._measure(pair, each.remedy.title, is_decided)
@@ -270,7 +271,7 @@ class _Trying:
             runs=tuple(pair.runs),
             base_runs=tuple(pair.base_runs),
             gain=self._gain(pair, LOOKS),
-            kept=is_promising(self._gain(pair, 1), known),
+            kept=is_promising(self._gain(pair, num_looks), known),
         )
 
     def _measure_together(self) -> None:
@@ -344,7 +345,7 @@ class _Trying:
         }
         own = measured.pop((pair.base, pair.config))
         objective = self.run.found.config.objective
-        return gain_of(own, list(measured.values()), [self.winner.runs], objective, num_comparisons)
+        return gain_of(own, list(measured.values()), self.winner.runs, objective, num_comparisons)
 
     def _tried(self, each: Offer, reason: str | None = None) -> TriedRemedy:
         remedy, situation = each.remedy, self._situation()

@@ -20,7 +20,7 @@ WORTH_KEEPING = 1.01
 """Measured gain from which on a change of code is worth it, and more of which could not be told from nothing."""
 
 ROUGH_GAIN = 0.1
-"""Half the width of a gain's interval, on the logarithm, from which on more runs are made of it."""
+"""Half the width of the total gain's interval, on the logarithm, below which no more runs are made of it."""
 
 MODEL_SD = 0.1
 """Of the logarithm of a predicted gain, at the least."""
@@ -136,29 +136,26 @@ def is_promising(gain: Ratio, predicted: Estimate | None) -> bool:
     return gain.ratio >= WORTH_KEEPING and mean > 1.96 / math.sqrt(sum(weights))
 
 
-Pairs = tuple[Sequence[Measurement], Sequence[Measurement]]
+PairedRuns = tuple[Sequence[Measurement], Sequence[Measurement]]
 """Runs without a change and with it, made in turn: the n-th of the one and the n-th of the other are a pair."""
 
 
 def gain_of(
-    runs: Pairs,
-    alike: Sequence[Pairs],
-    repeated: Sequence[Sequence[Measurement]],
+    runs: PairedRuns,
+    others: Sequence[PairedRuns],
+    winner_runs: Sequence[Measurement],
     objective: Objective,
     num_comparisons: int = 1,
 ) -> Ratio:
     """With the change over without it, and the interval: of 95% for all of ``num_comparisons`` gains together.
 
     The difference of each pair is what counts: what slows a machine for minutes slows both. How much these differ from
-    pair to pair is pooled over ``runs``, over ``alike``, the pairs of other changes, and over ``repeated``, runs of
-    one configuration (two independent runs differ by √2 of their spread); or is that of ``runs`` alone where it is
-    larger.
+    pair to pair is pooled over ``runs``, over ``others``, the pairs of other changes, and over ``winner_runs`` of the
+    confirmation (two independent runs differ by √2 of their spread); or is that of ``runs`` alone where it is larger.
     """
     own = _differences(runs, objective)
-    spreads = [_squares(own), *(_squares(_differences(each, objective)) for each in alike)]
-    for each in repeated:
-        squares, degrees = _squares([math.log(run.score(objective)) for run in each])
-        spreads.append((2 * squares, degrees))
+    squares, degrees = _squares([math.log(run.score(objective)) for run in winner_runs])
+    spreads = [(2 * squares, degrees), *(_squares(_differences(each, objective)) for each in (runs, *others))]
     mean = statistics.fmean(own)
     degrees = sum(each[1] for each in spreads)
     if degrees == 0:
@@ -171,7 +168,7 @@ def gain_of(
     return Ratio(ratio=math.exp(mean), low=math.exp(mean - width), high=math.exp(mean + width))
 
 
-def _differences(pairs: Pairs, objective: Objective) -> list[float]:
+def _differences(pairs: PairedRuns, objective: Objective) -> list[float]:
     return [math.log(b.score(objective)) - math.log(a.score(objective)) for a, b in zip(*pairs, strict=False)]
 
 
@@ -189,7 +186,7 @@ def is_worth_keeping(gain: Ratio) -> bool:
 
 
 def is_known(gain: Ratio) -> bool:
-    """Whether it gains for sure, and about how much."""
+    """Whether it gains for sure, and its interval is narrow enough."""
     return is_worth_keeping(gain) and gain.low is not None and math.log(gain.ratio / gain.low) <= ROUGH_GAIN
 
 

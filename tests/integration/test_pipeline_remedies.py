@@ -285,3 +285,27 @@ def test_time_that_is_left_goes_into_a_gain_that_is_only_roughly_known(tmp_path:
         widths.append(gain.ratio / gain.low)
     assert widths[1] < 1.12
     assert widths[1] < widths[0]
+
+
+def test_rounds_of_a_single_remedy_count_although_the_best_configuration_fails_later(tmp_path: Path) -> None:
+    ran = {"plain": 0, "uint8": 0}
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        ran["uint8" if config.remedies else "plain"] += 1
+        fails = not config.remedies and ran["uint8"] >= 5
+        return TrialFailure(kind="crash", phase="training", message="no room") if fails else None
+
+    noisy = bench(between_runs=0.08, remedy_gains={"uint8_transfer": 1.35}, fail=fail, seed=2)
+    uint8 = named(tune_fake(noisy, tmp_path, TuneConfig(time_budget_s=900.0)))["uint8_transfer"]
+    assert len(uint8.runs) == len(uint8.base_runs) >= 4
+
+
+def test_a_single_gain_is_sure_by_the_interval_that_is_reported(tmp_path: Path) -> None:
+    """Several were tried, so that each has to be surer: more rounds, as long as there is time."""
+    for noise, seed in ((0.04, 2), (0.06, 6)):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        noisy = bench(between_runs=noise, remedy_gains={"uint8_transfer": 1.12}, seed=seed)
+        result = tune_fake(noisy, folder, replace(ALL, time_budget_s=1500.0))
+        uint8 = named(result)["uint8_transfer"]
+        assert uint8.kept or len(uint8.runs) == 9

@@ -1,5 +1,6 @@
 """What the training process says of a remedy before it is tried: refused and why, bytes, difference, lines."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,3 +265,22 @@ def test_what_loads_quickly_is_timed_in_batches_of_the_configurations_size() -> 
     (seen,) = RemediedJobs(workload_of(Counted()), LINE).examine(large, ("batched_fetch",), DEVICE)
     assert seen.after is not None
     assert {8, 200} <= set(SIZES)
+
+
+class Slow(Table):
+    def __getitem__(self, index: Any) -> Any:
+        time.sleep(0.004)
+        return super().__getitem__(index)
+
+
+def test_what_is_cached_is_timed_in_such_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that load slowly by themselves load quickly then."""
+    sizes = list[int]()
+    timed = remedied._timed_batch
+    monkeypatch.setattr(
+        remedied, "_timed_batch", lambda job, number, num: (sizes.append(num), timed(job, number, num))[1]
+    )
+    large = TrialConfig(loader=LoaderConfig(batch_size=200), recipe=Recipe(), remedies=("cached",))
+    (seen,) = RemediedJobs(workload_of(Slow()), LINE).examine(large, ("half_transfer",), DEVICE)
+    assert seen.refused is None
+    assert sizes[-1] == 200

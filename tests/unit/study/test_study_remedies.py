@@ -120,7 +120,7 @@ def test_what_slows_both_runs_of_a_pair_does_not_widen_the_gain() -> None:
     shuffled = runs(1200.0, 1000.0, 800.0), runs(1300.0, 1050.0, 1540.0)
     widths = []
     for pair in (together, shuffled):
-        gain = gain_of(pair, [], [runs(1000.0, 990.0, 1010.0)], "samples-per-s")
+        gain = gain_of(pair, [], runs(1000.0, 990.0, 1010.0), "samples-per-s")
         assert gain.low is not None
         widths.append(gain.ratio / gain.low)
     assert widths[0] < 1.05 < 1.3 < widths[1]
@@ -132,7 +132,7 @@ def test_a_change_that_brings_nothing_is_seldom_a_gain_however_often_one_looks()
     for _ in range(1000):
         draw = lambda number: runs(*(1000.0 * math.exp(source.gauss(0.0, 0.06)) for _ in range(number)))  # noqa: E731
         winner, before, after = draw(6), draw(9), draw(9)
-        gains = (gain_of((before[:n], after[:n]), [], [winner], "samples-per-s", LOOKS) for n in range(2, 10))
+        gains = (gain_of((before[:n], after[:n]), [], winner, "samples-per-s", LOOKS) for n in range(2, 10))
         wrong += any(is_worth_keeping(gain) for gain in gains)
     assert wrong <= 25
 
