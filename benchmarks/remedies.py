@@ -1,10 +1,10 @@
 """Remedies of one workload after another, predicted and measured: the table of a run's remedies.
 
     python benchmarks/remedies.py [WORKLOAD …] [--time-budget 150] [--remedies auto|all] [--fix NAME=VALUE …] [--small]
-        [--out FOLDER]
+        [--only REMEDY …] [--out FOLDER]
 
 Workloads are those of `workloads.py`. ``--fix`` fixes settings, so that the search ends early and the time goes into
-the remedies: *best* is then the best of what is left.
+the remedies: *best* is then the best of what is left. ``--only`` tries no other remedies.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from workloads import SPECS, spec_of
 import loadtune
 from loadtune.arguments import fixed_of, remedies_of
 from loadtune.records import Estimate, Ratio, TriedRemedy, TuningResult
+from loadtune.remedies import REMEDIES
 from loadtune.report.wording import settings_text
 
 
@@ -26,11 +27,14 @@ def main() -> int:
     parser.add_argument("--time-budget", type=float, default=150.0)
     parser.add_argument("--remedies", default="auto")
     parser.add_argument("--fix", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=list(REMEDIES))
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--num-workers", type=int)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    for name in set(REMEDIES) - set(given.only):
+        del REMEDIES[name]
     with tempfile.TemporaryDirectory() as folder:
         for name in given.workloads:
             assert name in SPECS, f"{name} is none of {', '.join(SPECS)}"

@@ -30,6 +30,14 @@ SPECS = {
         WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
         WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
     ),
+    "large-jpeg-resnet50": (
+        WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
+        WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
+    ),
+    "erased-resnet50": (
+        WorkloadSpec(dataset="workloads:erased", model="resnet50"),
+        WorkloadSpec(dataset="workloads:erased", model="workloads:small_cnn"),
+    ),
     "memory-mlp": (
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
         WorkloadSpec(dataset="workloads:vectors", model="workloads:mlp"),
@@ -57,15 +65,23 @@ SPECS = {
 }
 """By name: at full size, and small."""
 
+FILES = {
+    "jpeg-vit": ((5_000, 500), (256, 160)),
+    "jpeg-resnet50": ((5_000, 500), (256, 160)),
+    "large-jpeg-resnet50": ((400, 2_000), (64, 640)),
+}
+"""Of those that read JPEG files: (how many, pixels a side), at full size and small."""
+
 
 def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     """The workload's names; sets what its factories read, for this process and those it starts."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
     os.environ[SMALL] = "1" if small else ""
-    if name.startswith("jpeg-"):
-        os.environ[JPEGS] = str((folder or Path("/tmp/loadtune-jpegs")).absolute())
-        make_jpegs(Path(os.environ[JPEGS]) / "all", *((256, 160) if small else (5_000, 500)))
+    if name in FILES:
+        count, side = FILES[name][small]
+        os.environ[JPEGS] = str((folder or Path(f"/tmp/loadtune-jpegs-{side}")).absolute())
+        make_jpegs(Path(os.environ[JPEGS]) / "all", count, side)
     return SPECS[name][small]
 
 
@@ -97,6 +113,17 @@ def jpegs() -> Any:
         [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     )
     return ImageFolder(os.environ[JPEGS], augment)
+
+
+def erased() -> Any:
+    """Floats that the dataset changes: they cannot be sent as bytes."""
+    from torchvision import transforms
+    from torchvision.datasets import FakeData
+
+    side = 64 if os.environ[SMALL] else 224
+    return FakeData(
+        100_000, (3, side, side), transform=transforms.Compose([transforms.ToTensor(), transforms.RandomErasing()])
+    )
 
 
 def vectors() -> Any:

@@ -101,7 +101,7 @@ Remedies = Annotated[
     str,
     typer.Option(
         metavar="none|auto|all",
-        help="Try changes of your code on the best settings: those that are predicted to gain 3%, or all that apply.",
+        help="Try changes of your code on the best settings: those that are expected to gain 3%, or all that apply.",
     ),
 ]
 MaxWorkers = Annotated[

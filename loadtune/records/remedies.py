@@ -9,7 +9,7 @@ from loadtune.records.configs import TrialConfig
 from loadtune.records.timing import Measurement
 
 RemedyMode = Literal["none", "auto", "all"]
-"""Which remedies are tried: ``none``; ``auto``, those that are predicted to gain 3% or more; ``all`` that apply."""
+"""Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
 REMEDY_MODES: tuple[RemedyMode, ...] = get_args(RemedyMode)
 
 
@@ -80,7 +80,7 @@ class LeftOut:
 
     name: str
     reason: str | None
-    """As a clause: ``the dataset has __getitems__``. None: the predicted gain is too small."""
+    """As a clause: ``the dataset has __getitems__``. None: the expected gain is too small."""
     predicted: Estimate | None = None
     """Throughput with it ÷ without it. None: it does not apply, or the model does not know."""
 

@@ -161,7 +161,7 @@ def _not_tried(found: Remedies) -> tuple[str, ...]:
     predicted = (f"{remedy_text(each.name)} ({_predicted(each.predicted)})" for each in little)
     reasons = (f"{remedy_text(each.name)} ({each.reason})" for each in others)
     return (
-        *([f"Not tried, because too little gain is predicted: {', '.join(predicted)}."] if little else []),
+        *([f"Not tried, because too little gain is expected: {', '.join(predicted)}."] if little else []),
         *([f"Not tried: {'; '.join(reasons)}."] if others else []),
     )
 

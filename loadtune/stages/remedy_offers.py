@@ -20,7 +20,7 @@ from loadtune.stages.bottleneck import known_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.bottleneck import model_of
-from loadtune.study.remedies import WORTH_TRYING, Offer, learned, offer
+from loadtune.study.remedies import WORTH_TRYING, Offer, expected_gain, learned, offer
 from loadtune.study.space import SearchSpace
 
 EXAMINE_S = 5.0
@@ -28,7 +28,7 @@ EXAMINE_S = 5.0
 
 DOES_NOT_APPLY = "it does not apply to this job with the best settings"
 NOT_PREDICTED = "its gain cannot be predicted; --remedies all tries it"
-LITTLE_THROUGHPUT = f"less than {WORTH_TRYING - 1:.0%} more throughput is predicted"
+LITTLE_THROUGHPUT = f"less than {WORTH_TRYING - 1:.0%} more throughput is expected"
 NO_TIME = "too little of the time budget was left"
 
 COMPUTE_S = 1.0
@@ -104,7 +104,7 @@ class Offers:
                 self._leave_out(found)
             else:
                 offers.append(found)
-        return sorted(offers, key=lambda each: -_gain(each))
+        return sorted(offers, key=lambda each: -expected_gain(each.predicted))
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation, time: Time) -> Offer | LeftOut:
         def predicted(compute_gain: float) -> Offer | None:
@@ -132,7 +132,7 @@ class Offers:
 
     def _too_little(self, remedy: Remedy, found: Offer) -> LeftOut | None:
         """None: it is worth trying."""
-        if self.run.found.config.remedies == "all" or _gain(found) >= WORTH_TRYING:
+        if self.run.found.config.remedies == "all" or expected_gain(found.predicted) >= WORTH_TRYING:
             return None
         if found.predicted is None:
             return self._left(remedy, NOT_PREDICTED)
@@ -166,7 +166,3 @@ class Offers:
         self.job = kept.job or self.job
         if self.model is not None and self.job is not None:
             self.model = learned(self.model, self.job, kept.config, runs)
-
-
-def _gain(each: Offer) -> float:
-    return 1.0 if each.predicted is None else each.predicted.value

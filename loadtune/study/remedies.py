@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from scipy.special import ndtr
+
 from loadtune.model.answers import best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
@@ -14,7 +16,7 @@ from loadtune.remedies import REMEDIES, Remedy, Situation, in_order
 from loadtune.study.throughput import points_at, segments_of
 
 WORTH_TRYING = 1.03
-"""Predicted gain from which on a remedy is tried."""
+"""Expected gain from which on a remedy is tried."""
 
 WORTH_KEEPING = 1.01
 """Measured gain from which on a change of code is worth it, and more of which could not be told from nothing."""
@@ -27,6 +29,18 @@ MODEL_SD = 0.1
 
 OTHER_SETTINGS = 1.03
 """Predicted gain from which on a remedy is tried with other settings than the best configuration has."""
+
+
+def expected_gain(predicted: Estimate | None) -> float:
+    """Mean of the gain, where a remedy that does not gain is given up: of max(gain, 1), the gain log-normal.
+
+    So an uncertain remedy may be worth a try although it would rather lose (expected improvement: Jones, Schonlau and
+    Welch, Journal of Global Optimization 13, 1998). 1 where the gain is not known.
+    """
+    if predicted is None:
+        return 1.0
+    mean, sd = math.log(predicted.value), max(1e-6, math.log(predicted.high / predicted.low) / (2 * 1.96))
+    return float(ndtr(-mean / sd) + math.exp(mean + sd**2 / 2) * ndtr(mean / sd + sd))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

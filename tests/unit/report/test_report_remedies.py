@@ -98,7 +98,7 @@ def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_o
     assert view is not None
     assert view.table is None
     assert view.lines == (
-        "Not tried, because too little gain is predicted: copy ahead (1.00× (0.90–1.10)).",
+        "Not tried, because too little gain is expected: copy ahead (1.00× (0.90–1.10)).",
         "Not tried: batched fetch (the dataset cannot be indexed with a list).",
     )
     assert remedies_answer(alone) is None
