@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 
+from loadtune.arguments import fixed_of
 from loadtune.records import (
     Device,
     Examined,
@@ -62,6 +63,14 @@ def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tm
     assert result.best.config.remedies == ()
     assert found(result).config == replace(uint8.config, remedies=("uint8_transfer",))
     assert found(result).samples_per_s == pytest.approx(1.3 * result.best.samples_per_s, rel=0.1)
+
+
+def test_with_every_setting_fixed_gains_are_predicted_too(tmp_path: Path) -> None:
+    fixed = TuneConfig(fix=fixed_of(["batch_size=64", "num_workers=4", "pin_memory=true", "precision=bf16"]))
+    result = tune_fake(bench(), tmp_path, fixed)
+    assert len({trial.config for trial in result.trials if trial.config.precision == "bf16"}) == 1
+    assert result.bottleneck is not None
+    assert named(result)["uint8_transfer"].predicted is not None
 
 
 def test_the_most_promising_comes_first_and_the_next_is_tried_on_top_of_what_was_kept(tmp_path: Path) -> None:
@@ -272,19 +281,17 @@ def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
 
 
 def test_time_that_is_left_goes_into_a_gain_that_is_only_roughly_known(tmp_path: Path) -> None:
-    noisy = bench(between_runs=0.05, remedy_gains={"uint8_transfer": 1.5})
-    widths = []
-    for budget_s in (180.0, 600.0):
-        folder = tmp_path / str(budget_s)
+    rounds = []
+    for spread in (0.005, 0.05):
+        folder = tmp_path / str(spread)
         folder.mkdir()
-        result = tune_fake(noisy, folder, TuneConfig(time_budget_s=budget_s))
+        result = tune_fake(bench(between_runs=spread, remedy_gains={"uint8_transfer": 1.5}), folder)
+        rounds.append(len(named(result)["uint8_transfer"].runs))
         gain = found(result).gain
         assert gain is not None
         assert gain.low is not None
-        assert gain.low > 1.0
-        widths.append(gain.ratio / gain.low)
-    assert widths[1] < 1.12
-    assert widths[1] < widths[0]
+        assert 1.0 < gain.ratio / gain.low < 1.12
+    assert rounds[0] == 2 < rounds[1]
 
 
 def test_rounds_of_a_single_remedy_count_although_the_best_configuration_fails_later(tmp_path: Path) -> None:

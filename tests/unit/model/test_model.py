@@ -176,3 +176,23 @@ def _moved(job, points, name):
     other = theta.copy()
     other[names_of(job).index(name)] += 1.0
     return np.abs(np.log(demands(theta, job, points).seconds / demands(other, job, points).seconds)).max()
+
+
+def test_the_scalers_wait_grows_with_what_the_pinning_thread_does():
+    points = points_of([(256, 16, True, 1), (256, 16, False, 1), (256, 0, False, 1)])
+    job = replace(JOB, syncing=frozenset(["bf16"]))
+    theta, _ = prior_of(job)
+    floats = demands(theta, job, points).parts["device"]["synchronizing"]
+    few_bytes = demands(theta, replace(job, sample_bytes=150_000.0), points).parts["device"]["synchronizing"]
+    assert 0 < few_bytes[0] < 0.6 * floats[0]
+    assert floats[1] == floats[2] == 0
+
+
+@pytest.mark.parametrize("sharpness", [5.0, 500.0])
+def test_the_slowest_resource_bounds_throughput_however_sharply(sharpness: float):
+    theta, _ = prior_of(JOB)
+    theta[names_of(JOB).index("sharpness")] = np.log(sharpness)
+    found = demands(theta, JOB, points_of(SPACE))
+    slowest = np.max(np.broadcast_arrays(*found.by_resource.values()), axis=0)
+    assert np.all(found.seconds >= 0.999 * slowest)
+    assert np.all(found.seconds <= 1.001 * slowest * 5 ** (1 / sharpness))
