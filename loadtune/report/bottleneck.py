@@ -87,10 +87,12 @@ def change_line(change: PredictedChange) -> str:
 
 def _limited(found: Bottleneck) -> str:
     first, *others = found.limits
-    likely = (
-        [first, *(other for other in others if other.probability > 1 - SURE)] if first.probability < SURE else [first]
+    sure = [first, *(other for other in others if other.probability > 1 - SURE and first.probability < SURE)]
+    highest = max(limit.samples_per_s.value for limit in sure)  # "next" has to be above all that are named
+    likely = sorted(
+        (limit for limit in found.limits if limit in sure or limit.samples_per_s.value <= highest),
+        key=lambda limit: limit.samples_per_s.value,
     )
-    likely.sort(key=lambda limit: limit.samples_per_s.value)
     each = [f"{resource_text(limit)} ({_rate(limit.samples_per_s)} samples/s)" for limit in likely]
     names = " or ".join(([", ".join(each[:-1])] if each[1:] else []) + each[-1:])
     after = min((o for o in others if o not in likely), key=lambda o: o.samples_per_s.value, default=None)

@@ -29,6 +29,19 @@ def test_two_that_may_limit_are_both_said_the_lower_first() -> None:
     assert said == "Limited by the pinning thread (4,200 samples/s) or the GPU (6,000 samples/s)."
 
 
+def test_what_comes_next_is_above_all_that_are_named() -> None:
+    """The workers' limit is hardly known, so that they may be the first although the GPU's lies lower."""
+    result = explained()
+    pinning, device = of(result).limits
+    workers = replace(pinning, resource="workers", samples_per_s=Estimate(value=6500.0, low=3000.0, high=9000.0))
+    limits = (replace(pinning, probability=0.6), replace(workers, probability=0.3), replace(device, probability=0.1))
+    said = short_lines(replace(result, bottleneck=replace(of(result), limits=limits)))[0]
+    assert said == (
+        "Limited by the pinning thread (4,200 samples/s), the GPU (6,000 samples/s) or the worker processes (6,500 "
+        "samples/s)."
+    )
+
+
 def test_a_change_whose_gain_may_be_none_is_in_the_details_alone() -> None:
     result = explained()
     unsure = replace(of(result).changes[0], gain=Estimate(value=1.1, low=0.9, high=1.3))
