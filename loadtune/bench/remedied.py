@@ -11,7 +11,7 @@ from torch.utils.data import default_convert
 from loadtune.bench.line import Line
 from loadtune.bench.samples import busy_s, one_thread
 from loadtune.records import Examined, Loading, TrialConfig
-from loadtune.remedies import NUM_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order
+from loadtune.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.workload import (
     Batch,
     Workload,
@@ -70,31 +70,38 @@ class RemediedJobs:
     def _compare(
         self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
     ) -> Examined:
-        compared = self._compared(config, remedy) if remedy.same_samples else (before, after)
-        first = [self._batch(job, 0, NUM_EXAMINED, remedy, side)[0] for side, job in enumerate(compared)]
-        last = list[Batch]()
+        def both(
+            number: int, num: int, jobs: tuple[Workload, Workload] = (before, after)
+        ) -> tuple[tuple[Batch, tuple[float, float]], ...]:
+            return tuple(self._batch(job, number, num, remedy, side) for side, job in enumerate(jobs))
+
+        # files open and modules load meanwhile: the first times are longer
+        sample_s = min(both(number, FEWEST_EXAMINED)[0][1][0] for number in range(2)) / FEWEST_EXAMINED
+        num = max(num_examined(sample_s), min(config.batch_size, int(BATCH_S / max(1e-9, sample_s))))
         times: list[list[tuple[float, float]]] = [[], []]
-        begun, num = time.monotonic(), NUM_EXAMINED
-        for number in range(1 + NUM_ROUNDS):  # the first one is not timed: files open, modules load
-            last = []
-            for side, job in enumerate((before, after)):
-                batch, took = self._batch(job, number, num, remedy, side)
-                last.append(batch)
-                if number:
-                    times[side].append(took)
-                elif not side:
-                    fitting = int(BATCH_S / max(1e-9, took[0]) * NUM_EXAMINED)
-            if not number:
-                num = max(NUM_EXAMINED, min(config.batch_size, fitting))
-            elif time.monotonic() - begun > ENOUGH_S:
+        begun = time.monotonic()
+        for number in range(NUM_ROUNDS):
+            loaded = both(number, num)
+            for each, (_, took) in zip(times, loaded, strict=True):
+                each.append(took)
+            if time.monotonic() - begun > ENOUGH_S:
                 break
-        one, other = (_on(device, job, batch)[0] for job, batch in zip(compared, first, strict=True))
-        one_s, other_s = (_on(device, job, batch)[1] / num for job, batch in zip((before, after), last, strict=True))
+        (one, one_s), (other, other_s) = (
+            _on(device, job, batch) for job, (batch, _) in zip((before, after), loaded, strict=True)
+        )
+        difference = None
+        if remedy.same_samples:
+            jobs = self._compared(config, remedy)
+            if jobs[0] is not before or jobs[1] is not after:
+                one, other = (
+                    _on(device, job, batch)[0] for job, (batch, _) in zip(jobs, both(0, num, jobs), strict=True)
+                )
+            difference = _difference(one, other, num)
         return Examined(
             name=remedy.name,
-            before=_loading(last[0], num, times[0], one_s),
-            after=_loading(last[1], num, times[1], other_s),
-            difference=_difference(one, other) if remedy.same_samples else None,
+            before=_loading(loaded[0][0], num, times[0], one_s / num),
+            after=_loading(loaded[1][0], num, times[1], other_s / num),
+            difference=difference,
             code=code,
         )
 
@@ -172,7 +179,7 @@ def _now(device: torch.device) -> float:
     return time.monotonic()
 
 
-def _difference(one: Batch, other: Batch) -> str:
+def _difference(one: Batch, other: Batch, num_samples: int) -> str:
     """How the values that are trained on differ, in words."""
     largest, total, num = 0.0, 0.0, 0
     for before, after in zip(tensors_of(one), tensors_of(other), strict=True):
@@ -189,4 +196,4 @@ def _difference(one: Batch, other: Batch) -> str:
             largest, total, num = max(largest, float(apart.max())), total + float(apart.sum()), num + apart.numel()
     if largest == 0.0:
         return "none (samples are equal to the last bit)"
-    return f"in {NUM_EXAMINED} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"
+    return f"in {num_samples} samples, values differ by {largest:.2g} at most, by {total / num:.2g} in the mean"

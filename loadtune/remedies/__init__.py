@@ -5,7 +5,7 @@ Needs no torch: methods that run in the training process import it when they are
 
 from collections.abc import Sequence
 
-from loadtune.remedies.base import NUM_EXAMINED, NotApplicableError, Remedy, Situation
+from loadtune.remedies.base import FEWEST_EXAMINED, NotApplicableError, Remedy, Situation, num_examined
 from loadtune.remedies.batched_fetch import BatchedFetch
 from loadtune.remedies.cached import Cached
 from loadtune.remedies.compiled import Compiled
@@ -48,4 +48,12 @@ def in_order(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in REMEDIES if name in names)
 
 
-__all__ = ["NUM_EXAMINED", "REMEDIES", "NotApplicableError", "Remedy", "Situation", "in_order"]
+__all__ = [
+    "FEWEST_EXAMINED",
+    "REMEDIES",
+    "NotApplicableError",
+    "Remedy",
+    "Situation",
+    "in_order",
+    "num_examined",
+]

@@ -14,8 +14,16 @@ from loadtune.records import Bottleneck, Device, Estimate, Examined, Precision, 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
 
-NUM_EXAMINED = 64
-"""Samples whose values are compared before a remedy is tried, and whose loading is timed, at the least."""
+FEWEST_EXAMINED, MOST_EXAMINED = 8, 64
+"""Samples whose values are compared before a remedy is tried, and whose loading is timed at a time."""
+
+EXAMINED_S = 1.0
+"""Of slow samples there are as many as load in so many seconds."""
+
+
+def num_examined(sample_s: float) -> int:
+    """Of samples that take so many seconds to load."""
+    return max(FEWEST_EXAMINED, min(MOST_EXAMINED, int(EXAMINED_S / max(1e-9, sample_s))))
 
 
 class NotApplicableError(Exception):

@@ -15,7 +15,7 @@ from loadtune.records import (
     TrialFailure,
     WorkloadFacts,
 )
-from loadtune.remedies import NUM_EXAMINED, REMEDIES, Remedy, Situation
+from loadtune.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, num_examined
 from loadtune.stages.bottleneck import known_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
@@ -158,7 +158,8 @@ class Offers:
         return self.points[key]
 
     def _examine_s(self, remedies: Sequence[Remedy]) -> float:
-        loading_s = 2 * 2 * NUM_EXAMINED * self.facts.sample_s
+        sample_s = self.facts.sample_s
+        loading_s = 2 * sample_s * (2 * FEWEST_EXAMINED + 2 * num_examined(sample_s))
         return EXAMINE_S + loading_s * sum(remedy.loads for remedy in remedies)
 
     def learn(self, kept: Offer, runs: Sequence[Measurement]) -> None:

@@ -15,7 +15,7 @@ from workload_rig import workload_of
 from loadtune.bench import remedied
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.records import Examined, LoaderConfig, Recipe, TrialConfig
-from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation, cached
+from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation, cached, num_examined
 from loadtune.workload import Workload
 
 PULSES: list[None] = []
@@ -26,7 +26,7 @@ MEAN = (0.485, 0.456, 0.406)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remedied, "NUM_EXAMINED", 8)
+    monkeypatch.setattr(remedied, "num_examined", lambda sample_s: 8)
 
 
 def images() -> Workload:
@@ -271,6 +271,22 @@ class Slow(Table):
     def __getitem__(self, index: Any) -> Any:
         time.sleep(0.004)
         return super().__getitem__(index)
+
+
+def test_of_slow_samples_fewer_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever needs a remedy most would have no time left to try one."""
+    monkeypatch.setattr(remedied, "num_examined", num_examined)
+    loaded: list[int] = []
+
+    class Slower(Table):
+        def __getitem__(self, index: Any) -> Any:
+            loaded.append(index)
+            time.sleep(0.05)
+            return super().__getitem__(index)
+
+    assert examined(workload_of(Slower()), "half_transfer").difference is not None
+    assert len(loaded) < 200
+    assert [num_examined(seconds) for seconds in (1e-4, 0.05, 3.0)] == [64, 20, 8]
 
 
 def test_what_is_cached_is_timed_in_such_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
