@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--time-budget", type=float, default=150.0)
     parser.add_argument("--remedies", default="auto")
     parser.add_argument("--fix", nargs="*", default=[])
-    parser.add_argument("--only", nargs="*", default=list(REMEDIES))
+    parser.add_argument("--only", nargs="*", default=list(REMEDIES), choices=list(REMEDIES))
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--num-workers", type=int)
     parser.add_argument("--small", action="store_true")
@@ -64,7 +64,7 @@ def show(name: str, result: TuningResult) -> None:
         print(row(each))
     print(
         "".join(
-            f"\nleft out: {each.name}, {each.reason or 'too little is predicted'}, {_estimate(each.predicted)}"
+            f"\nleft out: {each.name}, {each.reason or 'too little gain is expected'}, {_estimate(each.predicted)}"
             for each in found.left_out
         )
     )

@@ -7,6 +7,7 @@ it.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,16 @@ FAR = 0.3
 """Share of the logarithm of a job's gain that is a part of its standard deviation: what was measured says less of a job
 that is far from it. Eight predicted gains of 1.2 to 2.4 missed by 0.27 of it (root mean square); samples in RAM, whose
 gains are larger, by 0.3 to 0.7."""
+
+
+class Changed(NamedTuple):
+    """What a change would bring."""
+
+    rate: Estimate
+    """Samples/s."""
+    gain: Estimate
+    expected_gain: float
+    """Mean of the gain if a change that does not gain is given up, which counts as 1."""
 
 
 def limits(model: ThroughputModel, point: Points) -> tuple[ResourceLimit, ...]:
@@ -63,8 +74,8 @@ def change(
     to: Points | None = None,
     job: Job | None = None,
     base: Job | None = None,
-) -> tuple[Estimate, Estimate]:
-    """(samples/s, gain) at another setting (``to``), of another job (``job``: other samples, cores or computing), or of
+) -> Changed:
+    """At another setting (``to``), of another job (``job``: other samples, cores or computing), or of
     both. What the form leaves out at a setting is kept, and is less certain where the job changes; but nothing trains
     faster than its steps without a loader. ``base``: the job that the gain is over. None: that of the model.
     """
@@ -77,7 +88,8 @@ def change(
         sd = np.hypot(CHANGED * model.scale, FAR * np.log(_row(demands(theta, base, to).seconds / then.seconds)))
         after = after + sd * np.random.default_rng(1).standard_normal(NUM_DRAWS)
     after = np.minimum(after, -np.log(_row(then.compute)))
-    return _estimate(np.exp(after)), _estimate(np.exp(after - before))
+    gains = np.exp(after - before)
+    return Changed(_estimate(np.exp(after)), _estimate(gains), float(np.maximum(1.0, gains).mean()))
 
 
 def best_of(model: ThroughputModel, points: Points, job: Job) -> int:

@@ -206,7 +206,7 @@ class TuningResult:
     best_at_your_batch: Winner | None = None
     """Set where the user gave a batch size."""
     bottleneck: Bottleneck | None = None
-    """Of ``best``. None: nothing was confirmed, or the model knows nothing of it."""
+    """Of ``best``. None: nothing was confirmed, or its precision was not searched."""
     remedies: Remedies | None = None
     """Changes outside of DataLoader's arguments, tried on ``best``. None: none was looked at."""
     epoch_cost: EpochCost | None = None

@@ -60,13 +60,10 @@ def lines(result: TuningResult) -> tuple[str, ...]:
     found = result.bottleneck
     if found is None:
         return ()
-    tested = ""
+    held = found.num_predicted - found.num_missed
+    tested = "No prediction of the model was tested: every setting was fixed, or only one was measured."
     if found.num_predicted:
-        held = found.num_predicted - found.num_missed
-        tested = (
-            f"{held} of {counted(found.num_predicted, 'trial')} lay within the 95% interval that was predicted before "
-            "they were run."
-        )
+        tested = f"{held} of {counted(found.num_predicted, 'trial')} lay within the predicted 95% interval."
     if not found.holds:
         return tuple(line for line in (*_late(found), _unnamed(found), tested) if line)
     each = [_limit_line(limit) for limit in found.limits]

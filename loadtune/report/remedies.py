@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Estimate, Objective, Ratio, Remedies, TrialConfig, TriedRemedy, TuningResult
+from loadtune.records import Estimate, Objective, Ratio, Remedies, TrialConfig, TriedRemedy, TuningResult, Winner
 from loadtune.report.export import step_lines, structure_of
 from loadtune.report.figures import Table
 from loadtune.report.wording import remedy_text
@@ -78,23 +78,36 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
-    """One sentence: the throughput with all changes that gain. Empty: none does."""
+    """One sentence: the throughput with all changes that gain. Another one where the best configuration was faster or
+    slower beside them than its interval says. Empty: none gains."""
     found = result.remedies
     if found is None or result.best is None or found.config is None or found.samples_per_s is None:
         return ()
     several = sum(each.kept for each in found.tried) > 1
     which = "the code changes that gain" if several else "the code change that gains"
-    half = found.half_width_fraction
-    parts = [
-        rate_text(found.samples_per_s) + ("" if half is None else f" ± {percent_text(half)}"),
-        *([] if found.gain is None else [_over_the_best(found.gain, result.config.objective)]),
-        *(
-            []
-            if found.compute_fraction is None
-            else [f"{percent_text(found.compute_fraction)} of the compute-only rate"]
-        ),
-    ]
-    return (f"With {which}{_other_settings(found.config, result.best.config)}: {', '.join(parts)}.",)
+    half, share, in_turn = found.half_width_fraction, found.compute_fraction, _best_in_turn(found)
+    rate = rate_text(found.samples_per_s) + ("" if half is None else f" ± {percent_text(half)}")
+    of_compute = "" if share is None else f", {percent_text(share)} of the compute-only rate"
+    gain = "" if found.gain is None else f", {_over_the_best(found.gain, in_turn, result.config.objective)}"
+    said = f"With {which}{_other_settings(found.config, result.best.config)}: {rate}{of_compute}{gain}."
+    return tuple(line for line in (said, _apart(in_turn, result.best)) if line)
+
+
+def _best_in_turn(found: Remedies) -> float | None:
+    """Samples/s of the best configuration in the runs that the gain is over. None: it is a product of several gains."""
+    kept = [each for each in found.tried if each.kept]
+    runs = found.base_runs or (kept[0].base_runs if len(kept) == 1 else ())
+    return sum(run.samples_per_s for run in runs) / len(runs) if runs else None
+
+
+def _apart(in_turn: float | None, best: Winner) -> str:
+    """Where the machine was another one than in the confirmation."""
+    if in_turn is None or best.half_width_fraction is None:
+        return ""
+    apart = in_turn / best.samples_per_s - 1
+    if abs(apart) <= best.half_width_fraction:
+        return ""
+    return f"The best was {'slower' if apart < 0 else 'faster'} in these runs than its interval in the table says."
 
 
 def interval_text(low: float | None, high: float | None) -> str:
@@ -102,10 +115,11 @@ def interval_text(low: float | None, high: float | None) -> str:
     return "no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
 
 
-def _over_the_best(gain: Ratio, objective: Objective) -> str:
-    what = "" if objective == "samples-per-s" else "the samples per joule of "
-    known = interval_text(gain.low, gain.high)
-    return f"{gain.ratio:.2f} times {what}the best, in turn ({known})"
+def _over_the_best(gain: Ratio, in_turn: float | None, objective: Objective) -> str:
+    known = f"{gain.ratio:.2f} times ({interval_text(gain.low, gain.high)})"
+    if objective == "samples-per-joule":
+        return f"{known} the samples per joule of the best, in turn"
+    return f"{known} " + ("the best, in turn" if in_turn is None else f"the {rate_text(in_turn)} of the best in turn")
 
 
 def _named(each: TriedRemedy) -> str:
@@ -155,7 +169,7 @@ def _how(found: Remedies) -> tuple[str, ...]:
 
 
 def _not_tried(found: Remedies) -> tuple[str, ...]:
-    """Those that are predicted to gain too little, and those that do not apply, in a sentence each."""
+    """Those that are expected to gain too little, and those that do not apply, in a sentence each."""
     little = [each for each in found.left_out if each.reason is None]
     others = [each for each in found.left_out if each.reason is not None]
     predicted = (f"{remedy_text(each.name)} ({_predicted(each.predicted)})" for each in little)

@@ -11,7 +11,7 @@ BEYOND = 2
 
 
 def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
-    """Nothing is run for it. Without a winner, or with one that the model knows nothing of, nothing is named."""
+    """Nothing is run for it. Without a winner, or with one in a precision that was not searched, nothing is named."""
     found = run.found
     winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
     known = None if winner is None else known_of(run, facts, searched, winner)
@@ -20,7 +20,7 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> No
 
 
 def known_of(run: Run, facts: WorkloadFacts, searched: SearchSpace, winner: Finalist) -> Known | None:
-    """What the run measured, as the model takes it. None: it knows nothing of the winner."""
+    """What the run measured, as the model takes it. None: the winner's precision was not searched."""
     found = run.found
     if winner.config.precision not in searched.recipes:
         return None

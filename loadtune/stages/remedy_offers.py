@@ -20,7 +20,7 @@ from loadtune.stages.bottleneck import known_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.bottleneck import model_of
-from loadtune.study.remedies import WORTH_TRYING, Offer, expected_gain, learned, offer
+from loadtune.study.remedies import WORTH_TRYING, Offer, learned, offer
 from loadtune.study.space import SearchSpace
 
 EXAMINE_S = 5.0
@@ -104,7 +104,7 @@ class Offers:
                 self._leave_out(found)
             else:
                 offers.append(found)
-        return sorted(offers, key=lambda each: -expected_gain(each.predicted))
+        return sorted(offers, key=lambda each: -each.expected_gain)
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation, time: Time) -> Offer | LeftOut:
         def predicted(compute_gain: float) -> Offer | None:
@@ -132,7 +132,7 @@ class Offers:
 
     def _too_little(self, remedy: Remedy, found: Offer) -> LeftOut | None:
         """None: it is worth trying."""
-        if self.run.found.config.remedies == "all" or expected_gain(found.predicted) >= WORTH_TRYING:
+        if self.run.found.config.remedies == "all" or found.expected_gain >= WORTH_TRYING:
             return None
         if found.predicted is None:
             return self._left(remedy, NOT_PREDICTED)

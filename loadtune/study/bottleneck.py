@@ -92,7 +92,7 @@ def _misses(num_missed: int, num_predicted: int) -> bool:
 def _changes(known: Known, model: ThroughputModel, config: TrialConfig) -> tuple[PredictedChange, ...]:
     found = list[PredictedChange]()
     for kind, to, job in _candidates(known, config):
-        rate, gain = change(model, points_at([config], known.job), points_at([to], known.job), job)
+        rate, gain, _ = change(model, points_at([config], known.job), points_at([to], known.job), job)
         if gain.value >= WORTH:
             changed = PredictedChange(kind=kind, num_workers=to.loader.num_workers, samples_per_s=rate, gain=gain)
             found.append(changed)

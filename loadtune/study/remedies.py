@@ -5,9 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import ndtr
-
-from loadtune.model.answers import best_of, change
+from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import Estimate, Examined, Measurement, Objective, Ratio, TrialConfig
@@ -31,18 +29,6 @@ OTHER_SETTINGS = 1.03
 """Predicted gain from which on a remedy is tried with other settings than the best configuration has."""
 
 
-def expected_gain(predicted: Estimate | None) -> float:
-    """Mean of the gain, where a remedy that does not gain is given up: of max(gain, 1), the gain log-normal.
-
-    So an uncertain remedy may be worth a try although it would rather lose (expected improvement: Jones, Schonlau and
-    Welch, Journal of Global Optimization 13, 1998). 1 where the gain is not known.
-    """
-    if predicted is None:
-        return 1.0
-    mean, sd = math.log(predicted.value), max(1e-6, math.log(predicted.high / predicted.low) / (2 * 1.96))
-    return float(ndtr(-mean / sd) + math.exp(mean + sd**2 / 2) * ndtr(mean / sd + sd))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A remedy that can be tried."""
@@ -53,8 +39,13 @@ class Offer:
     """With the remedy."""
     job: Job | None
     """As the model is told of it. None: the model does not know its gain."""
-    predicted: Estimate | None
+    predicted: Estimate | None = None
     """Gain. None: not known."""
+    expected_gain: float = 1.0
+    """Mean of the gain if the remedy is given up where it does not gain (expected improvement: Jones, Schonlau and
+    Welch, Journal of Global Optimization 13, 1998). So an uncertain one may be worth a try although its median
+    is below 1.
+    """
 
 
 def offer(
@@ -79,19 +70,27 @@ def offer(
     config = replace(plain, remedies=names)
     own = remedy.gain(situation)
     if own is not None or model is None or job is None:
-        return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=own)
+        expected = 1.0 if own is None else own.value  # none of these is predicted to lose
+        return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=own, expected_gain=expected)
     then = remedy.job(_faster(job, config, compute_gain), seen, situation)
     if then is None:
-        return Offer(remedy=remedy, seen=seen, config=config, job=job, predicted=None)
-    predicted = _gain(model, situation.config, job, config, then)
+        return Offer(remedy=remedy, seen=seen, config=config, job=job)
+    changed = _changed(model, situation.config, job, config, then)
     moved = [_moved(config, other) for other in others] if remedy.loads else []
     moved = [each for each in moved if _is_allowed(each, remedy, situation)]
     if moved:
         other = moved[best_of(model, points_at(moved, model.job), then)]
-        with_it, without = (_gain(model, situation.config, job, other, each) for each in (then, job))
-        if with_it.value >= OTHER_SETTINGS * max(predicted.value, without.value):
-            config, predicted = other, with_it
-    return Offer(remedy=remedy, seen=seen, config=config, job=then, predicted=predicted)
+        with_it, without = (_changed(model, situation.config, job, other, each) for each in (then, job))
+        if with_it.gain.value >= OTHER_SETTINGS * max(changed.gain.value, without.gain.value):
+            config, changed = other, with_it
+    return Offer(
+        remedy=remedy,
+        seen=seen,
+        config=config,
+        job=then,
+        predicted=changed.gain,
+        expected_gain=changed.expected_gain,
+    )
 
 
 def _is_allowed(moved: TrialConfig, remedy: Remedy, situation: Situation) -> bool:
@@ -125,8 +124,8 @@ def _faster(job: Job, config: TrialConfig, gain: float) -> Job:
     return replace(job, compute=curves)
 
 
-def _gain(model: ThroughputModel, config: TrialConfig, job: Job, to: TrialConfig, then: Job) -> Estimate:
-    return change(model, points_at([config], model.job), points_at([to], model.job), then, base=job)[1]
+def _changed(model: ThroughputModel, config: TrialConfig, job: Job, to: TrialConfig, then: Job) -> Changed:
+    return change(model, points_at([config], model.job), points_at([to], model.job), then, base=job)
 
 
 def learned(model: ThroughputModel, job: Job, config: TrialConfig, runs: Sequence[Measurement]) -> ThroughputModel:

@@ -290,7 +290,7 @@ def test_time_that_is_left_goes_into_a_gain_that_is_only_roughly_known(tmp_path:
         gain = found(result).gain
         assert gain is not None
         assert gain.low is not None
-        assert 1.0 < gain.ratio / gain.low < 1.12
+        assert gain.low > max(1.0, gain.ratio / 1.12)
     assert rounds[0] == 2 < rounds[1]
 
 

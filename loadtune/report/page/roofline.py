@@ -108,7 +108,9 @@ def _missing(result: TuningResult) -> tuple[str, ...]:
     if found is None and result.best is None:
         return ("No configuration was confirmed, so there is no winner to explain.",)
     if found is None:
-        return ("This result has no throughput model: too few trials were measured, or an older loadtune wrote it.",)
+        return (
+            "This result has no throughput model: the best precision was not searched, or an older loadtune wrote it.",
+        )
     if not found.holds:
         return (
             "The throughput model does not describe this job, so no resource is named. "

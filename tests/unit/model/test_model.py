@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadtune.model import resources
 from loadtune.model.answers import change, limits
 from loadtune.model.fit import Segments, ThroughputModel, points_of
 from loadtune.model.proposals import is_enough, propose
@@ -138,15 +139,16 @@ def test_a_smaller_sample_lifts_a_limit_of_bytes():
     best = (256, 16, True, 1)
     model = fitted(JOB, [(SPACE.index(each), machine.measure(SPACE.index(each))) for each in [best, (256, 8, True, 1)]])
     smaller = replace(JOB, sample_bytes=JOB.sample_bytes / 4)
-    _, gain = change(model, points_of([best]), job=smaller)
+    _, gain, expected = change(model, points_of([best]), job=smaller)
     truth = (
         demands(machine.theta, JOB, points_of([best])).seconds
         / demands(machine.theta, smaller, points_of([best])).seconds
     )
     assert gain.low < truth[0] < gain.high
     assert gain.value == pytest.approx(truth[0], rel=0.25)
-    _, fewer = change(model, points_of([best]), to=points_of([(256, 2, True, 1)]))
-    assert fewer.high < 1.0
+    assert gain.value <= expected
+    _, fewer, least = change(model, points_of([best]), to=points_of([(256, 2, True, 1)]))
+    assert fewer.high < 1.0 <= least < 1.001
 
 
 def test_without_segments_the_priors_speak_and_with_them_less_is_unknown():
@@ -186,6 +188,16 @@ def test_the_scalers_wait_grows_with_what_the_pinning_thread_does():
     few_bytes = demands(theta, replace(job, sample_bytes=150_000.0), points).parts["device"]["synchronizing"]
     assert 0 < few_bytes[0] < 0.6 * floats[0]
     assert floats[1] == floats[2] == 0
+
+
+def test_more_iterations_change_nothing(monkeypatch: pytest.MonkeyPatch):
+    job = replace(JOB, syncing=frozenset(["bf16"]))
+    mean, sd = prior_of(job)
+    theta = mean + sd * np.random.default_rng(0).standard_normal((200, len(mean)))
+    found = demands(theta, job, points_of(SPACE)).seconds
+    monkeypatch.setattr(resources, "_ROUNDS", 40)
+    apart = np.abs(np.log(found / demands(theta, job, points_of(SPACE)).seconds))
+    assert np.quantile(apart, 0.99) < 0.01
 
 
 @pytest.mark.parametrize("sharpness", [5.0, 500.0])

@@ -53,9 +53,27 @@ def test_code_in_the_answer_is_of_those_that_gain_and_the_details_have_all() -> 
 
 def test_the_best_with_all_that_gain_is_one_sentence() -> None:
     assert best_with_changes(golden()) == (
-        "With the code changes that gain: 5,350 samples/s ± 3%, 1.32 times the best, in turn (1.26 to 1.38), 87% of "
-        "the compute-only rate.",
+        "With the code changes that gain: 5,350 samples/s ± 3%, 87% of the compute-only rate, 1.32 times (1.26 to "
+        "1.38) the best, in turn.",
     )
+
+
+def test_what_the_best_trained_beside_the_changes_is_said_and_that_it_was_another_machine_then() -> None:
+    result = golden()
+    assert result.best is not None
+    half = result.best.half_width_fraction
+    assert half is not None
+    run = next(f for f in result.finalists if f.config == result.best.config).runs[0]
+
+    def beside(times: float) -> tuple[str, ...]:
+        seconds = run.windows[0].num_samples / (times * result.best.samples_per_s)
+        window = replace(run.windows[0], seconds=seconds)
+        return best_with_changes(of(result, base_runs=(replace(run, windows=(window,)),)))
+
+    (alike,) = beside(1 - 0.5 * half)
+    assert alike.endswith(" samples/s of the best in turn.")
+    assert beside(1 - 2 * half)[1] == "The best was slower in these runs than its interval in the table says."
+    assert beside(1 + 2 * half)[1] == "The best was faster in these runs than its interval in the table says."
 
 
 def test_one_change_other_workers_and_figures_that_are_missing() -> None:
@@ -107,7 +125,7 @@ def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_o
 def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
     result = golden()
     result = replace(result, config=replace(result.config, objective="samples-per-joule"))
-    assert "1.32 times the samples per joule of the best, in turn (1.26 to 1.38)" in best_with_changes(result)[0]
+    assert "1.32 times (1.26 to 1.38) the samples per joule of the best, in turn" in best_with_changes(result)[0]
     table = answered(result).table
     assert table is not None
     assert "measured, samples/J (95% CI)" in table.columns
