@@ -27,7 +27,13 @@ INPUTS = torch.arange(256, dtype=torch.float32)[:, None].repeat(1, 4)
 def run(tmp_path_factory):
     """(config, objects, result, folder): targets that cross entropy could not take."""
     config = TuneConfig(
-        device="cpu", num_trials=2, time_budget_s=30.0, max_workers=1, max_batch_size=16, precisions=("fp32",)
+        device="cpu",
+        num_trials=2,
+        time_budget_s=30.0,
+        max_workers=1,
+        max_batch_size=16,
+        precisions=("fp32",),
+        remedies="none",
     )
     objects = {"dataset": Rows(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}
     before, folder = objects["model"].weight.clone(), tmp_path_factory.mktemp("objects")
