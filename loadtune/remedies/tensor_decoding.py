@@ -25,7 +25,8 @@ class TensorDecoding(Remedy):
     loads = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
-        return situation.config if len(situation.facts.input_shape) == 3 else None
+        taken = bool({"draft_decoding", "gpu_decoding"} & set(situation.config.remedies))
+        return situation.config if len(situation.facts.input_shape) == 3 and not taken else None
 
     def apply(self, workload: "Workload") -> "Workload":
         from loadtune.remedies.leaves import small_batch

@@ -1,5 +1,6 @@
 """JPEG files decoded in another way: nearly the same pixels, by the same random state."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -158,4 +159,5 @@ def test_offered_for_images_and_one_of_both_alone() -> None:
         offer = REMEDIES[name].offer
         assert offer(situation(device=CPU)) is not None
         assert offer(situation(facts={"input_shape": (16,)})) is None
-    assert REMEDIES["draft_decoding"].offer(situation(remedies=("tensor_decoding",))) is None
+    for one, other in itertools.permutations(("draft_decoding", "tensor_decoding", "gpu_decoding"), 2):
+        assert REMEDIES[one].offer(situation(remedies=(other,))) is None
