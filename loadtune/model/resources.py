@@ -217,8 +217,9 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
             "main": np.where(in_process, serial_s, launches_s + np.where(pins, 0.0, hand_s + copy_s)),
             "device": np.where(in_process | (not gpu), 0.0, device_s),
         }
-        most = np.max(np.broadcast_arrays(*each.values()), axis=0)
-        seconds = most * sum((demand / most) ** n for demand in each.values()) ** (1 / n)
+        needed = np.stack(np.broadcast_arrays(*each.values()))
+        most = needed.max(axis=0)
+        seconds = most * ((needed / most) ** n).sum(axis=0) ** (1 / n)
         pin_busy = np.minimum(1.0, pin_s / seconds)
         busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if gpu else 1.0))
         stolen = np.minimum(1.0, loads_s / seconds / job.num_cores)
