@@ -33,7 +33,6 @@ def run(tmp_path_factory):
         max_workers=1,
         max_batch_size=16,
         precisions=("fp32",),
-        remedies="none",
     )
     objects = {"dataset": Rows(INPUTS, 2 * INPUTS), "model": nn.Linear(4, 4), "loss": nn.functional.mse_loss}
     before, folder = objects["model"].weight.clone(), tmp_path_factory.mktemp("objects")

@@ -280,7 +280,7 @@ def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
     assert any("Too little of the time budget was left to try all changes" in note for note in result.notes)
 
 
-def test_time_that_is_left_goes_into_a_gain_that_is_only_roughly_known(tmp_path: Path) -> None:
+def test_a_gain_that_is_only_roughly_known_gets_more_rounds(tmp_path: Path) -> None:
     rounds = []
     for spread in (0.005, 0.05):
         folder = tmp_path / str(spread)
