@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from loadtune.footprint.trace import trace_memory
-    from loadtune.handover import export_tensorboard
     from loadtune.objects import Job
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.forms.write import export
@@ -57,7 +56,6 @@ __all__ = [
     "check_baseline",
     "compare",
     "export",
-    "export_tensorboard",
     "find_batch_size",
     "from_lightning",
     "from_trainer",
@@ -75,7 +73,6 @@ _HOME = {
     "check_baseline": "loadtune.checking",
     "compare": "loadtune.study.compare",
     "export": "loadtune.report.forms.write",
-    "export_tensorboard": "loadtune.handover",
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
     "trace_memory": "loadtune.footprint.trace",

@@ -31,7 +31,7 @@ from loadtune.cli_check import check as check_command
 from loadtune.cli_dashboard import dashboard
 from loadtune.cli_memory import memory
 from loadtune.cli_report import report
-from loadtune.cli_results import compare, export, schema
+from loadtune.cli_results import compare, export
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec
@@ -204,7 +204,7 @@ def doctor(
 
 
 app.command(epilog=options.MEMORY_EXAMPLES)(memory)
-for _command in (report, dashboard, export, compare, schema):
+for _command in (report, dashboard, export, compare):
     app.command()(_command)
 app.command("check")(check_command)
 

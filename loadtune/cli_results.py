@@ -1,4 +1,4 @@
-"""``loadtune export``, ``compare`` and ``schema``: commands that read stored results.
+"""``loadtune export`` and ``compare``: commands that read stored results.
 
 They measure nothing and do not load torch.
 """
@@ -42,7 +42,6 @@ def export(
       markdown     a table and code, for a pull request or a job's summary
       github-action-benchmark
                    entries for its tool customBiggerIsBetter
-      tensorboard  curves over the trials; --out is a folder
 
     Examples:
 
@@ -50,7 +49,6 @@ def export(
       loadtune export --out loader_kwargs.py
       loadtune export loadtune-results/FakeData-resnet50 --format hf
       loadtune export --format env >> "$GITHUB_ENV"
-      loadtune export --format tensorboard --out runs/loadtune
     """
     with told_plainly(debug):
         from loadtune.report.store import load_result
@@ -91,29 +89,12 @@ def compare(
             raise typer.Exit(NO_ANSWER)
 
 
-def schema(debug: Annotated[bool, DEBUG] = False) -> None:
-    """Print the JSON Schema of result.json.
-
-    Example:
-
-    \b
-      loadtune schema > result.schema.json
-    """
-    with told_plainly(debug):
-        from loadtune.report.schema import kept_schema
-
-        typer.echo(kept_schema(), nl=False)
-
-
 def _export(result: TuningResult, format: str, out: Path | None, *, keep_batch_size: bool) -> None:
-    from loadtune.report.forms.write import FORMS, TENSORBOARD
+    from loadtune.report.forms.write import FORMS
     from loadtune.report.forms.write import export as written
 
-    if format == TENSORBOARD:
-        _export_scalars(result, out)
-        return
     if format not in FORMS:
-        raise UsageError(f"--format is {format!r}. Allowed: {', '.join((*FORMS, TENSORBOARD))}.")
+        raise UsageError(f"--format is {format!r}. Allowed: {', '.join(FORMS)}.")
     text = written(result, format, keep_batch_size=keep_batch_size)
     if out is None:
         typer.echo(text, nl=False)
@@ -126,11 +107,3 @@ def _export(result: TuningResult, format: str, out: Path | None, *, keep_batch_s
             " user may write to."
         ) from error
     typer.echo(f"Written to {out}", err=True)
-
-
-def _export_scalars(result: TuningResult, out: Path | None) -> None:
-    from loadtune.handover import export_tensorboard
-
-    if out is None:
-        raise UsageError("--format tensorboard writes a folder of event files. Name the folder with --out.")
-    typer.echo(f"Written to {export_tensorboard(result, out)}", err=True)

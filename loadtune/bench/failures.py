@@ -1,8 +1,7 @@
-"""What an exception in the bench means: by its type's name, its text, who raised it, and how full memory was.
+"""What an exception in the bench means: by its type's name, its text, and how full memory was.
 
 The order of the tests is the rule: a loader worker's death first (its message quotes other words), then memory, then
-what the device or torch.compile cannot do, and only what is left is the user's own error. What somebody's own ``raise``
-says is never PyTorch's word, whatever it says.
+what the device or torch.compile cannot do, and only what is left is the user's own error.
 """
 
 import errno
@@ -12,7 +11,6 @@ from collections.abc import Sequence
 
 from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.endless_loader import is_of_a_start
-from loadtune.bench.origin import raised_by_others
 from loadtune.records import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
@@ -128,8 +126,7 @@ def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
 
     Of several ends that PyTorch tells the last is what the others come from.
     """
-    links = [link for link in _with_causes(error) if not raised_by_others(link)]
-    ends = [end for link in links if (end := _WORKER_END.search(_said(link)))]
+    ends = [end for link in _with_causes(error) if (end := _WORKER_END.search(_said(link)))]
     if not ends:
         return None
     pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
@@ -188,8 +185,6 @@ def _why(error: BaseException, circumstances: Circumstances) -> str:
     """What the error's own words leave open, in brackets."""
     if is_of_a_start(error):
         return "" if cause(error) else _NOT_BY_NAME
-    if raised_by_others(error):
-        return ""
     said = _said(error)
     if _DEVICE_ASSERT in said:
         return _ASSERT_GUESS
@@ -230,7 +225,7 @@ def _name(error: BaseException) -> str:
 
 
 def _is_torchs(error: BaseException) -> bool:
-    return (_name(error) in _TORCH_ERRORS or _is_compilers(error)) and not raised_by_others(error)
+    return _name(error) in _TORCH_ERRORS or _is_compilers(error)
 
 
 def _is_memory_error(error: BaseException) -> bool:

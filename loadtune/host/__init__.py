@@ -9,14 +9,3 @@ from loadtune.host.devices import choose_device, freest_gpu
 from loadtune.host.facts import read_host
 from loadtune.host.gpu import read_gpus
 from loadtune.host.telemetry import Sampler, read_telemetry
-
-__all__ = [
-    "MonotonicClock",
-    "Sampler",
-    "choose_device",
-    "freest_gpu",
-    "read_alloc_conf",
-    "read_gpus",
-    "read_host",
-    "read_telemetry",
-]

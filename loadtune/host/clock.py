@@ -4,7 +4,7 @@ import time
 
 
 class MonotonicClock:
-    """Seconds that never go back. On Linux, macOS and Windows they count alike in every process of the machine."""
+    """Seconds that never go back. They count alike in every process of the machine."""
 
     def now(self) -> float:
         return time.monotonic()

@@ -8,8 +8,6 @@ psutil) shows the host from inside a container.
 import math
 import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 
 from loadtune.host.cgroup import CpuQuota, read_cpu_quota, read_text
@@ -27,15 +25,8 @@ def usable_cores(num_allowed: int, quota: CpuQuota | None) -> int:
 
 
 def read_affinity() -> tuple[int, ...]:
-    """Numbers of the cores this process may be scheduled on; all of them where the platform has no affinity."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    import psutil
-
-    process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):  # Windows
-        return tuple(process.cpu_affinity())
-    return tuple(range(os.cpu_count() or 1))
+    """Numbers of the cores this process may be scheduled on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def read_num_listed_cores(system: Path = Path("/")) -> int:
@@ -57,10 +48,7 @@ def read_cpu_name(system: Path = Path("/")) -> str | None:
     """The model, for people. None: the platform does not say."""
     cpuinfo = read_text(system / "proc/cpuinfo")
     name = parse_cpu_name(cpuinfo) if cpuinfo is not None else None
-    if name is None and sys.platform == "darwin":
-        name = _sysctl("machdep.cpu.brand_string")
-    # platform.processor() says "x86_64" or nothing on most Linux systems: better than nothing, and what Windows has.
-    return name or platform.processor() or platform.machine() or None
+    return name or platform.machine() or None
 
 
 def parse_cpu_name(cpuinfo: str) -> str | None:
@@ -68,12 +56,3 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
     fields = (line.partition(":") for line in cpuinfo.splitlines())
     names = (" ".join(value.split()) for key, _, value in fields if key.strip() in ("model name", "cpu"))
     return next((name for name in names if name), None)
-
-
-def _sysctl(key: str) -> str | None:
-    """macOS keeps the CPU's name behind a command; 2 s is far more than it needs, and a stuck one cannot hang us."""
-    try:
-        answer = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=2, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None

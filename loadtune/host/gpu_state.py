@@ -7,13 +7,10 @@ from typing import Any
 
 from loadtune.host.nvml import Answer, NvmlDevice
 from loadtune.host.sensing import Look, Missing, Probe
-from loadtune.host.throttle import throttle_words
 
 MW_PER_W, MJ_PER_J, HZ_PER_MHZ = 1000, 1000, 1_000_000
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 """NVML_CLOCK_SM and NVML_CLOCK_MEM."""
-
-_REASONS, _OLDER_REASONS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
 
 
 class GpuMemory(Probe):
@@ -65,22 +62,15 @@ class GpuEnergy(Probe):
 
 
 class GpuClocks(Probe):
-    """Clocks, and why they are not higher."""
+    """Clocks at this moment."""
 
-    figures = ("gpu_sm_clock_hz", "gpu_memory_clock_hz", "gpu_throttle_fractions")
+    figures = ("gpu_sm_clock_hz", "gpu_memory_clock_hz")
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
 
     def look(self, now_s: float) -> Look:
-        reasons = self._device.ask(_REASONS)
-        if reasons.reason is not None:
-            reasons = self._device.ask(_OLDER_REASONS)
-        return {
-            "gpu_sm_clock_hz": self._clock(_SM_CLOCK),
-            "gpu_memory_clock_hz": self._clock(_MEMORY_CLOCK),
-            "gpu_throttle_fractions": _or_missing(reasons, throttle_words(reasons.value or 0)),
-        }
+        return {"gpu_sm_clock_hz": self._clock(_SM_CLOCK), "gpu_memory_clock_hz": self._clock(_MEMORY_CLOCK)}
 
     def _clock(self, kind: int) -> Any:
         clock = self._device.ask("nvmlDeviceGetClockInfo", kind)

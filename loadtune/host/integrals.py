@@ -47,17 +47,6 @@ def zero_fraction(shares: Sequence[Share]) -> float | None:
     return mean([share._replace(value=float(share.value == 0)) for share in shares])
 
 
-def word_fractions(shares: Sequence[Share]) -> dict[str, float] | None:
-    """Of values that are tuples of words: for which share of the time each held, most first. Empty: none ever did."""
-    if not shares:
-        return None
-    words = dict.fromkeys(word for share in shares for word in share.value)
-    found = {
-        word: mean([share._replace(value=float(word in share.value)) for share in shares]) or 0.0 for word in words
-    }
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
 def total(shares: Sequence[Share], seconds: float) -> float | None:
     """Of amounts that piled up over their stretches. What is not known of a span's ends counts like the rest.
 

@@ -17,7 +17,6 @@ from loadtune.host.gpu_processes import GpuOthers
 from loadtune.host.gpu_samples import GpuUtilization
 from loadtune.host.gpu_state import GpuClocks, GpuEnergy, GpuMemory, GpuPower
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.pin_thread import PinThread
 from loadtune.host.processes import ProcessTree
 from loadtune.host.ram_use import RamUse
 from loadtune.host.sensing import Probe
@@ -47,7 +46,6 @@ def machine_probes(
         Scheduled(CpuUse(cpu_meter(num_usable_cores))),
         Scheduled(BenchUse(tree)),
         Scheduled(AnonymousMemory(tree), EVERY_OTHER),
-        Scheduled(PinThread(pid), OFTEN),
         Scheduled(GroupCpu(), OFTEN),
         Scheduled(DiskReads(tree), OFTEN),
         Scheduled(CoreUse(read_affinity()), SELDOM),

@@ -39,7 +39,6 @@ _MEANS = (
     "cgroup_cpu_cores",
     "bench_cpu_cores",
     "main_cpu_cores",
-    "pin_thread_cores",
     "workers_cpu_cores",
     "other_cpu_cores",
     "disk_read_bytes_per_s",
@@ -54,7 +53,7 @@ _PEAKS = (
     "shm_used_bytes",
 )
 
-_SERIES = ("gpu_utilization_fraction", "cpu_utilization_fraction", "main_cpu_cores", "workers_cpu_cores")
+_SERIES = ("gpu_utilization_fraction", "cpu_utilization_fraction")
 _DIGITS = 4
 """Of a timeline's value: no sensor knows more, and the stored result is a third as long."""
 
@@ -100,7 +99,6 @@ def _figures(tracks: Tracks, start_s: float, end_s: float) -> dict[str, Any]:
         "gpu_utilization_p5_fraction": of(_DUTY, integrals.percentile, 0.05),
         "gpu_utilization_p95_fraction": of(_DUTY, integrals.percentile, 0.95),
         "gpu_idle_fraction": of(_DUTY, integrals.zero_fraction),
-        "gpu_throttle_fractions": of("gpu_throttle_fractions", integrals.word_fractions),
         "core_utilization_fractions": of("core_utilization_fractions", integrals.means) or None,
         "others_cpu_cores": _others(
             *(of(figure, integrals.mean) for figure in (BUSY_CORES, "bench_cpu_cores", OWN_CORES))
@@ -142,9 +140,7 @@ def _timeline(tracks: Tracks, num_readings: int, start_s: float, end_s: float) -
         values = tuple(integrals.mean(shares(stretches, begin_s, until_s)) for begin_s, until_s in pairwise(edges))
         return values if any(value is not None for value in values) else ()
 
-    memory = tuple(None if value is None else round(value) for value in series("gpu_memory_used_bytes"))
-    others = {figure: tuple(_short(value) for value in series(figure)) for figure in _SERIES}
-    return Timeline(slice_s=slice_s, gpu_memory_used_bytes=memory, **others)
+    return Timeline(slice_s=slice_s, **{figure: tuple(map(_short, series(figure))) for figure in _SERIES})
 
 
 def _short(value: float | None) -> float | None:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
-TrialOrigin = Literal["yours", "warm start", "search", "seed"]
-"""``seed`` is of older versions."""
+TrialOrigin = Literal["yours", "warm start", "search"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Trial:
 
     @property
     def outcome(self) -> Measurement | TrialFailure | None:
-        """What came of it. None: a result of an older version, in which it was not run."""
+        """What came of it."""
         return self.measurement or self.failure
 
 
@@ -237,26 +236,3 @@ class TuningResult:
         trained = {choice.chosen for choice in self.recipes if choice.chosen.precision == precision}
         points = [point for point in self.compute_points if point.recipe in trained]
         return max(points, key=lambda point: point.samples_per_s, default=None)
-
-    @property
-    def frontier(self) -> tuple[Trial, ...]:
-        """Trials of which none other is faster with no more memory, least memory first.
-
-        Memory is the GPU's, reserved at its peak. Figures of the study, each seen once. Empty on a CPU.
-        """
-        seen = [
-            trial for trial in self.trials if trial.measurement and trial.measurement.peak_reserved_bytes is not None
-        ]
-        best: list[Trial] = []
-        for trial in sorted(seen, key=lambda trial: (_reserved(trial), -_rate(trial))):
-            if not best or _rate(trial) > _rate(best[-1]):
-                best.append(trial)
-        return tuple(best)
-
-
-def _rate(trial: Trial) -> float:
-    return trial.measurement.samples_per_s if trial.measurement else 0.0
-
-
-def _reserved(trial: Trial) -> int:
-    return (trial.measurement.peak_reserved_bytes or 0) if trial.measurement else 0

@@ -1,7 +1,7 @@
 """What the machine did while something ran, seen from outside of the training process.
 
 Everywhere: None is "could not be read", 0 is measured. Means are integrals over time divided by it, so that a sampler
-that was late does not bend them. Older results hold only the first figures; the others read as None.
+that was late does not bend them.
 """
 
 from dataclasses import dataclass, field
@@ -51,11 +51,7 @@ class Timeline:
 
     slice_s: float
     gpu_utilization_fraction: tuple[float | None, ...] = ()
-    gpu_memory_used_bytes: tuple[int | None, ...] = ()
     cpu_utilization_fraction: tuple[float | None, ...] = ()
-    main_cpu_cores: tuple[float | None, ...] = ()
-    workers_cpu_cores: tuple[float | None, ...] = ()
-    """All workers together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +87,6 @@ class Telemetry:
     """Out of the GPU."""
     gpu_sm_clock_hz: float | None = None
     gpu_memory_clock_hz: float | None = None
-    gpu_throttle_fractions: dict[str, float] | None = None
-    """Why the clocks stood below their highest, in words, and for which share of the time. Empty: they never did."""
     gpu_others_memory_bytes: int | None = None
     """Peak GPU memory of processes that are not ours."""
     gpu_others_sm_fraction: float | None = None
@@ -119,9 +113,6 @@ class Telemetry:
     main_cpu_cores: float | None = None
     """The training process itself, all its threads. Near 1 with an idle GPU: Python is the wall."""
     main_rss_bytes: int | None = None
-    pin_thread_cores: float | None = None
-    """The one thread that pins batches, of `main_cpu_cores`. Near 1: it is the wall, and no worker helps. None also
-    where none runs."""
     workers_cpu_cores: float | None = None
     """All workers together. Near their number: they are the wall."""
     workers: tuple[WorkerUse, ...] = ()

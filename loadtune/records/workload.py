@@ -137,9 +137,8 @@ class WorkloadFacts:
 
     sample_cpu_s: float | None = None
     """CPU seconds of that, and seconds of waiting for a core; the rest is waiting for storage, a network or a timer.
-    None: a result of an older version."""
+    None: not measured."""
     code: tuple[CodePart, ...] = ()
-    """Empty in results of older versions."""
     torchvision: str | None = None
     """None: not installed, or not known."""
     own_loader: LoaderConfig | None = None
@@ -155,7 +154,7 @@ class WorkloadFacts:
     largest_sample_bytes: int | None = None
     """Of the largest sample that was seen. None: all samples have one size."""
     structure: str | None = None
-    """What a batch looks like, in words. None: a pair of tensors, or a result of an older version."""
+    """What a batch looks like, in words. None: a pair of tensors."""
 
     @property
     def smallest_batch(self) -> int:

@@ -86,7 +86,7 @@ class Workload:
     @property
     def answers_with_logits(self) -> bool:
         """Whether the loss is cross entropy on the model's output; other families have losses of their own."""
-        return self.family in ("classification", "video") and not self.own_batches
+        return self.family == "classification" and not self.own_batches
 
 
 def build_workload(

@@ -1,8 +1,7 @@
 """What is loaded, by name or as an object → `LoaderParts`, or a `WorkloadError` that says what to do."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from torchvision import transforms
 
 from loadtune.errors import WorkloadError
 from loadtune.records import WorkloadSpec, is_import_path
-from loadtune.workload.downloads import read_or_download
 from loadtune.workload.factories import call, call_factory, find_function, unknown_name
 from loadtune.workload.fake import RandomSamples, make_fake
 from loadtune.workload.live import LiveParts
@@ -23,8 +21,6 @@ from loadtune.workload.user_code import all_lines, last_line, user_traceback
 
 # ImageNet's channel statistics, which torchvision's own training recipes normalise with.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Arguments a class asks for although one answer serves everybody.
-_REQUIRED_ANSWERS = {"split": "balanced"}  # EMNIST
 
 
 class ToRgb:
@@ -136,27 +132,15 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     parameters = _parameters(cls)
     arguments = _arguments(spec, needs, parameters)
     _refuse_unanswered(spec, cls, arguments)
-    if "download" in parameters:
-        return _downloaded(spec, functools.partial(cls, **arguments))
     if spec.data_root is not None and not _data_root(spec).is_dir():
         raise _no_folder(spec)
     try:
         return cls(**arguments)  # type: ignore[no-any-return]
     except Exception as error:
         raise WorkloadError(
-            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. Put its files "
-            "there as torchvision's documentation of the class says, or give --data-root the folder that holds them."
-        ) from error
-
-
-def _downloaded(spec: WorkloadSpec, build: Callable[..., Any]) -> Dataset[Any]:
-    try:
-        return read_or_download(build, _data_root(spec))  # type: ignore[no-any-return]
-    except Exception as error:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} is missing or not whole, in {spec.data_root}, and its download failed: "
-            f"{all_lines(error)}. Check the network, or put its files there by hand, or give --data-root the folder "
-            "that holds them."
+            f"The dataset {spec.dataset} could not be read from {spec.data_root}: {all_lines(error)}. loadtune "
+            "downloads nothing. Put its files there as torchvision's documentation of the class says, or give "
+            "--data-root the folder that holds them."
         ) from error
 
 
@@ -164,7 +148,7 @@ def _no_folder(spec: WorkloadSpec) -> WorkloadError:
     here = "" if Path(str(spec.data_root)).expanduser().is_absolute() else f" in {Path.cwd()}"
     return WorkloadError(
         f"--data-root {spec.data_root} does not exist{here}, or is not a folder. The dataset {spec.dataset} reads its "
-        "files from it and cannot download them. Give --data-root the folder that holds them."
+        "files from it, and loadtune downloads nothing. Give --data-root the folder that holds them."
     )
 
 
@@ -198,9 +182,6 @@ def _arguments(spec: WorkloadSpec, needs: ModelNeeds, parameters: dict[str, insp
     arguments: dict[str, Any] = {"transform": training_transform(needs.image_size)}
     if "root" in parameters:
         arguments["root"] = str(_data_root(spec))
-    for name, answer in _REQUIRED_ANSWERS.items():
-        if name in parameters and parameters[name].default is inspect.Parameter.empty:
-            arguments[name] = answer
     return arguments
 
 

@@ -15,19 +15,12 @@ from loadtune.workload.adapters import timm_image_size, timm_model
 from loadtune.workload.factories import call, call_factory, unknown_name
 from loadtune.workload.user_code import last_line
 
-Family = Literal["classification", "segmentation", "detection", "optical_flow", "video"]
+Family = Literal["classification", "segmentation", "detection"]
 
-# Classes each family's published weights were trained for: ImageNet, VOC, COCO's highest label, none, Kinetics-400.
-_DEFAULT_CLASSES: dict[Family, int] = {
-    "classification": 1000,
-    "segmentation": 21,
-    "detection": 90,
-    "optical_flow": 1,
-    "video": 400,
-}
-# Where a family's weights name no size: the ImageNet crop, and the 112 pixels that R3D and its kin were trained on.
+# Classes each family's published weights were trained for: ImageNet, VOC, COCO's highest label.
+_DEFAULT_CLASSES: dict[Family, int] = {"classification": 1000, "segmentation": 21, "detection": 90}
+# Where a model's weights name no size: the ImageNet crop.
 _DEFAULT_IMAGE_SIZE = 224
-_DEFAULT_CLIP_SIZE = 112
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +44,13 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     names = torchvision.models.list_models()
     if spec.model not in names:
         raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
+    if spec.model.startswith(("raft_", "keypointrcnn_")):
+        raise WorkloadError(
+            f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one that "
+            "computes its loss: --model FILE.py:factory --compute-loss FILE.py:fn."
+        )
     family = _family(spec.model)
-    size = spec.image_size or _published_size(spec.model, family)
+    size = spec.image_size or _published_size(spec.model)
     return ModelNeeds(family=family, image_size=size, num_classes=_DEFAULT_CLASSES[family])
 
 
@@ -118,7 +116,7 @@ def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) 
         arguments["weights_backbone"] = None  # its default would download ImageNet weights
     if needs.family == "detection":
         arguments["num_classes"] = num_classes + 1  # class 0 is the background
-    elif needs.family != "optical_flow":
+    else:
         arguments["num_classes"] = num_classes
     if needs.family == "segmentation":
         arguments |= {"aux_loss": False} if "aux_loss" in parameters else {}
@@ -131,23 +129,20 @@ def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) 
 
 def _family(name: str) -> Family:
     module = torchvision.models.get_model_builder(name).__module__
-    families: tuple[Family, ...] = ("segmentation", "detection", "optical_flow", "video")
-    for family in families:
-        if f".{family}." in module:
-            return family
-    return "classification"
+    return (
+        "segmentation" if ".segmentation." in module else "detection" if ".detection." in module else "classification"
+    )
 
 
-def _published_size(name: str, family: Family) -> int:
+def _published_size(name: str) -> int:
     """Crop or resize of the model's published weights, read without downloading them."""
     if name.startswith("vit_"):
         return _DEFAULT_IMAGE_SIZE  # its position embedding is made for this unless told; the weights vary
-    fallback = _DEFAULT_CLIP_SIZE if family == "video" else _DEFAULT_IMAGE_SIZE
     weights = next(iter(torchvision.models.get_model_weights(name)), None)
     if weights is None:
-        return fallback
+        return _DEFAULT_IMAGE_SIZE
     preset = weights.transforms()
     size = getattr(preset, "crop_size", None) or getattr(preset, "resize_size", None)
     while isinstance(size, (list, tuple)):
         size = size[-1] if size else None
-    return size if isinstance(size, int) else fallback
+    return size if isinstance(size, int) else _DEFAULT_IMAGE_SIZE

@@ -1,7 +1,7 @@
 """What one training step computes: a batch and a model in, a scalar loss out, one way for each family of models.
 
-Shapes: B batch, C channels, T frames, H and W pixels, K classes, *d any dimensions. torchvision's inputs are
-(B, C, H, W), or (B, C, T, H, W) for video; a model of the user's own takes what its dataset delivers. Targets are class
+Shapes: B batch, C channels, H and W pixels, K classes, *d any dimensions. torchvision's inputs are
+(B, C, H, W); a model of the user's own takes what its dataset delivers. Targets are class
 indices: (B,), or (B, *d) where the model answers for each position, as (B, K, *d) or as (B, *d, K).
 """
 
@@ -47,27 +47,19 @@ _LOGITS = ("logits", "out")
 _AUXILIARY = ("aux_logits", "aux_logits1", "aux_logits2", "aux")
 # Weight of the auxiliary heads in "Going Deeper with Convolutions"; speed does not depend on it.
 _AUXILIARY_WEIGHT = 0.3
-# COCO's key points of a person, which Keypoint R-CNN is built for.
-_NUM_KEYPOINTS = 17
 
 
 def task_for(family: Family, model_name: str) -> Task:
     """The loss that trains this family."""
     if family == "detection":
-        return _keypoint_loss if "keypoint" in model_name else _mask_loss if "mask" in model_name else _box_loss
-    if family == "segmentation":
-        return _pixel_loss
-    if family == "optical_flow":
-        return _flow_loss
-    return class_loss
+        return _mask_loss if "mask" in model_name else _box_loss
+    return _pixel_loss if family == "segmentation" else class_loss
 
 
 def forward_for(family: Family) -> Forward:
     """How this family predicts."""
     if family == "detection":
         return lambda model, inputs: model(list(inputs))
-    if family == "optical_flow":
-        return lambda model, inputs: model(inputs, inputs.flip(-1))
     return lambda model, inputs: model(inputs)
 
 
@@ -208,12 +200,6 @@ def _pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -
     return _cross_entropy(logits, pixels)
 
 
-def _flow_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """L1 to zero over all refinements, between an image and its mirror image."""
-    flows = model(inputs, inputs.flip(-1))
-    return torch.stack([flow.abs().mean() for flow in flows]).mean()
-
-
 def _box_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return _detection_loss(model, inputs, _boxes(inputs, targets))
 
@@ -221,13 +207,6 @@ def _box_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> 
 def _mask_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     mask = torch.ones((1, *inputs.shape[-2:]), dtype=torch.uint8, device=inputs.device)
     return _detection_loss(model, inputs, [box | {"masks": mask} for box in _boxes(inputs, targets)])
-
-
-def _keypoint_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    height, width = inputs.shape[-2:]
-    centre = torch.tensor([width / 2, height / 2, 1.0], device=inputs.device)  # 1: the point is visible
-    points = centre.expand(1, _NUM_KEYPOINTS, 3)
-    return _detection_loss(model, inputs, [box | {"keypoints": points} for box in _boxes(inputs, targets)])
 
 
 def _boxes(inputs: torch.Tensor, targets: torch.Tensor) -> list[dict[str, torch.Tensor]]:

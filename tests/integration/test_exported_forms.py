@@ -10,7 +10,7 @@ from forms_rig import KEPT, imported, on_cpu
 from torch import nn
 from torch.utils.data import DataLoader
 
-from loadtune import UsageError, export, export_tensorboard
+from loadtune import export
 
 LOSS = nn.functional.cross_entropy
 
@@ -144,28 +144,11 @@ def test_accelerate_takes_its_arguments(tmp_path, compiled):
     assert model.dtype == torch.bfloat16
 
 
-def test_tensorboard_reads_the_scalars(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = export_tensorboard(on_cpu(), tmp_path / "runs")
-    events = EventAccumulator(str(folder)).Reload()
-    points = events.Scalars("trial/samples_per_s")
-    assert [(point.step, point.value) for point in points] == [(0, 1610.0), (1, 4210.0)]
-
-
-def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="pip install tensorboard"):
-        export_tensorboard(on_cpu(), tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
-
-
 def test_exporting_loads_no_torch():
     code = (
         "import sys, loadtune\n"
         f"result = loadtune.load_result({str(KEPT)!r})\n"
-        "loadtune.export(result, 'lightning'), loadtune.compare(result, result), loadtune.export_tensorboard\n"
+        "loadtune.export(result, 'lightning'), loadtune.compare(result, result)\n"
         "print(*sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout

@@ -9,8 +9,7 @@ from forms_rig import KEPT
 from typer.testing import CliRunner, Result
 
 from loadtune.cli import app
-from loadtune.report.forms.write import FORMS, TENSORBOARD
-from loadtune.report.schema import kept_schema
+from loadtune.report.forms.write import FORMS
 from loadtune.report.store import load_result, write_result
 
 
@@ -41,14 +40,13 @@ def test_an_export_goes_to_stdout_or_to_a_file(tmp_path: Path) -> None:
 def test_the_help_names_every_form_and_no_other() -> None:
     listed = invoke("export", "--help").stdout.split("Forms:")[1].split("Examples:")[0]
     named = {line.split()[0] for line in listed.splitlines() if line.startswith("    ") and line[4] != " "}
-    assert named == {*FORMS, TENSORBOARD}
+    assert named == {*FORMS}
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("export RESULT --format yaml", "--format is 'yaml'. Allowed: python, pytorch"),
-        ("export RESULT --format tensorboard", "--out"),
         ("export RESULT --out FOLDER/none/x.py", "cannot be written"),
         ("export RESULT --out FOLDER", "cannot be written"),
         ("export FOLDER/none", "does not exist"),
@@ -134,7 +132,3 @@ def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert "confirmed its winner by one run" in ended.stderr
     assert "with a --time-budget above 5 min 00 s" in ended.stderr
-
-
-def test_the_schema_is_printed_as_it_is_shipped() -> None:
-    assert invoke("schema").stdout == kept_schema()

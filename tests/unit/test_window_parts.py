@@ -9,7 +9,6 @@ from loadtune.records import (
     Window,
     delivered_samples,
     half_width_fraction,
-    intervals,
 )
 
 
@@ -103,23 +102,6 @@ BUSY = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=1, num_pinned=7)
 RESTED = replace(BUSY, least_unpinned=0, num_pinned=10)
 
 
-def test_a_pinning_thread_is_judged_by_the_windows_in_which_it_did_not_rest() -> None:
-    """A run that begins with all batches pinned finds none before the thread until workers have made the next."""
-    assert delivered_samples([BUSY, BUSY]) == pytest.approx(14.0)
-    short_of_batches = replace(RESTED, num_pinned=3)
-    assert delivered_samples([short_of_batches, BUSY, BUSY]) == pytest.approx(21.0)
-
-
-@pytest.mark.parametrize(("num_pinned", "samples"), [(10, 24.0), (12, 26.0), (20, 30.0)])
-def test_a_pinning_thread_can_do_no_less_than_it_did(num_pinned: int, samples: float) -> None:
-    """One of changing speed has batches before it in its slow windows only."""
-    assert delivered_samples([replace(RESTED, num_pinned=num_pinned), BUSY, BUSY]) == pytest.approx(samples)
-
-
-def test_a_pinning_thread_that_rested_most_of_the_time_is_not_judged() -> None:
-    assert delivered_samples([RESTED, RESTED, BUSY]) == pytest.approx(30.0)
-
-
 TAKING = replace(ten_batches(8.0, (10.0, 15.0)), least_untaken=2, num_taken=10)
 """Eight of ten seconds went into taking ten batches over, while the workers made fifteen."""
 
@@ -127,31 +109,6 @@ TAKING = replace(ten_batches(8.0, (10.0, 15.0)), least_untaken=2, num_taken=10)
 def test_batches_that_pile_up_before_a_training_process_that_takes_them_are_no_rate() -> None:
     assert delivered_samples([TAKING]) == pytest.approx(10.0)
     assert delivered_samples([replace(TAKING, least_untaken=0)]) == pytest.approx(15.0), "then it waited for workers"
-
-
-@pytest.mark.parametrize(
-    ("wait_s", "num_taken", "samples"),
-    [
-        (8.0, 5, 10 / (8 / 5 + 2 / 10)),  # the other five were taken before, which is no throughput
-        (8.0, 16, 10 / (8 / 16 + 2 / 10)),  # six more were taken, and steps have still to be done with them
-        (0.0, 5, 10.0),  # taking one costs nothing
-        (8.0, 0, 15.0),  # nothing was seen of it
-    ],
-)
-def test_a_training_process_does_its_steps_beside_taking_batches(wait_s: float, num_taken: int, samples: float) -> None:
-    window = replace(TAKING, wait_s=wait_s, num_taken=num_taken)
-    assert delivered_samples([window]) == pytest.approx(samples)
-
-
-def test_a_training_process_is_judged_by_the_windows_in_which_it_waited_for_no_worker() -> None:
-    waited = replace(TAKING, least_untaken=0, num_taken=6, num_steps=6, num_samples=6)
-    assert delivered_samples([waited, TAKING, TAKING]) == pytest.approx(30.0)
-    assert delivered_samples([waited, waited, TAKING]) == pytest.approx(37.0), "what the workers made"
-
-
-def test_what_was_pinned_counts_in_samples() -> None:
-    eights = replace(BUSY, num_samples=80)
-    assert delivered_samples([eights]) == pytest.approx(56.0)
 
 
 def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> None:
@@ -163,14 +120,6 @@ def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> N
     assert half_width_fraction([BUSY, BUSY, short_of_batches]) == pytest.approx(1 / 14)
     assert half_width_fraction([TAKING] * 8) == pytest.approx(1 / 80), "taken by the training process itself"
     assert half_width_fraction([replace(TAKING, least_untaken=0)] * 8) == pytest.approx(0.0, abs=1e-12)
-
-
-def test_an_interval_over_uneven_windows_is_not_narrowed_by_what_was_pinned() -> None:
-    uneven = [replace(BUSY, seconds=seconds) for seconds in (4.0, 16.0) * 4]
-    of_samples = intervals.half_width_fraction([w.num_samples for w in uneven], [w.seconds for w in uneven])
-    assert of_samples is not None
-    assert of_samples > 1 / 56
-    assert half_width_fraction(uneven) == pytest.approx(of_samples)
 
 
 def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:

@@ -30,8 +30,8 @@ def trace_memory(*, only: Only = None) -> "Tracing":
     only: a file, a folder, or a list of these. Only their lines are recorded; memory that other code allocates is
         attributed to the line that called it. None: all files outside site-packages and the standard library.
 
-    Inside the block a training step takes several times as long (``benchmarks/trace_cost.py`` measures it). Outside,
-    nothing is patched. On a GPU every line resets the peak counter of PyTorch's allocator (`max_memory_allocated`).
+    Inside the block a training step takes several times as long. Outside, nothing is patched. On a GPU every line
+    resets the peak counter of PyTorch's allocator (`max_memory_allocated`).
 
     Raises UsageError for an ``only`` that does not exist, and, on entry, inside another trace.
     """

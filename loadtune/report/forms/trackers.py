@@ -1,21 +1,10 @@
-"""Figures for programs that plot them over time: github-action-benchmark and TensorBoard."""
+"""Figures for a program that plots them over time: github-action-benchmark."""
 
-from collections.abc import Iterable
-from typing import NamedTuple
-
-from loadtune.records import PRECISIONS, Measurement, Score, TuningResult, Winner
+from loadtune.records import PRECISIONS, Score, Winner
 from loadtune.records.chosen import why_unconfirmed
 from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
 from loadtune.report.wording import settings_text
-
-
-class Scalar(NamedTuple):
-    """One point of a curve; TensorBoard draws one curve per tag."""
-
-    tag: str
-    step: int
-    value: float
 
 
 def github_action_benchmark(context: ExportContext) -> str:
@@ -67,34 +56,3 @@ def _winner_entries(workload: str, which: str, winner: Winner, machine: str) -> 
 def _entry(name: str, score: Score, extra: str) -> dict[str, object]:
     entry: dict[str, object] = {"name": name, "unit": score.unit, "value": score.value, "extra": extra}
     return entry if score.half_width is None else entry | {"range": f"± {score.half_width:.4g}"}
-
-
-def scalars(result: TuningResult) -> list[Scalar]:
-    """Throughput, settings and utilization of each measured trial. Missing figures are left out."""
-    found = []
-    for trial in result.trials:
-        if trial.measurement is None:
-            continue
-        loader = trial.config.loader
-        settings: list[tuple[str, float | None]] = [
-            ("config/batch_size", loader.batch_size),
-            ("config/num_workers", loader.num_workers),
-        ]
-        for tag, value in (*settings, *_figures(trial.measurement)):
-            if value is not None:
-                found.append(Scalar(tag, trial.number, float(value)))
-    return found
-
-
-def _figures(run: Measurement) -> Iterable[tuple[str, float | None]]:
-    telemetry = run.telemetry
-    return (
-        ("trial/samples_per_s", run.samples_per_s),
-        ("trial/samples_per_joule", run.samples_per_joule),
-        ("trial/wait_fraction", run.wait_fraction),
-        ("utilization/gpu_fraction", None if telemetry is None else telemetry.gpu_utilization_fraction),
-        ("utilization/cpu_fraction", None if telemetry is None else telemetry.cpu_utilization_fraction),
-        ("memory/peak_allocated_bytes", run.peak_allocated_bytes),
-        ("memory/peak_reserved_bytes", run.peak_reserved_bytes),
-        ("memory/bench_rss_bytes", None if telemetry is None else telemetry.bench_rss_bytes),
-    )

@@ -10,10 +10,6 @@ from loadtune.report.forms.plain import env, json, markdown
 from loadtune.report.forms.python import python_module, pytorch_loop
 from loadtune.report.forms.trackers import github_action_benchmark
 
-TENSORBOARD = "tensorboard"
-"""Not text but a folder of event files, which `loadtune.handover` writes."""
-
-
 FORMS: Mapping[str, Callable[[ExportContext], str]] = {
     "python": python_module,
     "pytorch": pytorch_loop,
@@ -36,6 +32,5 @@ def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) 
     """
     form = FORMS.get(format)
     if form is None:
-        where = " Use loadtune.export_tensorboard, which writes a folder." if format == TENSORBOARD else ""
-        raise UsageError(f"{format!r} is not a text format.{where} Allowed: {', '.join(FORMS)}.")
+        raise UsageError(f"{format!r} is not a text format. Allowed: {', '.join(FORMS)}.")
     return form(handed(result, keep_batch_size=keep_batch_size))

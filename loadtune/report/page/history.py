@@ -5,7 +5,6 @@ from itertools import accumulate
 from loadtune.records import Trial, TrialOrigin, TuningResult
 from loadtune.report.page.figure import (
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
     PINK,
@@ -26,7 +25,6 @@ _ORIGINS: tuple[tuple[TrialOrigin, str, str, str], ...] = (
     ("yours", "baseline's loader settings", ORANGE, "diamond"),
     ("warm start", "best of another run", PINK, "triangle-up"),
     ("search", "proposed by the throughput model", BLUE, "circle"),
-    ("seed", "predicted by an older version", GREEN, "square"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Memory: over batch size with its ceilings, and against throughput with the frontier. In: a `TuningResult`."""
+"""Memory over batch size, with its ceilings. In: a `TuningResult`. Out: a `Figure`."""
 
 from loadtune.records import FitReport, MemoryCeiling, TuningResult
 from loadtune.report.memory import ceiling_view
@@ -7,8 +7,6 @@ from loadtune.report.page.figure import (
     GREEN,
     GREY,
     ORANGE,
-    PRECISION_COLOUR,
-    PRECISION_SYMBOL,
     RED,
     SKY,
     Figure,
@@ -18,11 +16,9 @@ from loadtune.report.page.figure import (
     axis,
     line,
     points,
-    score_axis,
     text,
     upright,
 )
-from loadtune.report.page.measured import Timed, hover, peak_bytes, timed_trials
 from loadtune.report.wording import FAILURE_TEXT, limit_text
 from loadtune.units import bytes_text
 
@@ -103,40 +99,3 @@ def _failed(failed: list[FitReport], ceiling: MemoryCeiling) -> list[Trace]:
 def memory_words(ceiling: MemoryCeiling) -> tuple[str, ...]:
     """The line, the budget and who shares it, as the terminal says it, without the legend of its table."""
     return tuple(line for line in ceiling_view(ceiling).lines if not line.startswith(("█", "!")))
-
-
-def frontier(result: TuningResult) -> Figure:
-    known = [(one, peak) for one in timed_trials(result) if (peak := peak_bytes(one.measurement, result.device.kind))]
-    where = "GPU memory, allocated" if result.device.kind != "cpu" else "RAM of training process and workers"
-    return Figure(
-        key="frontier",
-        title="Throughput against memory",
-        reading="No trial is faster with less memory than those on the line. Where the line is flat, more memory gains "
-        "little.",
-        source=f"Peak {where}, during each trial of the search.",
-        panels=(_frontier_panel(result, known),) if known else (),
-        missing=() if known else ("The peak memory of the trials was not measured.",),
-    )
-
-
-def frontier_of(pairs: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (memory, rate): those that no other beats with as little memory, least memory first."""
-    kept: list[tuple[float, float]] = []
-    for memory, rate in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
-        if not kept or rate > kept[-1][1]:
-            kept.append((memory, rate))
-    return kept
-
-
-def _frontier_panel(result: TuningResult, known: list[tuple[Timed, int]]) -> Panel:
-    best = frontier_of([(peak / GIB, one.rate) for one, peak in known])
-    traces = [line("frontier", [memory for memory, _ in best], [rate for _, rate in best], GREY, shape="hv")]
-    for precision, colour in PRECISION_COLOUR.items():
-        here = [(one, peak) for one, peak in known if one.config.precision == precision]
-        if here:
-            marker = {"color": colour, "symbol": PRECISION_SYMBOL[precision], "size": 9}
-            words = [hover(result, one.config, one.measurement, f"trial {one.number}") for one, _ in here]
-            memory, rates = [peak / GIB for _, peak in here], [one.rate for one, _ in here]
-            traces.append(points(precision, memory, rates, words, marker=marker))
-    layout = {"xaxis": axis("peak memory, GiB", rangemode="tozero"), "yaxis": score_axis()}
-    return Panel(data=tuple(traces), layout=layout)

@@ -1,15 +1,47 @@
 """Time of a training step by part, for each configuration. In: a `TuningResult`. Out: a `Figure`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from loadtune.records import TrialConfig, TuningResult
+from loadtune.records import Measurement, TrialConfig, TuningResult, Window
 from loadtune.report.page.figure import GREEN, GREY, PINK, RED, Figure, Panel, Trace, axis, bar
 from loadtune.report.page.measured import short_names, timed_trials, whose_runs
-from loadtune.report.page.optional import StepParts, step_parts
 from loadtune.report.wording import settings_text
 
 _MOST = 10
 """Configurations shown: those that were confirmed, then the fastest trials."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Milliseconds of a mean step. None: not measured."""
+
+    step_ms: float
+    wait_ms: float
+    """The host's, in ``next(loader)``."""
+    copy_ms: float | None
+    compute_ms: float | None
+    idle_ms: float | None
+    """The device's: with copy and compute it adds up to the step."""
+
+
+def step_parts(runs: Sequence[Measurement]) -> StepParts:
+    """Over all windows of these runs, of which there is at least one."""
+    windows = [window for run in runs for window in run.windows]
+    return StepParts(
+        step_ms=_per_step(windows, lambda window: window.seconds) or 0.0,
+        wait_ms=_per_step(windows, lambda window: window.wait_s) or 0.0,
+        copy_ms=_per_step(windows, lambda window: window.copy_s),
+        compute_ms=_per_step(windows, lambda window: window.compute_s),
+        idle_ms=_per_step(windows, lambda window: window.idle_s),
+    )
+
+
+def _per_step(windows: Sequence[Window], part: Callable[[Window], float | None]) -> float | None:
+    known = [(seconds, window.num_steps) for window in windows if (seconds := part(window)) is not None]
+    steps = sum(num_steps for _, num_steps in known)
+    return 1000 * sum(seconds for seconds, _ in known) / steps if steps else None
+
 
 _Part = tuple[str, str, Callable[[StepParts], float | None]]
 

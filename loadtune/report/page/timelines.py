@@ -3,13 +3,15 @@
 from loadtune.records import Measurement, TrialConfig, TuningResult
 from loadtune.report.page.figure import GREEN, ORANGE, Figure, Panel, Trace, axis
 from loadtune.report.page.measured import baseline, leader, whose_runs
-from loadtune.report.page.optional import Track, track, why_missing
 from loadtune.report.wording import settings_text
 
 _TRACKS = (
     ("gpu_utilization_fraction", "GPU utilization", GREEN),
     ("cpu_utilization_fraction", "CPU utilization", ORANGE),
 )
+Track = tuple[str, str, float, tuple[float | None, ...]]
+"""Name, colour, seconds of a slice, and the mean of each slice."""
+
 _GPU_READING = (
     "A GPU that swings between 0% and 100% computes a batch and then waits for the next. A level line near 100% "
     "does not wait. If the CPU is at 100% meanwhile, more workers will not help."
@@ -50,19 +52,24 @@ def _missing(result: TuningResult) -> tuple[str, ...]:
         f"{name}: {why}."
         for _, run in _runs(result)
         for figure, name, _ in _TRACKS
-        if (why := why_missing(run.telemetry, figure)) is not None
+        if run.telemetry is not None and (why := run.telemetry.missing.get(figure)) is not None
     ]
     return tuple(dict.fromkeys(reasons))
 
 
-def _tracks(run: Measurement) -> list[tuple[str, str, Track]]:
-    found = [(name, colour, track(run.telemetry, figure)) for figure, name, colour in _TRACKS]
-    return [(name, colour, one) for name, colour, one in found if one is not None]
+def _tracks(run: Measurement) -> list[Track]:
+    timeline = None if run.telemetry is None else run.telemetry.timeline
+    if timeline is None:
+        return []
+    gpu, cpu = timeline.gpu_utilization_fraction, timeline.cpu_utilization_fraction
+    series = zip(_TRACKS, (gpu, cpu), strict=True)
+    return [(name, colour, timeline.slice_s, values) for (_, name, colour), values in series if values]
 
 
 def _longest(shown: list[tuple[str, Measurement]]) -> float:
     """Seconds: one scale for all panels."""
-    return max((one.slice_s * len(one.values) for _, run in shown for _, _, one in _tracks(run)), default=0.0)
+    tracks = [track for _, run in shown for track in _tracks(run)]
+    return max((slice_s * len(values) for _, _, slice_s, values in tracks), default=0.0)
 
 
 def _panel(whose: str, run: Measurement, seconds: float) -> Panel:
@@ -74,14 +81,14 @@ def _panel(whose: str, run: Measurement, seconds: float) -> Panel:
     return Panel(title=whose, data=tuple(_steps(*each) for each in _tracks(run)), layout=layout, height_px=240)
 
 
-def _steps(name: str, colour: str, one: Track) -> Trace:
+def _steps(name: str, colour: str, slice_s: float, values: tuple[float | None, ...]) -> Trace:
     """A value holds for its slice; the last is drawn to its end."""
-    percents = [None if value is None else 100 * value for value in one.values]
+    percents = [None if value is None else 100 * value for value in values]
     return {
         "type": "scatter",
         "mode": "lines",
         "name": name,
-        "x": [round(place * one.slice_s, 4) for place in range(len(percents) + 1)],
+        "x": [round(place * slice_s, 4) for place in range(len(percents) + 1)],
         "y": [*percents, percents[-1]],
         "line": {"color": colour, "width": 1.8, "shape": "hv"},
         "hovertemplate": name + " %{y:.0f}% at %{x:.2f} s<extra></extra>",

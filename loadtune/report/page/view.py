@@ -10,7 +10,7 @@ from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.figure import Figure
 from loadtune.report.page.finalists import finalists
 from loadtune.report.page.history import history
-from loadtune.report.page.memory import frontier, memory_lines, memory_words
+from loadtune.report.page.memory import memory_lines, memory_words
 from loadtune.report.page.roofline import roofline
 from loadtune.report.page.step_time import step_time
 from loadtune.report.page.table import TrialTable, trial_table
@@ -73,10 +73,7 @@ def page_view(result: TuningResult) -> Page:
             Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
             Chapter(title="Utilization over time", figures=(timelines(result),)),
             Chapter(title="Search", figures=(history(result),)),
-            Chapter(
-                title="Compute and memory limits",
-                figures=(compute_curve(result), frontier(result), memory_lines(result)),
-            ),
+            Chapter(title="Compute and memory limits", figures=(compute_curve(result), memory_lines(result))),
         ),
         memory_words=tuple(
             Section(title=f"Memory in {ceiling.precision}", lines=lines)

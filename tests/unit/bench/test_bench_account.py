@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.bench.account import Measured, StepMeter, owned
-from loadtune.bench.allocator_log import CudaAllocatorLog, counted_events, standing_blocks
-from loadtune.bench.blocks import Claim, Event, Mark, StepHistory, lines_of
+from loadtune.bench.allocator_log import CudaAllocatorLog
+from loadtune.bench.blocks import Event, Mark
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
 from loadtune.bench.session import Session
@@ -38,65 +38,6 @@ from loadtune.workload import checkpointed
 
 CPU = torch.device("cpu")
 BATCH = 8
-A, B, C = 0x1000, 0x2000, 0x3000
-
-
-def history(events: list[Event], **known: Any) -> StepHistory:
-    return StepHistory(**{"standing": {}, "events": events, "claims": [], "ops": [], "marks": [Mark(0, 0)]} | known)
-
-
-def test_what_is_alive_at_the_peak_is_on_the_line_of_its_owner() -> None:
-    events = [Event(A, 1024), Event(B, 2048), Event(A, 0), Event(C, 512), Event(C, 0)]
-    claims = [Claim(0, 0x10, "parameters_bytes"), Claim(1, A, "temporary_bytes"), Claim(2, B, "activations_bytes")]
-    lines = lines_of(history(events, standing={0x10: 4096}, claims=claims, ops=[(0, 1), (1, 2), (2, 5)]))
-    assert (lines.at_peak.parameters_bytes, lines.at_peak.temporary_bytes) == (4096, 1024)
-    assert lines.at_peak.activations_bytes == 2048
-    assert lines.at_peak.workspace_bytes == 0
-    assert lines.largest.workspace_bytes == 512  # after the peak
-
-
-def test_an_address_used_again_is_another_block() -> None:
-    events = [Event(A, 1024), Event(A, 0), Event(A, 4096)]
-    claims = [Claim(1, A, "activations_bytes"), Claim(3, A, "gradients_bytes")]
-    lines = lines_of(history(events, claims=claims))
-    assert (lines.at_peak.gradients_bytes, lines.at_peak.activations_bytes) == (4096, 0)
-    assert lines.largest.activations_bytes == 1024
-
-
-def test_a_gradient_was_an_operations_output_and_an_input_stays_one_when_it_is_saved() -> None:
-    claims = [Claim(0, A, "input_bytes"), Claim(0, A, "activations_bytes"), Claim(1, B, "temporary_bytes")]
-    claims += [Claim(1, B, "gradients_bytes"), Claim(1, B, "temporary_bytes")]
-    at_peak = lines_of(history([Event(B, 512)], standing={A: 512}, claims=claims)).at_peak
-    assert (at_peak.input_bytes, at_peak.gradients_bytes, at_peak.total_bytes) == (512, 512, 1024)
-
-
-def test_nobodys_block_is_workspace_only_within_one_operation() -> None:
-    within, beyond = [Event(A, 512), Event(A, 0)], [Event(B, 512), Event(C, 512), Event(B, 0)]
-    assert lines_of(history(within, ops=[(0, 2)])).at_peak.workspace_bytes == 512
-    assert lines_of(history(beyond, ops=[(0, 2), (2, 3)])).at_peak.total_bytes == 0
-    assert lines_of(history(within)).at_peak.total_bytes == 0  # no operation was running
-
-
-def test_what_a_block_is_larger_than_its_request_is_a_line_of_its_own() -> None:
-    marks = [Mark(0, 12), Mark(1, 612 + 12)]  # 500 bytes take a block of 1,112
-    at_peak = lines_of(history([Event(A, 500)], standing={B: 500}, marks=marks)).at_peak
-    assert at_peak.rounding_bytes == 624 - 12 - 12
-
-
-def test_pytorchs_history_and_snapshot_are_read_as_it_writes_them() -> None:
-    entries = [
-        {"action": "alloc", "addr": A, "size": 700},
-        {"action": "segment_alloc", "addr": A, "size": 2 << 20},
-        {"action": "free_requested", "addr": A, "size": 700},
-        {"action": "free_completed", "addr": A, "size": 700},
-    ]
-    assert counted_events(entries) == [Event(A, 700), Event(A, 0)]
-    blocks = [
-        {"address": A, "size": 1024, "requested_size": 700, "state": "active_allocated"},
-        {"address": B, "size": 1024, "requested_size": 0, "state": "inactive"},
-    ]
-    segments = [{"device": 0, "blocks": blocks}, {"device": 1, "blocks": [blocks[0] | {"address": C}]}]
-    assert standing_blocks(segments, 0) == {A: 700}
 
 
 class FakeCuda:

@@ -20,11 +20,6 @@ def test_requests_are_numbered_from_one_and_given_back_by_number() -> None:
     assert compact_events(history, []) == ((512, 1024, -1, -2), ())
 
 
-def test_an_address_that_is_used_again_is_another_request() -> None:
-    history = [alloc(0x10, 512), free(0x10), alloc(0x10, 2048), free(0x10)]
-    assert compact_events(history, []) == ((512, -1, 2048, -2), ())
-
-
 def test_what_was_asked_for_before_the_recording_is_not_given_back() -> None:
     history = [free(0x90), alloc(0x10, 512), free(0x90), free(0x10), free(0x10)]
     assert compact_events(history, []) == ((512, -1), ())
@@ -48,10 +43,6 @@ def test_marks_are_places_in_the_history_and_become_places_in_the_events() -> No
     events, starts = compact_events(history, [0, 1, 2, 4])
     assert events == (512, -1, 600)
     assert starts == (0, 0, 1, 2)
-
-
-def test_no_history_is_no_events() -> None:
-    assert compact_events([], []) == ((), ())
 
 
 def test_a_cpu_gives_no_trace() -> None:

@@ -91,32 +91,6 @@ def test_what_happens_between_two_windows_is_the_next_ones_idle_time() -> None:
     assert second.compute_s == pytest.approx(0.08)
 
 
-def test_events_are_used_again_and_stay_few_however_long_a_window_is() -> None:
-    device = FakeDevice()
-    marks = DeviceMarks(device.make_event, max_steps=8)
-    for steps in (5, 1000, 5):
-        train(device, marks, steps, wait=0.0, copy=0.01, compute=0.04)
-        device.synchronize()
-        assert marks.cut().compute_s == pytest.approx(0.04 * steps)
-    assert len(device.events) <= 3 * 8 + 1
-
-
-def test_a_full_pool_waits_for_its_oldest_event_alone_so_the_device_never_runs_dry() -> None:
-    device = FakeDevice()
-    marks = DeviceMarks(device.make_event, max_steps=8)
-    train(device, marks, 100, wait=0.0, copy=0.01, compute=0.04)
-    assert device.busy_until_s - device.host_s == pytest.approx(8 * 0.05, abs=0.05)
-    assert device.busy_until_s == pytest.approx(100 * 0.05)
-
-
-def test_a_window_that_fits_the_pool_waits_for_nothing() -> None:
-    device = FakeDevice()
-    marks = DeviceMarks(device.make_event, max_steps=8)
-    train(device, marks, 8, wait=0.0, copy=0.01, compute=0.04)
-    assert device.host_s == 0.0
-    assert not any(event.waited_for for event in device.events)
-
-
 def test_on_a_cpu_the_hosts_clock_says_it() -> None:
     at = [100.0]
     marks = HostMarks(lambda: at[0])

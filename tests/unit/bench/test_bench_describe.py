@@ -4,7 +4,6 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from torch.utils.data import Dataset
 from workload_rig import workload_of
 
@@ -79,25 +78,6 @@ def test_what_now_and_then_a_sample_takes_is_what_samples_take() -> None:
     """One in thirty: every other group has one and more of them than a tenth counts."""
     samples = first_samples(Pausing(*range(7, 4096, 30)))
     assert samples.sample_s > 0.5 * 0.02 / 30
-
-
-@pytest.mark.parametrize(("length", "num_read"), [(100, 64), (1000, 192)])
-def test_no_more_than_a_quarter_of_a_dataset_is_read_beyond_the_first_group(length: int, num_read: int) -> None:
-    dataset = Sleeping(0.0, length=length)
-    first_samples(dataset)
-    assert num_read <= len(dataset.read) <= num_read + 1, "and the first, which is not timed"
-
-
-def test_slow_samples_are_read_for_half_a_second_and_no_more() -> None:
-    dataset = Sleeping(0.02, length=10_000)
-    first_samples(dataset)
-    assert len(dataset.read) < 64
-
-
-def test_samples_are_from_all_over_however_few_there_is_time_for() -> None:
-    """Half of them take ten times as long: the mean of the first ones read is not that of the first half."""
-    samples = first_samples(Sleeping(0.1, 0.01, length=10_000))
-    assert samples.sample_s < 0.09
 
 
 def test_a_dataset_of_one_sample_is_timed_too() -> None:

@@ -211,24 +211,6 @@ def test_each_number_has_an_order_of_its_own_and_every_pass_has_all() -> None:
     assert all(sorted(drawn(1)[at : at + 10]) == list(range(10)) for at in (0, 10, 20))
 
 
-def test_skipped_steps_are_counted_in_their_own_window() -> None:
-    trainer = SleepingTrainer(step_s=SLOW_S, halvings=lambda steps: float(min(steps, 3)))
-    windows, _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=2, window_s=0.1)
-    assert [window.num_skipped_steps for window in windows] == [3, 0]
-
-
-def test_a_scale_that_fell_to_nothing_skips_every_step() -> None:
-    trainer = SleepingTrainer(step_s=SLOW_S, halvings=lambda steps: float("inf"))
-    (window,), _ = run(trainer, Sleeping(0.0), num_workers=0, num_windows=1, window_s=0.1)
-    assert window.num_skipped_steps == window.num_steps
-
-
-def test_shares_of_one_loader_are_in_the_order_of_its_workers() -> None:
-    _, shares = run(SleepingTrainer(), Sleeping(QUICK_S), num_workers=2, num_windows=1)
-    assert len(shares) == 2
-    assert abs(shares[0].num_batches - shares[1].num_batches) <= 1
-
-
 def test_batches_that_pile_up_before_a_training_process_that_takes_them_slowly_are_no_throughput() -> None:
     """Two workers make 40 batches a second, of which the training process takes 30: a queue of 48 fills for seconds."""
     windows = run(SleepingTrainer(step_s=QUICK_S), LongToTake(0.025), 2, 4, window_s=0.4, prefetch_factor=24)[0]

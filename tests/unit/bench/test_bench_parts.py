@@ -1,13 +1,11 @@
 """Parts of the bench that need no process: the queue's depth, the protocol, memory's readers, the line."""
 
 import pickle
-import queue
 import subprocess
 import sys
 import threading
 from multiprocessing import Pipe
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,37 +19,6 @@ from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadE
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram
 from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure, Window
-from loadtune.stream.counters import Depth, queue_depth
-
-
-def filled(count):
-    items = queue.Queue()
-    for item in range(count):
-        items.put(item)
-    return items
-
-
-def test_batches_set_aside_count_as_ready():
-    """Five tasks were given out; the batches of two have come, before their turn, and two more lie in the queue."""
-    results = filled(2)
-    iterator = SimpleNamespace(
-        _data_queue=results,
-        _worker_result_queue=results,
-        _task_info={0: (0,), 1: (1, "batch"), 2: (0, "batch"), 3: (1,), 4: (0,)},
-        _tasks_outstanding=3,
-    )
-    assert queue_depth(iterator) == Depth(unpinned=None, ready=4, untaken=2)
-
-
-def test_what_the_pinning_thread_has_not_taken_is_told_apart():
-    iterator = SimpleNamespace(
-        _data_queue=filled(1), _worker_result_queue=filled(3), _task_info={0: (0,)}, _tasks_outstanding=1
-    )
-    assert queue_depth(iterator) == Depth(unpinned=3, ready=1)
-
-
-def test_a_loader_with_other_insides_has_no_known_depth():
-    assert queue_depth(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])
@@ -100,12 +67,6 @@ def test_after_a_long_step_the_line_waits_a_moment_for_the_answer(seconds, hears
     answer.join()
 
 
-def test_status_fields_are_in_bytes():
-    status = "VmHWM:\t    1960 kB\nVmRSS:\t     100 kB\n"
-    assert own_memory.status_bytes(status, "VmHWM") == 1960 * 1024
-    assert own_memory.status_bytes(status, "VmSwap") is None
-
-
 def test_on_a_cpu_the_budget_holds_what_is_ours_and_stays_within_capacity():
     memory = memory_of(torch.device("cpu"))
     assert 0 < own_memory.rss_bytes() < memory.budget_bytes() <= memory.capacity_bytes() * 1.05
@@ -127,25 +88,6 @@ def test_memory_taken_since_the_reset_shows_in_the_peak():
     """In a process of its own: here, what other tests left behind may be freed meanwhile."""
     done = subprocess.run([sys.executable, "-c", TAKES_64_MIB], capture_output=True, text=True, check=True)
     assert int(done.stdout) >= 32 << 20
-
-
-@pytest.mark.parametrize(
-    ("stale", "mark", "resident", "peak"),
-    [
-        (0, 90, 50, 90),  # started anew
-        (80, 80, 50, 50),  # the mark is some earlier peak
-        (80, 95, 50, 95),  # a new high, whoever set the old one
-        (0, 0, 50, 50),  # no mark here
-    ],
-)
-def test_a_stale_mark_is_no_peak_unless_it_rises(stale, mark, resident, peak):
-    assert own_memory.peak_since(stale, mark, resident) == peak
-
-
-def test_the_tightest_limit_holds_and_none_is_below_zero():
-    assert own_memory.lowest_limit(100, -1, -1) == 100
-    assert own_memory.lowest_limit(100, 70, -1) == 70
-    assert own_memory.lowest_limit(100, 70, 60) == 60
 
 
 LIMITED = own_memory.status_bytes(read_text(Path("/proc/self/status")) or "", "VmData") is not None

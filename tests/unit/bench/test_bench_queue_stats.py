@@ -12,7 +12,6 @@ import torch
 from loop_rig import LINE, SleepingTrainer
 
 from loadtune.bench.loader import TimedLoop
-from loadtune.bench.queue_stats import QueueWatch
 from loadtune.bench.windows import WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
 from loadtune.stream.counters import Depth
@@ -94,57 +93,3 @@ def test_batches_that_were_pinned_before_are_no_throughput(make_loader: Callable
     assert all((window.least_unpinned or 0) > 0 for window in told)
     assert sum(window.num_samples for window in told) > 1.3 * num_pinned
     assert samples_per_s(told) * sum(window.seconds for window in told) == pytest.approx(num_pinned, abs=2)
-
-
-class Told:
-    """A loader whose queue is told: one depth at each look."""
-
-    def __init__(self, *depths: Depth | None) -> None:
-        self._depths = iter(depths)
-
-    def depth(self) -> Depth | None:
-        return next(self._depths)
-
-    def num_ahead(self) -> float | None:
-        return None
-
-
-def test_what_was_pinned_is_what_was_handed_out_and_what_is_there_more() -> None:
-    watch = QueueWatch(Told(Depth(3, 5), Depth(4, 5), Depth(2, 6), Depth(2, 9), Depth(1, 9), Depth(0, 9)))
-    for _ in range(2):
-        watch.step()
-    stocks = watch.cut(2)
-    assert (stocks.num_pinned, stocks.least_unpinned) == (6, 2)
-    assert (stocks.unpinned, stocks.ready) == (3.0, 5.5)
-    watch.step()
-    stocks = watch.cut(1)
-    assert (stocks.num_pinned, stocks.least_unpinned) == (1, 1), "the look at one's end is the next one's first"
-
-
-def test_what_the_training_process_took_is_what_was_handed_out_and_what_it_set_aside_more() -> None:
-    watch = QueueWatch(
-        Told(*(Depth(None, ready, untaken) for ready, untaken in [(5, 4), (5, 3), (6, 3), (7, 2), (8, 1), (9, 6)]))
-    )
-    for _ in range(2):
-        watch.step()
-        watch.took()
-    stocks = watch.cut(2)
-    assert (stocks.num_taken, stocks.least_untaken) == (4, 1), "two handed out, and three set aside where there was one"
-    assert stocks.ready == 6.0
-
-
-def test_what_is_left_once_a_batch_was_found_is_of_its_own_window() -> None:
-    watch = QueueWatch(Told(*(Depth(None, untaken, untaken) for untaken in (4, 3, 0, 4, 3, 2, 4))))
-    for least in (0, 2):
-        watch.step()
-        watch.took()
-        assert watch.cut(1).least_untaken == least
-
-
-@pytest.mark.parametrize("depth", [None, Depth(None, 3)])
-def test_without_a_pinning_thread_nothing_is_told_of_it(depth: Depth | None) -> None:
-    watch = QueueWatch(Told(depth, depth, depth))
-    watch.step()
-    stocks = watch.cut(1)
-    assert (stocks.unpinned, stocks.num_pinned, stocks.least_unpinned) == (None, None, None)
-    assert (stocks.num_taken, stocks.least_untaken) == (None, None)

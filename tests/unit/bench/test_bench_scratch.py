@@ -11,17 +11,6 @@ from loadtune.bench import scratch
 from loadtune.bench.scratch import Scratch
 
 
-def test_it_is_there_from_its_first_use_until_it_is_removed(short_tmp: Path) -> None:
-    own = Scratch()
-    assert list(short_tmp.iterdir()) == []
-    folder = own.folder()
-    assert (own.folder(), folder.parent) == (folder, short_tmp)
-    (folder / "pymp-planted").mkdir()
-    own.remove()
-    own.remove()
-    assert list(short_tmp.iterdir()) == []
-
-
 def test_a_worker_can_open_its_socket_whatever_the_length_of_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,10 +27,6 @@ def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch
     return cross_entropy(model(inputs), targets)
 
 
-def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    return model(inputs)
-
-
 @pytest.fixture
 def workload() -> Workload:
     torch.manual_seed(0)

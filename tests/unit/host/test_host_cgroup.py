@@ -1,6 +1,6 @@
 """Limits that control groups set, from literal kernel texts and from small file trees."""
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from loadtune.host.cgroup import (
     UNIFIED,
-    cores_of,
     group_folders,
     parse_cpu_max,
-    parse_inactive_file,
     parse_memberships,
     parse_memory_limit,
     parse_mounts,
@@ -40,29 +38,6 @@ def make_tree(root: Path, files: dict[str, str]) -> Path:
 
 def folders(controller: str, membership: str, mounts: str) -> list[str]:
     return [str(folder) for folder in group_folders(controller, parse_memberships(membership), parse_mounts(mounts))]
-
-
-def test_memberships_name_each_controller_and_the_unified_hierarchy():
-    memberships = parse_memberships(V1_MEMBERSHIP)
-    assert memberships["cpu"] == memberships["cpuacct"] == memberships["memory"] == "/batch/job7"
-    assert memberships[UNIFIED] == "/"
-
-
-def test_a_group_path_may_hold_colons():
-    assert parse_memberships("0::/system.slice/docker-a:b.scope\n")[UNIFIED] == "/system.slice/docker-a:b.scope"
-
-
-def test_only_cgroup_mounts_are_read_and_blanks_are_unescaped():
-    (mount,) = parse_mounts(
-        "22 1 8:1 / / rw - ext4 /dev/root rw\n29 23 0:26 / /mnt/my\\040groups rw - cgroup2 none rw\n"
-    )
-    assert mount.point == PurePosixPath("/mnt/my groups")
-    assert mount.controllers == {UNIFIED}
-
-
-@pytest.mark.parametrize("text", ["", "garbage", "1 2 3", "29 23 0:26 / /x rw - cgroup2"])
-def test_text_that_is_no_mount_is_left_out(text):
-    assert parse_mounts(text) == ()
 
 
 def test_nested_group_on_a_host_lists_every_parent():
@@ -95,30 +70,11 @@ def test_a_controller_nobody_mounted_has_no_folders():
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"),
-    [("max 100000\n", None), ("150000 100000\n", 1.5), ("50000 100000", 0.5), ("", None), ("max", None), ("5 0", None)],
-)
-def test_cpu_max(text, cores):
-    assert parse_cpu_max(text) == cores
-
-
-def test_v1_writes_minus_one_for_no_quota():
-    assert cores_of("-1\n", "100000\n") is None
-    assert cores_of("400000\n", "100000\n") == 4.0
-
-
-@pytest.mark.parametrize(
     ("text", "limit"),
     [("max\n", None), ("9223372036854771712\n", None), ("9223372036854710272\n", None), ("4294967296\n", 4 << 30)],
 )
 def test_memory_limit(text, limit):
     assert parse_memory_limit(text) == limit
-
-
-def test_inactive_file_of_v1_counts_the_groups_below():
-    assert parse_inactive_file("inactive_file 0\nactive_file 5\ntotal_inactive_file 700\n") == 700
-    assert parse_inactive_file("anon 1\ninactive_file 300\n") == 300
-    assert parse_inactive_file("") == 0
 
 
 @given(st.text())

@@ -2,8 +2,7 @@
 
 import pytest
 
-from loadtune.host.cgroup_cpu import CpuStat, GroupCpu, accounting_folder, group_counter, parse_cpu_stat
-from loadtune.host.cgroup_cpu import parse_cpuacct_usage as parse_usage
+from loadtune.host.cgroup_cpu import GroupCpu, accounting_folder, group_counter
 from loadtune.host.sensing import Missing
 
 V2_STAT = """usage_usec 2500000
@@ -37,35 +36,12 @@ def v2(root, stat, quota="max 100000\n"):
     return system_with(root, "0::/box\n", V2_MOUNT, **{"box/cpu.stat": stat, "box/cpu.max": quota})
 
 
-@pytest.mark.parametrize(
-    ("text", "stat"),
-    [
-        (V2_STAT, CpuStat(usage_s=2.5, num_throttles=17, throttled_s=0.9)),
-        (V1_STAT, CpuStat(usage_s=None, num_throttles=17, throttled_s=0.9)),
-        ("usage_usec 2500000\nuser_usec 1\n", CpuStat(usage_s=2.5)),  # v2's root has no quota
-        ("usage_usec many\nnr_throttled\n", CpuStat()),
-        ("", CpuStat()),
-    ],
-)
-def test_accounts_of_both_versions_are_read(text, stat):
-    assert parse_cpu_stat(text) == stat
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("3000000000\n", 3.0), ("0", 0.0), ("", None), ("x", None)])
-def test_v1_usage_is_in_nanoseconds(text, seconds):
-    assert parse_usage(text) == seconds
-
-
 def test_v1_accounts_are_found_where_cpuacct_is_mounted_apart(tmp_path):
     files = {"cpu/box/cpu.stat": V1_STAT, "cpuacct/box/cpuacct.usage": "4000000000\n"}
     system = system_with(tmp_path, "2:cpuacct:/box\n1:cpu:/box\n", V1_MOUNTS, **files)
     counter = group_counter(system / "sys/fs/cgroup/cpu/box", system)
     assert counter is not None
     assert counter() == 4.0
-
-
-def test_a_folder_without_an_account_is_no_counter(tmp_path):
-    assert group_counter(tmp_path, tmp_path) is None
 
 
 def test_what_a_group_used_and_waited_is_of_the_time_between_two_looks(tmp_path):

@@ -99,14 +99,3 @@ def test_a_gpu_before_hopper_is_asked_once_and_has_its_reason(gpu):
     for now_s in (0.0, 0.5):
         assert "Hopper" in probe.look(now_s)["gpu_sm_activity_fraction"].reason
     assert library.calls.count("nvmlGpmQueryDeviceSupport") == 1
-
-
-def test_a_sample_that_fails_makes_the_next_a_beginning(gpu):
-    counters = Counters(SM_UTIL=50.0)
-    library = FakeNvml(**counters.answers())
-    probe = Gpm(gpu(library))
-    probe.look(0.0)
-    library.refusing = ("nvmlGpmSampleGet",)
-    assert isinstance(probe.look(0.5)["gpu_sm_activity_fraction"], Missing)
-    library.refusing = ()
-    assert probe.look(1.0) == {}

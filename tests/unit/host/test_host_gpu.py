@@ -57,30 +57,6 @@ def test_multiprocessors_and_compute_capability_are_read(opened):
     assert (found.num_multiprocessors, found.compute_capability) == (132, "9.0")
 
 
-@pytest.mark.parametrize(
-    ("library", "expected"),
-    [
-        (FakeNvml(refusing=("nvmlDeviceGetNumGpuCores",)), (None, "9.0")),
-        (FakeNvml(refusing=("nvmlDeviceGetCudaComputeCapability",)), (None, None)),
-        (FakeNvml(nvmlDeviceGetCudaComputeCapability=(99, 0)), (None, "99.0")),
-    ],
-)
-def test_what_the_driver_does_not_tell_of_the_hardware_is_none(opened, library, expected):
-    found = gpu.read_gpus(opened(library))[0]
-    assert (found.num_multiprocessors, found.compute_capability) == expected
-
-
-@pytest.mark.parametrize("refused", ["Compute", "Graphics"])
-def test_a_list_of_processes_that_is_refused_costs_only_itself(opened, refused):
-    nvml = opened(FakeNvml(refusing=(f"nvmlDeviceGet{refused}RunningProcesses",)))
-    assert 812 in [process.pid for process in gpu.read_gpus(nvml)[0].processes]
-
-
-def test_names_that_are_refused_leave_the_process_ids(opened):
-    found = gpu.read_gpus(opened(FakeNvml(refusing=("nvmlSystemGetProcessName",))))[0]
-    assert {process.name for process in found.processes} == {None}
-
-
 def test_visible_gpus_keep_cudas_order_and_nvmls_index(opened, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-aaaa")
     gpus = gpu.read_gpus(opened(FakeNvml()))
@@ -104,15 +80,6 @@ def test_readings_by_uuid(opened):
     assert gpu.read_driver(nvml) == "580.95"
     assert gpu.read_utilization_fraction(UUIDS[1], nvml) == 0.25
     assert gpu.read_memory_used_bytes(UUIDS[1], nvml) == 300  # what the driver holds is not free either
-
-
-def test_nvml_is_opened_once(opened):
-    library = FakeNvml()
-    nvml = opened(library)
-    assert library.num_inits == 0
-    gpu.read_gpus(nvml)
-    gpu.read_memory_used_bytes(UUIDS[0], nvml)
-    assert library.num_inits == 1
 
 
 @pytest.mark.parametrize("library", [None, FakeNvml(refusing=("nvmlInit",)), BrokenNvml()])
@@ -163,10 +130,6 @@ def test_a_gpu_that_is_lost_is_left_out(opened):
 )
 def test_visible_devices_are_read_as_cuda_reads_them(variable, positions):
     assert visible_uuids(variable, UUIDS) == tuple(UUIDS[position] for position in positions)
-
-
-def test_mig_entries_are_handed_on():
-    assert visible_uuids(f"{MIG},1", UUIDS) == (MIG, UUIDS[1])
 
 
 @given(st.text())

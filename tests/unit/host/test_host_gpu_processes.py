@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from nvml_fakes import NOT_FOUND, FakeNvml
 
-from loadtune.host.gpu_processes import GpuOthers, others_sm_fraction, sees_the_drivers_ids
+from loadtune.host.gpu_processes import GpuOthers, sees_the_drivers_ids
 
 
 @pytest.fixture
@@ -49,9 +49,3 @@ def test_process_ids_in_a_container_are_not_compared(gpu, tmp_path):
     seen = GpuOthers(gpu(FakeNvml()), lambda: set(), tmp_path / "pid").look(0.0)
     assert {missing.reason for missing in seen.values()} == {"in a container process ids are not the driver's"}
     assert sees_the_drivers_ids(tmp_path / "no namespaces here")
-
-
-def test_shares_are_means_of_each_process_and_garbage_is_left_out():
-    samples = [sample_of(1, 10), sample_of(1, 30), sample_of(2, 50), sample_of(0, 90), sample_of(3, 4_000_000)]
-    assert others_sm_fraction(samples, {2}) == pytest.approx(0.2)
-    assert others_sm_fraction([sample_of(pid, 60) for pid in (5, 6)], set()) == 1.0

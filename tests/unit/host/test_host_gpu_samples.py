@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
-from nvml_fakes import MIG, NOT_FOUND, FakeNvml, FakeNvmlError
+from nvml_fakes import NOT_FOUND, FakeNvml, FakeNvmlError
 
-from loadtune.host.gpu_samples import LONGEST_S, DutySample, GpuUtilization, parse_samples
-from loadtune.host.sensing import Missing
+from loadtune.host.gpu_samples import LONGEST_S, GpuUtilization
 
 DUTY = "gpu_utilization_fraction"
 US = 1_000_000
@@ -36,11 +35,6 @@ class Buffer:
         if not fresh:
             raise FakeNvmlError(NOT_FOUND)
         return buffer_of(*fresh)
-
-
-def test_samples_are_read_in_order_and_impossible_ones_left_out():
-    value_type, samples = buffer_of((30, 100), (10, 7), (20, 101), (25, 0))
-    assert parse_samples(value_type, samples, after_us=10) == [DutySample(25, 0.0), DutySample(30, 1.0)]
 
 
 @pytest.mark.parametrize("epoch_us", [0, 1_795_000_000 * US])
@@ -83,8 +77,3 @@ def test_without_a_buffer_the_drivers_own_mean_is_taken(gpu):
     first, second = (probe.look(t)[DUTY][0] for t in (1.0, 1.1))
     assert first.start_s == first.end_s
     assert (second.start_s, second.end_s, second.value) == (1.0, 1.1, 0.25)
-
-
-def test_without_either_there_is_a_reason(gpu):
-    refusing = ("nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates")
-    assert GpuUtilization(gpu(FakeNvml(refusing=refusing), MIG)).look(1.0)[DUTY] == Missing("not supported under MIG")

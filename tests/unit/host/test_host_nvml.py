@@ -14,7 +14,6 @@ from loadtune.host.gpu_samples import GpuUtilization
 from loadtune.host.gpu_state import GpuClocks, GpuEnergy, GpuMemory, GpuPower
 from loadtune.host.probes import machine_probes
 from loadtune.host.telemetry import Sampler
-from loadtune.host.throttle import throttle_words
 from loadtune.records import Device, Telemetry
 
 OF_THE_DUTY_CYCLE = {"gpu_utilization_p5_fraction", "gpu_utilization_p95_fraction", "gpu_idle_fraction"}
@@ -108,31 +107,13 @@ def test_energy_is_the_difference_of_the_drivers_counter(gpu):
     assert [probe.look(t)["gpu_energy_j"] for t in (1.0, 2.0, 3.0, 4.0)] == [7.5, 0.0, None, 0.25]
 
 
-def test_clocks_and_what_holds_them_down(gpu):
+def test_clocks_are_in_hz(gpu):
     clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
     library = FakeNvml(
         nvmlDeviceGetClockInfo=lambda handle, kind: clocks[kind],
-        nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksEventReasonSwPowerCap,
     )
     seen = GpuClocks(gpu(library)).look(0.0)
     assert (seen["gpu_sm_clock_hz"], seen["gpu_memory_clock_hz"]) == (1.98e9, 3.201e9)
-    assert seen["gpu_throttle_fractions"] == ("power cap",)
-
-
-def test_an_older_driver_is_asked_by_the_older_name(gpu):
-    library = FakeNvml(
-        refusing=("nvmlDeviceGetCurrentClocksEventReasons",), error=13, nvmlDeviceGetCurrentClocksThrottleReasons=0x40
-    )
-    assert GpuClocks(gpu(library)).look(0.0)["gpu_throttle_fractions"] == ("hot (hardware)",)
-
-
-def test_every_bit_of_the_binding_has_a_word_of_its_own():
-    bits = pynvml.nvmlClocksThrottleReasonAll
-    words = throttle_words(bits)
-    assert len(words) == len(set(words)) == bits.bit_count()
-    assert not any(word.startswith("reason") for word in words)
-    assert throttle_words(0) == ()
-    assert throttle_words(0x10000 | 0x4) == ("power cap", "reason 0x10000")
 
 
 @pytest.mark.gpu

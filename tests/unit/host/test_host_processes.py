@@ -8,7 +8,6 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.bench_use import BenchUse, DiskReads
-from loadtune.host.pin_thread import PinThread
 from loadtune.host.proc_stat import ProcStat, parse_proc_stat, read_proc_stat
 from loadtune.host.process_roles import WORKER_NAME
 from loadtune.host.processes import ProcessTree, kernels_use, psutils_use
@@ -230,31 +229,3 @@ def test_the_kernel_and_psutil_say_the_same_of_a_process():
 
 def test_a_process_that_ended_has_no_line():
     assert read_proc_stat("/proc/0/stat") is None
-
-
-def thread(system, tid, name, stat):
-    folder = system / f"proc/1/task/{tid}"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "comm").write_text(f"{name}\n")
-    (folder / "stat").write_text(stat)
-    return folder
-
-
-def test_the_thread_that_pins_is_found_followed_and_lost(tmp_path):
-    (tmp_path / "proc/self").mkdir(parents=True)
-    thread(tmp_path, 1, "python", stat_text(name="python"))
-    probe = PinThread(lambda: 1, tmp_path)
-    assert probe.look(0.0) == {"pin_thread_cores": None}  # no loader pins yet
-    pin = thread(tmp_path, 813, "pt_data_pin", stat_text())
-    assert probe.look(1.0) == {"pin_thread_cores": None}
-    (pin / "stat").write_text(stat_text(user=TICKS_PER_S, system=TICKS_PER_S // 2))
-    assert probe.look(3.0)["pin_thread_cores"] == pytest.approx(0.75, rel=0.02)
-    thread(tmp_path, 813, "other", stat_text(name="other", user=9))  # its number, reused
-    assert probe.look(4.0) == {"pin_thread_cores": None}
-
-
-def test_without_proc_the_reason_is_said(tmp_path):
-    assert PinThread(lambda: 1, tmp_path).look(0.0)["pin_thread_cores"].reason == "needs Linux"
-    (tmp_path / "proc/self").mkdir(parents=True)
-    for pid in (None, 99):
-        assert PinThread(lambda pid=pid: pid, tmp_path).look(0.0) == {"pin_thread_cores": None}

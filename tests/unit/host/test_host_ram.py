@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.host.anonymous import anonymous_bytes, field_bytes, proportional_bytes
+from loadtune.host.anonymous import anonymous_bytes, proportional_bytes
 from loadtune.host.memory import Ram
 from loadtune.host.ram_guard import RamGuard
 
 MIB = 1 << 20
-
-
-def test_fields_are_read_in_kilobytes():
-    assert field_bytes("Name:\tpython\nRssAnon:\t     144 kB\n", "RssAnon") == 144 * 1024
-    assert field_bytes("Name:\tpython\n", "RssAnon") is None
-    assert field_bytes(None, "RssAnon") is None
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path):

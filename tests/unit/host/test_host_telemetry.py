@@ -213,11 +213,11 @@ def test_the_seams_are_kept():
 
 
 def test_every_figure_of_this_machine_is_there_or_has_its_reason():
-    """What `doctor` shows. Here it is of this very process, which has no workers and no thread that pins."""
+    """What `doctor` shows. Here it is of this very process, which has no workers."""
     seen = read_telemetry(CPU, len(os.sched_getaffinity(0)))
     looked_for = {figure for scheduled in machine_probes(CPU, os.getpid, 2) for figure in scheduled.probe.figures}
     absent = {name for name in looked_for if getattr(seen, name, None) is None and hasattr(seen, name)}
-    assert absent - set(seen.missing) <= {"pin_thread_cores", "workers_cpu_cores", "other_cpu_cores", "other_rss_bytes"}
+    assert absent - set(seen.missing) <= {"workers_cpu_cores", "other_cpu_cores", "other_rss_bytes"}
     assert seen.main_rss_bytes == seen.bench_rss_bytes
     assert len(seen.core_utilization_fractions) == len(os.sched_getaffinity(0))
     assert not any(figure.startswith("gpu") for figure in seen.missing)  # none is looked for
@@ -295,19 +295,18 @@ def test_real_workers_are_told_apart(watched):
     assert seen.other_rss_bytes > 0
 
 
-def test_the_thread_that_pins_is_what_its_process_does(watched):
+def test_the_training_process_and_its_workers_are_all_that_is_used(watched):
     seen = watched.seen
-    assert seen.pin_thread_cores == pytest.approx(seen.main_cpu_cores, rel=0.4)
     assert seen.main_cpu_cores + seen.workers_cpu_cores == pytest.approx(seen.bench_cpu_cores, rel=0.1)
 
 
 def test_a_timeline_is_kept_of_what_was_seen(watched):
     timeline = watched.seen.timeline
-    assert len(timeline.workers_cpu_cores) == watched.seen.num_readings
+    assert len(timeline.cpu_utilization_fraction) == watched.seen.num_readings
     # What came after the last reading is not known yet.
-    known = [cores for cores in timeline.workers_cpu_cores if cores is not None]
-    assert len(known) >= len(timeline.workers_cpu_cores) - 1
-    assert sum(known) / len(known) == pytest.approx(watched.seen.workers_cpu_cores, rel=0.1)
+    known = [share for share in timeline.cpu_utilization_fraction if share is not None]
+    assert len(known) >= len(timeline.cpu_utilization_fraction) - 1
+    assert sum(known) / len(known) == pytest.approx(watched.seen.cpu_utilization_fraction, rel=0.1)
     assert timeline.gpu_utilization_fraction == ()
 
 

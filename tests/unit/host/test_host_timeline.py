@@ -32,11 +32,6 @@ def test_means_weigh_readings_with_the_time_they_stand_for():
     assert (found.seconds, found.num_readings) == (10.0, 3)
 
 
-def test_the_reading_after_a_span_stands_for_its_last_moments():
-    found = seen(0.0, 2.0, cpu_utilization_fraction=[(0.0, 0.0), (1.0, 0.0), (3.0, 1.0)])
-    assert found.cpu_utilization_fraction == pytest.approx(0.5)
-
-
 def test_peaks_are_of_the_span_alone():
     readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
     found = seen(0.5, 1.5, bench_rss_bytes=readings, gpu_memory_used_bytes=readings, ram_available_bytes=readings)
@@ -47,14 +42,6 @@ def test_a_span_between_two_rare_readings_takes_the_later_one():
     found = seen(0.4, 0.6, shm_used_bytes=[(0.0, 9), (1.0, 3)], core_utilization_fractions=[(0.0, 1.0, (0.5, 1.0))])
     assert found.shm_used_bytes == 3
     assert found.core_utilization_fractions == (0.5, 1.0)
-
-
-def test_a_mean_is_over_the_time_it_is_known_for():
-    assert seen(0.0, 5.0, bench_cpu_cores=[(0.0, 1.0, 4.0)]).bench_cpu_cores == 4.0
-
-
-def test_a_single_reading_is_all_there_is():
-    assert seen(0.0, 2.0, gpu_power_w=[(1.0, 70.0)]).gpu_power_w == 70.0
 
 
 def test_no_reading_is_no_telemetry_and_no_figure_is_none():
@@ -98,13 +85,6 @@ def test_of_a_stretch_across_an_end_nobody_knows_how_it_is_spread():
     assert seen(0.3, 0.9, gpu_energy_j=joules).gpu_energy_j == pytest.approx(0.2 * 260 + 0.4 * 500)
 
 
-def test_reasons_are_shares_of_the_time():
-    found = seen(0.0, 4.0, gpu_throttle_fractions=[(0.0, 1.0, ("power cap",)), (1.0, 4.0, ("power cap", "idle"))])
-    assert found.gpu_throttle_fractions == {"power cap": 1.0, "idle": 0.75}
-    assert seen(0.0, 1.0, gpu_throttle_fractions=[(0.0, 1.0, ())]).gpu_throttle_fractions == {}
-    assert seen(0.0, 1.0).gpu_throttle_fractions is None
-
-
 def test_workers_are_told_apart_also_where_one_came_later():
     cores = [(0.0, 1.0, (1.0, None)), (1.0, 3.0, (0.4, 0.5))]
     rss = [(1.0, (10, 20)), (3.0, (30, 5))]
@@ -116,11 +96,10 @@ def test_workers_are_told_apart_also_where_one_came_later():
 
 def test_a_timeline_has_a_slice_for_each_reading_and_its_mean_is_the_span_s():
     stretches = [(position / 10, (position + 1) / 10, position / 10) for position in range(10)]
-    found = seen(0.0, 1.0, num_readings=10, gpu_utilization_fraction=stretches, gpu_memory_used_bytes=[(1.0, 7)])
+    found = seen(0.0, 1.0, num_readings=10, gpu_utilization_fraction=stretches)
     timeline = found.timeline
     assert timeline.slice_s == pytest.approx(0.1)
     assert timeline.gpu_utilization_fraction == pytest.approx([position / 10 for position in range(10)])
-    assert timeline.gpu_memory_used_bytes == (None,) * 9 + (7,)
     assert timeline.cpu_utilization_fraction == ()  # never known
 
 
@@ -162,17 +141,6 @@ def test_means_and_percentiles_lie_between_the_readings(steps, start_s, length_s
     if mean is not None and low is not None:
         assert min(known) <= low <= high <= max(known)
         assert min(known) - 1e-9 <= mean <= max(known) + 1e-9
-
-
-@given(st.lists(st.floats(0.01, 5), min_size=2, max_size=20), st.floats(0, 8))
-def test_cutting_time_finer_does_not_change_a_mean(steps, power):
-    """Twice as many readings in one half must not count that half twice."""
-    at_s, stretches = 0.0, []
-    for step_s in steps:
-        stretches.append((at_s, at_s + step_s, power))
-        at_s += step_s
-    stretches.append((at_s, 2 * at_s, power + 2))
-    assert seen(0.0, 2 * at_s, gpu_power_w=stretches).gpu_power_w == pytest.approx(power + 1)
 
 
 def test_what_others_took_is_what_neither_the_training_nor_this_process_did():

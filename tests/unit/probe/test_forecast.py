@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loadtune.probe.allocator import MIB, CachingAllocator, OutOfBudgetError
+from loadtune.probe.allocator import MIB
 from loadtune.probe.forecast import Forecast, forecast_from
 from loadtune.probe.proposals import predicted_ceilings
 from loadtune.probe.tries import Tries
@@ -81,34 +81,6 @@ def test_a_forecast_that_does_not_reproduce_its_own_run_is_not_used() -> None:
     odd = FitReport(precision="bf16", batch_size=160, budget_bytes=139 * GIB, reserved_peak_bytes=2 * reserved)
     assert forecast_from(traces(name), odd) is None
     assert forecast_from(traces(name)[:1], run) is None
-
-
-def test_the_allocator_splits_merges_and_gives_back() -> None:
-    allocator = CachingAllocator(budget_bytes=64 * MIB)
-    large = allocator.allocate(40 * MIB)
-    allocator.free(large)
-    first, second = allocator.allocate(16 * MIB), allocator.allocate(20 * MIB)
-    assert allocator.reserved_bytes == 40 * MIB  # both out of the one segment
-    allocator.free(first)
-    allocator.free(second)
-    whole = allocator.allocate(40 * MIB)  # merged again
-    assert (allocator.reserved_bytes, allocator.num_retries) == (40 * MIB, 0)
-    allocator.free(whole)
-    allocator.allocate(60 * MIB)  # the free segment has to go back first
-    assert (allocator.reserved_bytes, allocator.num_retries) == (60 * MIB, 1)
-    with pytest.raises(OutOfBudgetError):
-        allocator.allocate(30 * MIB)
-
-
-def test_small_requests_share_a_segment_of_two_mebibytes() -> None:
-    allocator = CachingAllocator(budget_bytes=64 * MIB, idle_bytes=3 * MIB)
-    for _ in range(2):
-        allocator.allocate(MIB)
-    assert allocator.reserved_bytes == 5 * MIB
-    allocator.allocate(1)
-    assert allocator.reserved_bytes == 7 * MIB
-    allocator.allocate(2 * MIB)  # below 10 MiB: out of a segment of 20
-    assert allocator.reserved_peak_bytes == 27 * MIB
 
 
 def test_a_request_that_only_one_of_two_steps_gives_back_itself_is_given_back_once() -> None:

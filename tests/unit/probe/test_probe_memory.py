@@ -41,12 +41,6 @@ def test_on_a_straight_line(fixed: float, per_sample: float, budget: float, cap:
     assert all(size <= cap for size in tried)
 
 
-def test_four_probes_and_one_oom_at_most_on_a_known_line() -> None:
-    ceiling = MemoryProbe(line(GIB, 87e6, 139 * GIB), RECIPE, {"dataset": 10**6}).verify()
-    assert len(ceiling.probes) <= 4
-    assert sum(not p.fits for p in ceiling.probes) <= 1
-
-
 class FragmentingBench(FakeBench):
     """Close to the wall the allocator cannot use the last 4% of the budget."""
 
@@ -157,13 +151,6 @@ def test_a_size_that_failed_when_it_was_verified_is_not_verified_again() -> None
     assert (ceiling.batch_size, ceiling.safe_batch_size) == (1, 1)
 
 
-@pytest.mark.parametrize("cap", [160, 161, 162, 163, 164])
-def test_a_cap_a_little_above_what_was_run_is_run_itself(cap: int) -> None:
-    """160 is the line's second size, and the memory is a quarter full there: nothing but the cap is the limit."""
-    ceiling = MemoryProbe(line(9 * GIB, 0.1 * GIB, 100 * GIB), RECIPE, {"dataset": cap}).verify()
-    assert (ceiling.batch_size, ceiling.limit) == (cap, "dataset")
-
-
 @given(cap=st.integers(2, 160))
 def test_a_cap_is_run_once_and_verified_at_once(cap: int) -> None:
     """Where memory is plenty: it is the line's second size, or in a step from there."""
@@ -200,11 +187,6 @@ def test_a_wall_that_is_not_of_memory_is_not_called_so(kind: FailureKind) -> Non
     assert ceiling.limit == "failure"
     assert ceiling.num_ooms == 0
     assert ceiling.first_failed is not None
-
-
-def test_memory_that_ends_before_another_wall_is_the_limit() -> None:
-    ceiling = MemoryProbe(fails_from(10**5, "unsupported", 100 * GIB), RECIPE, {"dataset": 10**6}).verify()
-    assert ceiling.limit == "memory"
 
 
 @pytest.mark.parametrize("kind", ["unsupported", "crash", "hang"])
@@ -263,12 +245,6 @@ def test_a_cap_that_the_runs_of_the_line_decide_is_verified(cap: int) -> None:
     assert bound.verified
     assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (cap, cap, "cap")
     assert len(bound.probes) <= 2
-
-
-def test_a_large_cap_is_predicted_to_fit() -> None:
-    bound = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 90_000}).bound()
-    assert (bound.batch_size, bound.safe_batch_size, bound.limit) == (90_000, 90_000, "dataset")
-    assert not bound.verified
 
 
 def test_the_time_of_a_step_is_a_limit_by_steps_that_were_run() -> None:

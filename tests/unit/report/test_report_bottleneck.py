@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from page_rig import explained
 
-from loadtune.records import Bottleneck, Estimate, LateBatches, PredictedChange, ResourceLimit, TuningResult
+from loadtune.records import Bottleneck, Estimate, LateBatches, ResourceLimit, TuningResult
 from loadtune.report.bottleneck import bottleneck_text, lines, short_lines
 
 
@@ -80,12 +80,3 @@ def test_a_model_that_does_not_hold_names_nothing_and_says_why() -> None:
         "No bottleneck is named: the throughput model does not describe this job (3 of 5 predictions"
     )
     assert bottleneck_text(broken) == "–"
-
-
-def test_each_kind_of_change_has_words() -> None:
-    result = explained()
-    rate, gain = Estimate(value=200.0, low=150.0, high=250.0), Estimate(value=2.0, low=1.5, high=2.5)
-    for kind in ("twice_the_cores", "half_the_loading"):
-        change = PredictedChange(kind=kind, num_workers=32, samples_per_s=rate, gain=gain)  # type: ignore[arg-type]
-        said = lines(replace(result, bottleneck=replace(of(result), changes=(change,))))
-        assert any("200 samples/s (2.00×, 1.50 to 2.50)" in line for line in said)

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from loadtune.records import CeilingLimit, FitReport, MemoryCeiling, TrialFailure
+from loadtune.records import FitReport, MemoryCeiling, TrialFailure
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
-from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT, limit_text
 from loadtune.testing import GIB
 
 OOM = TrialFailure(kind="oom", phase="training", message="out of memory")
@@ -65,12 +64,6 @@ def test_how_memory_departs_from_the_line_is_told_where_it_does() -> None:
     assert cell(view, 98, "line says") == "99.0 GiB"
 
 
-def test_a_line_that_says_less_than_nothing_is_not_compared_with() -> None:
-    view = ceiling_view(but(fixed_bytes=-3.0 * GIB))
-    assert (cell(view, 3, "line says"), cell(view, 3, "off")) == ("–", "–")
-    assert cell(view, 32, "line says") == "29.0 GiB"
-
-
 def test_both_ceilings_and_the_failed_size_are_marked() -> None:
     assert [row.mark for row in ceiling_view(CEILING).rows] == ["", "", "", "safe", "hard", "out of memory"]
     assert [row.mark for row in ceiling_view(but(safe_batch_size=95)).rows][4] == "safe, hard"
@@ -83,13 +76,6 @@ def test_bars_are_shares_of_the_budget_and_a_failed_size_has_none() -> None:
     unknown = ceiling_view(but(budget_bytes=None))
     assert all(row.allocated_fraction is None for row in unknown.rows)
     assert not any("budget" in line.lower() for line in unknown.lines)
-
-
-def test_a_size_that_trained_beyond_the_budget_shows_what_it_took() -> None:
-    over = fit(98, 101.0, failure=OOM, reserved_peak_bytes=None, num_alloc_retries=None)
-    view = ceiling_view(but(probes=(*CEILING.probes[:2], over)))
-    assert cell(view, 98, "first step") == "101 GiB"
-    assert (view.rows[-1].mark, view.rows[-1].allocated_fraction) == ("out of memory", None)
 
 
 def test_retries_that_every_step_pays_for_are_told_from_those_of_the_first() -> None:
@@ -105,25 +91,6 @@ def test_the_line_in_words_ends_in_the_interval_it_gives() -> None:
     lines = ceiling_view(CEILING).lines
     assert "Line: 1.00 GiB + 1.00 GiB a sample, off by at most 1.1% at the sizes it is meant for" in lines
     assert "Solved for the budget with that error: a batch of 97 to 100" in lines
-
-
-def test_a_line_through_two_sizes_claims_no_error() -> None:
-    lines = ceiling_view(but(probes=CEILING.probes[:3], line_error_fraction=0.0)).lines
-    assert any("nothing shows how far it is off" in line for line in lines)
-    assert "Solved for the budget: a batch of 99" in lines
-
-
-def test_a_line_that_may_be_off_by_all_there_is_has_no_upper_end() -> None:
-    assert (
-        "Solved for the budget with that error: a batch of 49 or more"
-        in ceiling_view(but(line_error_fraction=1.0)).lines
-    )
-
-
-def test_without_a_line_nothing_is_said_of_one() -> None:
-    view = ceiling_view(but(bytes_per_sample=None, fixed_bytes=None))
-    assert cell(view, 32, "line says") == "–"
-    assert not any(line.startswith(("Line", "Solved")) for line in view.lines)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +133,3 @@ def test_a_predicted_ceiling_is_called_so() -> None:
     assert "Predicted, not run: safe batch 88, largest batch 95" in ceiling_view(predicted).lines
     assert not any("redicted" in line for line in ceiling_view(CEILING).lines)
     assert str(predicted).startswith("Predicted largest batch size in fp32: 95; safe batch size: 88\n")
-
-
-@pytest.mark.parametrize("device_kind", ["cuda", "cpu", None])
-def test_limits_that_differ_read_differently(device_kind: str | None) -> None:
-    limits: list[CeilingLimit] = list(LIMIT_TEXT)
-    assert len({limit_text(limit, device_kind) for limit in limits}) == len(limits)
-
-
-def test_failures_fit_the_width_that_the_curve_leaves() -> None:
-    assert max(map(len, FAILURE_TEXT.values())) <= len("out of memory")

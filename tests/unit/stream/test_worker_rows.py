@@ -8,42 +8,8 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from loadtune.stream.switching import SwitchingLoader
-from loadtune.stream.worker_rows import WorkerTimes, num_made
 from loadtune.workload import last_line, note_index
 from loadtune.workload.user_code import sample_index
-
-
-def times(num_begun: int, num_ended: int, *, began_s: float = 0.0, num_timed: int = 0, made_s: float = 0.0) -> Any:
-    return WorkerTimes(
-        num_begun=num_begun,
-        num_ended=num_ended,
-        num_samples=0,
-        began_s=began_s,
-        first_s=0.0,
-        num_timed=num_timed,
-        made_s=made_s,
-        max_made_s=made_s,
-        cpu_s=0.0,
-        ready_s=0.0,
-    )
-
-
-def test_a_batch_in_the_making_counts_by_how_far_it_should_have_come() -> None:
-    worker = times(3, 2, began_s=15.0, num_timed=1, made_s=2.0)
-    assert num_made([worker], 15.5) == pytest.approx(2.25)
-    assert num_made([worker], 99.0) == 3.0  # late, and not done before it is
-
-
-def test_workers_in_step_make_no_jumps() -> None:
-    """Four of them, a batch a second each: four batches a second, wherever one looks."""
-    workers = [times(4, 3, began_s=3.0, num_timed=2, made_s=2.0)] * 4
-    assert [num_made(workers, 3.0 + part) for part in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([12.0, 13.0, 14.0, 16.0])
-
-
-def test_a_worker_still_at_its_first_batches_is_measured_by_the_others() -> None:
-    """Its own first batch is no measure; without one, what it makes would come in jumps, up to a batch a worker."""
-    workers = [times(3, 2, began_s=3.0, num_timed=1, made_s=2.0), times(2, 1, began_s=2.0)]
-    assert num_made(workers, 3.0) == pytest.approx(3.5)  # worker 1 is half through a batch that takes 2 s
 
 
 class Single(Dataset[Any]):

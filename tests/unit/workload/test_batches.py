@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_sequence
 
 from loadtune.errors import WorkloadError
 from loadtune.workload import (
-    map_tensors,
     moved,
     num_bytes,
     num_tokens,
@@ -19,7 +18,6 @@ from loadtune.workload import (
     places_of_ready,
     sample_shape,
     structure_text,
-    tensors_of,
 )
 from loadtune.workload.batches import check_dim
 
@@ -98,13 +96,6 @@ def test_samples_are_those_that_were_asked_for() -> None:
     assert [len(target["boxes"]) for target in targets] == [3, 3]
 
 
-def test_a_sample_that_is_taken_again_has_memory_of_its_own() -> None:
-    batch = detection(2)
-    images, targets = places_of(batch, detection(3), 2, 3).take(batch, [0, 1, 0, 0])
-    assert images[0] is batch[0][0], "the first is not copied"
-    assert len({tensor.data_ptr() for tensor in (*images, *(target["boxes"] for target in targets))}) == 8
-
-
 UNUSUAL = {
     "packed": lambda num: pack_sequence([torch.rand(5 - at, 2) for at in range(num)]),
     "jagged": lambda num: torch.nested.nested_tensor([torch.rand(2 + at, 2) for at in range(num)], layout=torch.jagged),
@@ -129,14 +120,6 @@ def test_sparse_nested_and_packed_tensors_are_described_and_never_cut(make: Any)
     there = moved(batch(4), torch.device("cpu"), lambda tensor: tensor.to("cpu", non_blocking=True))
     assert type(there["x"]) is type(batch(4)["x"])
     assert type(own_structure(batch(4))["x"]) is type(batch(4)["x"])
-
-
-def test_objects_move_themselves_and_stay_as_they_are() -> None:
-    graph = Graph(x=torch.rand(3, 2))
-    there = moved([graph, torch.rand(2)], torch.device("cpu"), lambda tensor: tensor.double())
-    assert "moved" in there[0]._store
-    assert there[1].dtype == torch.float64
-    assert "moved" not in graph._store
 
 
 def test_batches_that_show_no_samples_are_not_known() -> None:
@@ -185,14 +168,6 @@ def test_a_dimension_that_was_named_counts() -> None:
     assert [part.shape for part in places.take(batch, [0, 1])] == [(6, 2), (2,), (3,)]
 
 
-def test_a_named_dimension_decides_only_where_several_tell_the_number() -> None:
-    def batch(num: int) -> Any:
-        return torch.zeros(num, num, 5), torch.zeros(7, num), torch.zeros(num)
-
-    places = places_of(batch(2), batch(3), 2, 3, 1)
-    assert [part.shape for part in places.take(batch(4), [0])] == [(4, 1, 5), (7, 1), (1,)]
-
-
 def test_a_named_dimension_that_no_tensor_has_is_refused() -> None:
     with pytest.raises(WorkloadError, match=r"--batch-dim is 7, .* at most 2 dimensions. Use 0 or 1\."):
         check_dim((torch.zeros(6, 4), torch.zeros(3)), 7)
@@ -203,17 +178,6 @@ def test_of_ready_batches_the_first_dimension_counts() -> None:
     places = places_of_ready(batch)
     assert places.num_samples(batch) == 8
     assert [len(part) for part in places.take(batch, [0, 1, 2])] == [3, 3, 2]
-
-
-@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
-def test_tensors_are_changed_and_nothing_else(make: Any) -> None:
-    batch = make(2)
-    before = [tensor.dtype for tensor in tensors_of(batch)]
-    changed = map_tensors(batch, lambda tensor: tensor.double())
-    assert type(changed) is type(batch)
-    assert {tensor.dtype for tensor in tensors_of(changed)} == {torch.float64}
-    assert [tensor.dtype for tensor in tensors_of(batch)] == before
-    assert num_bytes(batch) == sum(tensor.nbytes for tensor in tensors_of(batch)) > 0
 
 
 def test_tokens_are_elements_of_input_ids() -> None:
@@ -227,17 +191,3 @@ def test_a_batch_is_described_in_words() -> None:
     assert structure_text(padded(2)) == "{input_ids: int64 tensor (2, 7), labels: float32 tensor (2,)}"
     assert structure_text((torch.zeros(2, 3), [torch.zeros(1)])) == "(float32 tensor (2, 3), [float32 tensor (1,)])"
     assert structure_text(Named(torch.zeros(1), 0.5)) == "Named(float32 tensor (1,), float)"
-
-
-def test_the_shape_of_a_sample_is_that_of_the_part_with_the_first_tensor() -> None:
-    def named(num: int) -> Any:
-        return {
-            "name": ["a"] * num,
-            "scale": 2.0,
-            "inside": {"image": torch.rand(3, num, 8)},
-            "label": torch.zeros(num),
-        }
-
-    assert sample_shape(named(4), places_of(named(2), named(3), 2, 3)) == (3, 8)
-    assert sample_shape(detection(4), places_of(detection(2), detection(3), 2, 3)) == (3, 4, 5)
-    assert sample_shape({"name": "a"}, places_of({"name": "a"}, {"name": "a"}, 2, 3)) == ()

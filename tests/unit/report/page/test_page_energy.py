@@ -30,7 +30,7 @@ def by_energy(*trials: Trial) -> TuningResult:
         config=replace(result.config, objective="samples-per-joule"),
         trials=trials
         or (
-            Trial(number=0, config=SPARING, origin="seed", measurement=SPARING_RUN),
+            Trial(number=0, config=SPARING, origin="search", measurement=SPARING_RUN),
             Trial(number=1, config=FAST, origin="search", measurement=FAST_RUN),
         ),
         finalists=(

@@ -12,9 +12,8 @@ from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.finalists import finalists
 from loadtune.report.page.history import history
 from loadtune.report.page.measured import short_names
-from loadtune.report.page.memory import frontier, frontier_of, memory_lines
-from loadtune.report.page.optional import step_parts
-from loadtune.report.page.step_time import other_idle_ms, step_time, waiting_ms
+from loadtune.report.page.memory import memory_lines
+from loadtune.report.page.step_time import other_idle_ms, step_parts, step_time, waiting_ms
 from loadtune.report.page.table import trial_table
 from loadtune.report.page.timelines import timelines
 from loadtune.report.page.view import page_view
@@ -49,15 +48,6 @@ def test_the_best_so_far_never_falls_and_ends_at_the_fastest() -> None:
 def test_what_failed_says_why() -> None:
     found = traces(history(with_trials(60)))
     assert "out of memory &lt;script&gt;" in found["failed"]["text"][0]
-
-
-def test_the_frontier_keeps_what_nothing_beats() -> None:
-    assert frontier_of([(3, 30), (1, 10), (2, 5), (3, 20), (4, 30), (5, 31)]) == [(1, 10), (3, 30), (5, 31)]
-
-
-def test_memory_is_in_gib_on_the_frontier() -> None:
-    known = traces(frontier(replace(golden(), trials=(measured(0, 100, config(64)),))))["fp32"]
-    assert known["x"] == [64 * 50_000_000 / 2**30]
 
 
 def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:

@@ -1,12 +1,11 @@
 """The roofline: a line for each resource, the prediction with its interval, and what was measured under it."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from page_rig import config, cut_short, explained, golden, measured, measurement, with_code_changes
 
-from loadtune.records import Estimate, Finalist, TrialConfig, TuningResult
+from loadtune.records import Finalist, TrialConfig, TuningResult
 from loadtune.report.page.roofline import roofline
 
 BEST = golden().best.config
@@ -77,12 +76,6 @@ def test_winner_and_baseline_are_marked_and_others_only_under_this_roofline() ->
     assert len({found[kind]["marker"]["symbol"] for kind in ("winner", "baseline", "confirmed", "trial")}) == 4
 
 
-def test_a_baseline_that_wins_has_one_mark() -> None:
-    found, _ = drawn(replace(explained(), yours=BEST))
-    assert "winner and baseline" in found
-    assert not {"winner", "baseline"} & set(found)
-
-
 def test_a_change_is_shown_with_its_interval_and_named_beside() -> None:
     found, layout = drawn(explained({"half_the_loading": 5300.0}))
     mark = found["predicted with a change"]
@@ -117,27 +110,6 @@ def test_where_the_objective_is_energy_a_gain_is_no_interval_of_throughput() -> 
     result = with_code_changes(explained({}))
     found, _ = drawn(replace(result, config=replace(result.config, objective="samples-per-joule")))
     assert found["measured with a change"]["error_y"]["array"] == [None, None]
-
-
-def test_labels_of_changes_are_apart_and_each_mark_is_seen() -> None:
-    found, layout = drawn(with_code_changes(explained({"half_the_loading": 5290.0, "twice_the_cores": 5280.0})))
-    heights = [words["y"] for words in layout["annotations"]]
-    apart = 0.1 * layout["yaxis"]["range"][1]
-    assert all(above - below > apart for above, below in pairwise(heights))
-    kinds = ("winner with code changes", "measured with a change", "predicted with a change")
-    places = [place for kind in kinds for place in found[kind]["x"]]
-    assert len(set(places)) == len(places) == 6
-
-
-def test_more_changes_than_the_margin_holds_stay_in_the_picture() -> None:
-    result = with_code_changes(explained({"half_the_loading": 1010.0, "twice_the_cores": 1000.0}))
-    tried = result.remedies.tried
-    slow = tuple(replace(tried[-1], predicted=Estimate(value=share, low=0.1, high=0.4)) for share in (0.2, 0.25, 0.3))
-    _, layout = drawn(replace(result, remedies=replace(result.remedies, tried=(*tried, *slow))))
-    heights = [words["y"] for words in layout["annotations"]]
-    assert len(heights) == 6
-    assert 0 < min(heights) < max(heights) < layout["yaxis"]["range"][1]
-    assert all(above > below for above, below in pairwise(heights))
 
 
 def test_the_picture_is_cut_above_what_was_reached_and_names_what_is_left_out() -> None:
