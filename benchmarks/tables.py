@@ -1,6 +1,7 @@
 """Measure a table of settings of one workload on this machine, for the replays of the throughput model.
 
-    python benchmarks/tables.py WORKLOAD --out FILE [--rows 28] [--near 12] [--rounds 2] [--within-s S] [--small]
+    python benchmarks/tables.py WORKLOAD --out FILE [--rows 28] [--near 12] [--rounds 2] [--within-s S]
+                                [--max-batch-size N] [--small]
 
 First the calibration: the seconds of a sample, a segment with one worker, and training steps without a loader at four
 batch sizes of each precision. Then ``--rows`` settings far from each other and ``--near`` more beside the best three,
@@ -79,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--near", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--within-s", type=float, default=math.inf)
+    parser.add_argument("--max-batch-size", type=int)
     parser.add_argument("--small", action="store_true", help="sizes for two CPU cores")
     parser.add_argument("--jpegs", type=Path, help="folder of the JPEG files that are made")
     return parser.parse_args()
@@ -87,8 +89,9 @@ def arguments() -> argparse.Namespace:
 class Machine:
     """A training process, its sensor, and the stages of a run before the search."""
 
-    def __init__(self, spec: WorkloadSpec, folder: Path) -> None:
-        self.config, self.host, self.clock = TuneConfig(workload=spec), read_host(), MonotonicClock()
+    def __init__(self, spec: WorkloadSpec, folder: Path, max_batch_size: int | None) -> None:
+        self.config, self.host = TuneConfig(workload=spec, max_batch_size=max_batch_size), read_host()
+        self.clock = MonotonicClock()
         self.device = choose_device(self.host, None)
         self.bench = BenchClient(spec, self.device, log_path=folder / "bench.log")
         self.sensor = Sampler(self.device, lambda: self.bench.pid, self.host.num_usable_cores)
@@ -159,7 +162,7 @@ def main() -> int:
     given, begun = arguments(), time.monotonic()
     spec = spec_of(given.workload, small=given.small, folder=given.jpegs)
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(spec, Path(folder))
+        machine = Machine(spec, Path(folder), given.max_batch_size)
         with machine.bench, machine.sensor:
             space = machine.space()
             facts = machine.run.found.facts

@@ -16,6 +16,7 @@ from loadtune.host import read_host
 from loadtune.records import WorkloadSpec
 
 SMALL, JPEGS = "WORKLOAD_SMALL", "WORKLOAD_JPEGS"
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 SPECS = {
     "fake-resnet50": (
@@ -29,6 +30,10 @@ SPECS = {
     "jpeg-resnet50": (
         WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
         WorkloadSpec(dataset="workloads:jpegs", model="workloads:small_cnn"),
+    ),
+    "jpeg-bytes-resnet50": (
+        WorkloadSpec(dataset="workloads:jpeg_bytes", model="workloads:resnet50_of_bytes"),
+        WorkloadSpec(dataset="workloads:jpeg_bytes", model="workloads:small_cnn_of_bytes"),
     ),
     "large-jpeg-resnet50": (
         WorkloadSpec(dataset="workloads:jpegs", model="resnet50"),
@@ -65,12 +70,14 @@ SPECS = {
 }
 """By name: at full size, and small."""
 
-FILES = {
-    "jpeg-vit": ((5_000, 500), (256, 160)),
-    "jpeg-resnet50": ((5_000, 500), (256, 160)),
-    "large-jpeg-resnet50": ((400, 2_000), (64, 640)),
+PHOTOS = {
+    "jpeg-vit": ((600, 100_000, 500), (64, 256, 160)),
+    "jpeg-resnet50": ((600, 100_000, 500), (64, 256, 160)),
+    "jpeg-bytes-resnet50": ((600, 100_000, 500), (64, 256, 160)),
+    "large-jpeg-resnet50": ((200, 400, 2_000), (64, 64, 640)),
 }
-"""Of those that read JPEG files: (how many, pixels a side), at full size and small."""
+"""Of those that read JPEG files: (photographs, files that are hard links to them, pixels of the longer side), at full
+size and small."""
 
 
 def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
@@ -78,41 +85,58 @@ def spec_of(name: str, *, small: bool, folder: Path | None) -> WorkloadSpec:
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([here, str(Path(here).parent), os.environ.get("PYTHONPATH", "")])
     os.environ[SMALL] = "1" if small else ""
-    if name in FILES:
-        count, side = FILES[name][small]
+    if name in PHOTOS:
+        num_photos, num_files, side = PHOTOS[name][small]
         os.environ[JPEGS] = str((folder or Path(f"/tmp/loadtune-jpegs-{side}")).absolute())
-        make_jpegs(Path(os.environ[JPEGS]) / "all", count, side)
+        make_jpegs(Path(os.environ[JPEGS]), num_photos, num_files, side)
     return SPECS[name][small]
 
 
-def make_jpegs(folder: Path, count: int, side: int) -> None:
-    """`count` photographs of noise on a slope, about as hard to decode as photographs are; those there stay."""
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [path for number in range(count) if not (path := folder / f"{number:06}.jpg").exists()]
-    if missing:
+def make_jpegs(folder: Path, num_photos: int, num_files: int, side: int) -> None:
+    """Photographs of noise on a slope, 5:4, about as hard to decode as photographs are; those there stay."""
+    photos, files = folder / "photos", folder / "all" / "one class"
+    photos.mkdir(parents=True, exist_ok=True)
+    files.mkdir(parents=True, exist_ok=True)
+    made = [photos / f"{number:06}.jpg" for number in range(num_photos)]
+    if missing := [path for path in made if not path.exists()]:
         with ProcessPoolExecutor(read_host().num_usable_cores, get_context("spawn")) as pool:
             list(pool.map(partial(_make_jpeg, side=side), missing, chunksize=32))
+    for number in range(num_files):
+        if not (link := files / f"{number:06}.jpg").exists():
+            link.hardlink_to(made[number % num_photos])
 
 
 def _make_jpeg(path: Path, side: int) -> None:
     import numpy as np
     from PIL import Image
 
-    slope = np.linspace(0, 200, side)[:, None, None] + np.linspace(0, 40, side)[None, :, None]
-    noise = np.random.default_rng(int(path.stem)).normal(0, 12, (side, side, 3))
+    height = 4 * side // 5
+    slope = np.linspace(0, 200, height)[:, None, None] + np.linspace(0, 40, side)[None, :, None]
+    noise = np.random.default_rng(int(path.stem)).normal(0, 12, (height, side, 3))
     Image.fromarray((slope + noise).clip(0, 255).astype("uint8")).save(path, quality=90)
 
 
 def jpegs() -> Any:
-    """Files decoded and augmented as ImageNet's usually are."""
+    """Files decoded, augmented and normalized as ImageNet's usually are."""
+    from torchvision import transforms
+
+    return _image_folder(transforms.ToTensor(), transforms.Normalize(MEAN, STD))
+
+
+def jpeg_bytes() -> Any:
+    """The same as uint8 tensors; the model makes floats of them."""
+    from torchvision import transforms
+
+    return _image_folder(transforms.PILToTensor())
+
+
+def _image_folder(*ending: Any) -> Any:
     from torchvision import transforms
     from torchvision.datasets import ImageFolder
 
     side = 64 if os.environ[SMALL] else 224
-    augment = transforms.Compose(
-        [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    )
-    return ImageFolder(os.environ[JPEGS], augment)
+    augment = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip()]
+    return ImageFolder(str(Path(os.environ[JPEGS]) / "all"), transforms.Compose([*augment, *ending]))
 
 
 def erased() -> Any:
@@ -226,3 +250,31 @@ def small_cnn() -> Any:
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
     )
+
+
+def resnet50_of_bytes() -> Any:
+    from torchvision.models import resnet50
+
+    return _of_bytes(resnet50())
+
+
+def small_cnn_of_bytes() -> Any:
+    return _of_bytes(small_cnn())
+
+
+def _of_bytes(model: Any) -> Any:
+    """`model`, with bytes made to normalized floats before it."""
+    import torch
+    from torch import nn
+
+    class OfBytes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+            self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
+            self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
+
+        def forward(self, images: Any) -> Any:
+            return self.model((images - self.mean) / self.std)
+
+    return OfBytes()

@@ -1,6 +1,7 @@
 """Which setting is tried next, and when enough were tried. Pure."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +33,25 @@ class Proposal:
     """The largest probability of any untried candidate to be better than the best by `WORTH`."""
     best: int
     """The tried setting with the highest predicted throughput."""
+    too_long: tuple[int, ...] = ()
+    """Settings that are predicted to be better by `WORTH`, and cannot be tried in the time that is left."""
 
     def held(self, rate: float) -> bool:
         """Whether what was measured then, in samples/s, lies in the 95% interval of the prediction."""
         return abs(float(np.log(rate)) - self.log_rate) <= 1.96 * self.sd
 
 
-def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) -> Proposal:
-    """By expected improvement over the best setting that was tried. ``tried``: places among the candidates, not empty.
+def propose(
+    model: ThroughputModel,
+    candidates: Points,
+    tried: Sequence[int],
+    seconds: Callable[[Array], Array] = np.ones_like,
+    left_s: float = math.inf,
+) -> Proposal:
+    """By expected improvement for each second of a trial, over the best setting that was tried.
+
+    ``tried``: places among the candidates, not empty. ``seconds``: of the candidates' samples/s, what trying each
+    takes; one that takes longer than ``left_s`` is not proposed.
 
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
     is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated. What
@@ -53,11 +65,16 @@ def propose(model: ThroughputModel, candidates: Points, tried: Sequence[int]) ->
     sd = np.sqrt(np.maximum(1e-9, variance))
     improvement = sd * _improvement(ahead / sd)
     chances = ndtr((ahead - np.log1p(WORTH)) / sd)
-    improvement[list(tried)] = -1.0
+    took_s = seconds(np.exp(found.mean))
     chances[list(tried)] = 0.0
-    index = int(improvement.argmax())
+    too_long = took_s > left_s
+    left_out = tuple(int(at) for at in np.flatnonzero(too_long & (ahead > np.log1p(WORTH))))
+    chances[too_long] = 0.0
+    worth = improvement / took_s
+    worth[list(tried)] = worth[too_long] = -1.0
+    index = int(worth.argmax())
     noise = float(np.hypot(found.sd[index], SEGMENT_SD))
-    return Proposal(index, float(found.mean[index]), noise, float(chances.max()), best)
+    return Proposal(index, float(found.mean[index]), noise, float(chances.max()), best, left_out)
 
 
 def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:

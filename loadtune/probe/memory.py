@@ -44,6 +44,7 @@ class MemoryProbe:
 
     `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train;
     `step_limit` is one on the time of a step: the size grows from what is affordable by the steps it shows.
+    `line_limit` is one for the sizes of the line alone: what is larger is predicted, or run to verify it.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class MemoryProbe:
         smallest: int = 1,
         num_steps: int = 3,
         step_limit: StepLimit | None = None,
+        line_limit: StepLimit | None = None,
     ) -> None:
+        self._step_limit = step_limit
         self._limit, self._cap = min(caps.items(), key=lambda item: item[1])
         self._dataset_length = caps.get("dataset")
         self._tries = Tries(
@@ -65,7 +68,7 @@ class MemoryProbe:
             cap=self._cap,
             dataset_length=self._dataset_length,
             smallest=smallest,
-            step_limit=step_limit,
+            step_limit=line_limit or step_limit,
         )
         self._most = 0
         """Reports at which the search ends. 0: nothing was run."""
@@ -105,6 +108,7 @@ class MemoryProbe:
         _first(tries, max(tries.smallest, min(LOW, tries.cap // 4)))
         self._most = len(tries.reports) - 1 + MAX_PROBES
         _second(tries, self._most)
+        tries.step_limit = self._step_limit
 
     def _ceiling(self, hard: int, safe: int, limit: CeilingLimit) -> MemoryCeiling:
         tries = self._tries

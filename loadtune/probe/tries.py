@@ -53,7 +53,7 @@ class Tries:
     ) -> None:
         self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
         self.smallest = smallest
-        self._cap, self._step_limit = cap, step_limit
+        self._cap, self.step_limit = cap, step_limit
         self._dataset_length = dataset_length
         self.reports: list[FitReport] = []
         self.traces: list[AllocationTrace] = []
@@ -88,10 +88,10 @@ class Tries:
     @property
     def quick_cap(self) -> int | None:
         """Largest batch whose step stays within the limit; what was run is never above it. None: no limit, no step."""
-        size = None if self._step_limit is None else self._step_limit.largest(step_seconds(self.reports))
-        if self._step_limit is None or size is None or not self.fitting:
+        size = None if self.step_limit is None else self.step_limit.largest(step_seconds(self.reports))
+        if self.step_limit is None or size is None or not self.fitting:
             return size
-        return self.largest if self.largest >= max(CLOSE_TO_LIMIT * size, self._step_limit.admitted) else size
+        return self.largest if self.largest >= max(CLOSE_TO_LIMIT * size, self.step_limit.admitted) else size
 
     def _left_over(self, batch_size: int) -> int | None:
         """The dataset's last partial batch, where there is one that trains."""

@@ -36,7 +36,7 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "fixed": "your loader, which makes batches of this size only",
     "cap": "--max-batch-size",
     "host_memory": "RAM: prefetched batches would not fit",
-    "time": "the time of one step (1% of --time-budget)",
+    "time": "the time of one step",
 }
 
 STAGE_TEXT: Mapping[str, str] = {

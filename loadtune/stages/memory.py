@@ -8,8 +8,7 @@ from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe
-from loadtune.probe.step_limit import StepLimit, largest_within
-from loadtune.probe.tries import step_seconds
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records import (
     CeilingLimit,
     ComputePoint,
@@ -25,11 +24,15 @@ from loadtune.report.journal import Verified
 from loadtune.report.wording import limit_text, others_text, precision_name
 from loadtune.seams import Bench
 from loadtune.stages.gpu_contention import gpu_of, most_free, tell_crowded
-from loadtune.stages.probing import loader_top, point_of
+from loadtune.stages.probing import point_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.space import SearchSpace
-from loadtune.units import bytes_text, seconds_text
+from loadtune.units import bytes_text
+
+PROBED_STEP_S = 1.0
+"""Of one step that a predicted ceiling is read off. Larger batches follow from the line through smaller ones, which
+costs no step of minutes where a CPU trains."""
 
 
 def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
@@ -47,7 +50,6 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             found.tell(_ceiling_line(ceiling, found.device))
         for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
             found.note(note)
-        _tell_slow(run, facts)
         tell_crowded(run)
         found.free_bytes = most_free(run)
         run.keep_probes()
@@ -103,8 +105,8 @@ def _first_ceiling(probe: MemoryProbe, config: TuneConfig) -> MemoryCeiling:
 
 def _probe(run: Run, facts: WorkloadFacts, recipe: Recipe) -> MemoryProbe:
     points = (point for choice in run.found.recipes for point in choice.points)
-    limit = _step_limit(run, facts, point_of(tuple(points), recipe))
-    return _memory_probe(run.bench, recipe, facts, run.host_now(), _caps(run, facts), step_limit=limit)
+    limit = _step_limit(facts, point_of(tuple(points), recipe))
+    return _memory_probe(run.bench, recipe, facts, run.host_now(), _caps(run, facts), line_limit=limit)
 
 
 def find_ceiling(
@@ -133,6 +135,7 @@ def _memory_probe(
     *,
     num_steps: int = 3,
     step_limit: StepLimit | None = None,
+    line_limit: StepLimit | None = None,
 ) -> MemoryProbe:
     room = max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))
     return MemoryProbe(
@@ -142,6 +145,7 @@ def _memory_probe(
         smallest=facts.smallest_batch,
         num_steps=num_steps,
         step_limit=step_limit,
+        line_limit=line_limit,
     )
 
 
@@ -171,22 +175,6 @@ def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
     )
 
 
-def _tell_slow(run: Run, facts: WorkloadFacts) -> None:
-    """Report which batch sizes the time of a step leaves out."""
-    widest = max(run.found.ceilings, key=lambda ceiling: ceiling.batch_size)
-    largest = widest.batch_size
-    if widest.limit != "time" or largest >= loader_top(
-        run, facts
-    ):  # else the loader keeps larger ones out, and says so
-        return
-    predicted = max(largest, largest_within(run.step_limit_s, step_seconds(widest.probes)))
-    beyond = "one step" if predicted == largest else f"one step above batch {predicted}"
-    run.found.note(
-        f"Batch sizes above {largest} were not tried: {beyond} would take more than {seconds_text(run.step_limit_s)}, "
-        "1% of the time budget. Raise --time-budget to try them."
-    )
-
-
 def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
     """Limits of the batch size other than memory and the time of a step."""
     config = run.found.config
@@ -198,10 +186,8 @@ def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
     return caps
 
 
-def _step_limit(run: Run, facts: WorkloadFacts, point: ComputePoint) -> StepLimit:
-    """What a step may take, and what steps took. A batch size that the user gave is never too slow to try."""
+def _step_limit(facts: WorkloadFacts, point: ComputePoint) -> StepLimit:
+    """Of the sizes that the probe runs; those that may be searched follow from them."""
     return StepLimit(
-        seconds=run.step_limit_s,
-        known={point.batch_size: point.quickest_step_s},
-        admitted=max(run.found.config.named_batch_size or 1, facts.smallest_batch),
+        seconds=PROBED_STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=facts.smallest_batch
     )

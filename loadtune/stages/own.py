@@ -22,10 +22,10 @@ from loadtune.records import (
 )
 from loadtune.records.confirmed import MISREAD
 from loadtune.report.journal import Ahead
-from loadtune.stages.probing import loader_top
+from loadtune.stages.probing import assumed_batch
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
-from loadtune.study.yours import ASSUMED_BATCH, your_config
+from loadtune.study.yours import your_config
 from loadtune.units import percent_text
 
 NEAR_CEILING = 0.97
@@ -35,9 +35,9 @@ NEAR_CEILING = 0.97
 def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
     """Time them under the chosen recipe, and say what share of its compute-only rate they train at.
 
-    Left to the study, which asks the probes first, where an assumed batch is larger than what the recipes were seen to
-    train, or the host has no room for it. One that was named trains already, by the user's word; if it does not, a
-    trial may fail. A run that is resumed times them where it had not. Raises WorkloadError where the user's code fails.
+    Left to the study, which asks the probes first, where the host has no room for it. A batch size that was named
+    trains already, by the user's word; if it does not, a trial may fail. A run that is resumed times them where it had
+    not. Raises WorkloadError where the user's code fails.
     """
     found = run.found
     config = _own_config(run, facts, chosen)
@@ -60,23 +60,22 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
 
 
 def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> TrialConfig | None:
-    """As the study will ask for it. None: it will not, or the batch is not known to train."""
+    """As the study will ask for it. None: it will not."""
     yours = run.found.config.yours
     choice = next((c for c in run.found.recipes if c.chosen.precision == (yours.precision or "fp32")), None)
     if choice is None:
         return None
     plain = _plain(run)
     config = replace(plain, recipe=chosen[plain.precision])
-    seen = min(max(point.batch_size for point in choice.points), loader_top(run, facts))
-    trains = yours.batch_size is not None or config.batch_size <= seen
-    return config if trains and _is_searched(run.found.config, config) else None
+    return config if _is_searched(run.found.config, config) else None
 
 
 def _plain(run: Run) -> TrialConfig:
     """As the user has it, the plain recipe included."""
     found = run.found
     own_loader = None if found.facts is None else found.facts.own_loader
-    return your_config(found.config.yours, ASSUMED_BATCH, can_pin=found.device.kind == "cuda", own_loader=own_loader)
+    largest = assumed_batch(found)
+    return your_config(found.config.yours, largest, can_pin=found.device.kind == "cuda", own_loader=own_loader)
 
 
 def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:

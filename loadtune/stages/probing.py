@@ -10,9 +10,9 @@ from loadtune.probe.recipe import choose_recipes
 from loadtune.records import MEMORY_FORMATS, ComputePoint, Precision, Recipe, RecipeChoice, WorkloadFacts
 from loadtune.report.wording import precision_name, recipe_line
 from loadtune.stages.resuming import check_same_workload
-from loadtune.stages.run import COMPUTE_SHARE, MODERATE_STRETCH, TRIAL_SHARE, Run
+from loadtune.stages.run import COMPUTE_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.warm import warm_start
-from loadtune.study.yours import assumed_settings, check_against_facts, stream_notes, with_facts
+from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
 
 
@@ -112,7 +112,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
         return
     with found.stage("compute"):
         known = [point_of(choice.points, choice.chosen) for choice in found.recipes]
-        run_to = {ceiling.precision: min(ceiling.safe_batch_size, loader_top(run, facts)) for ceiling in found.ceilings}
+        run_to = {ceiling.precision: ceiling.safe_batch_size for ceiling in found.ceilings}
         found.compute_points = compute_curve(
             run.bench,
             known,
@@ -132,19 +132,6 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
         run.keep_probes()
 
 
-def loader_top(run: Run, facts: WorkloadFacts) -> int:
-    """Largest batch that one worker makes in the time allowed for it; one that was named is never too large.
-
-    For the batch at which recipes were compared it may take longer: smaller ones need not show what a loader can do
-    (H200, JPEG files and ViT-B/16: 128 by 16 workers trained 1,808/s, 192 by 16 in turn with it 2,118/s, a sample
-    taking a worker 7.1 ms).
-    """
-    in_time = run.batch_limit_s / facts.sample_s
-    moderate = max((point.batch_size for choice in run.found.recipes for point in choice.points), default=1)
-    top = max(int(in_time), min(moderate, int(MODERATE_STRETCH * in_time)))
-    return max(top, facts.smallest_batch, run.found.config.named_batch_size or 1)
-
-
 def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:
     """What was timed with this recipe."""
     return next(p for p in points if p.recipe == recipe)
@@ -157,3 +144,11 @@ def fastest(found: Findings) -> ComputePoint:
     """
     chosen = {choice.chosen for choice in found.recipes}
     return max((p for p in found.compute_points if p.recipe in chosen), key=lambda p: p.samples_per_s)
+
+
+def assumed_batch(found: Findings) -> int:
+    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where recipes were
+    compared at fewer samples, because larger batches train no faster here, do not fit, or are not allowed."""
+    largest = min(ASSUMED_BATCH, *(point.batch_size for choice in found.recipes for point in choice.points))
+    smallest = 1 if found.facts is None else found.facts.smallest_batch
+    return max(smallest, 1 << (largest.bit_length() - 1))

@@ -17,20 +17,8 @@ LOG_FILE = "bench.log"
 """What the training process and its workers write, in the run's folder."""
 
 TRIAL_SHARE = 0.008
-"""Of the time budget, for the measured part of one segment at most: 2.4 s of the default five minutes. Segments differ
-by more than the windows of one do, so more of them tell more than longer ones."""
-
-STEP_SHARE = 0.01
-"""Of the time budget, for one training step: a trial needs a handful, and a dozen trials and their confirmation have to
-fit."""
-
-BATCH_SHARE = 0.002
-"""Of the time budget, for one batch made by one worker: 0.6 s of the default, so that a trial sees every worker deliver
-some times."""
-
-MODERATE_STRETCH = 2.4
-"""Times that, for the moderate batch at which recipes are compared: 1.44 s of the default. A window spans rounds of the
-workers of up to 1.6 s, and workers are slower under training. There a run lasts longer."""
+"""Of the time budget, for the measured part of one segment, where a queue is turned over in less: 2.4 s of the default
+five minutes. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""
 
 COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
 """Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, or more: only
@@ -130,14 +118,6 @@ class Run:
         lines = () if self.kept is None else self.kept.winners
         figures = (figure(line) for line in lines if line.config == winner)
         return next((each for each in figures if each is not None), None)
-
-    @property
-    def step_limit_s(self) -> float:
-        return STEP_SHARE * self.found.config.time_budget_s
-
-    @property
-    def batch_limit_s(self) -> float:
-        return BATCH_SHARE * self.found.config.time_budget_s
 
     @property
     def search_until_s(self) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from loadtune.findings import Findings
 from loadtune.records import Dimension, TrialFailure
 from loadtune.study.loop import ENOUGH_TRIALS, StudyLoop
-from loadtune.study.space import SearchSpace
+from loadtune.study.space import EPOCH_STEPS, SearchSpace
 from loadtune.units import counted, seconds_text
 
 
@@ -19,6 +19,19 @@ def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[s
             f"The time budget of {seconds_text(found.config.time_budget_s)} ended the search after "
             f"{counted(len(found.trials), 'trial')}. A larger --time-budget may find a faster configuration."
         ]
+    if loop.search.too_long:
+        largest = max(loop.search.too_long, key=lambda config: config.batch_size)
+        first.append(
+            f"{counted(len(loop.search.too_long), 'configuration')} may be faster by the model, such as batch size "
+            f"{largest.batch_size} with {counted(largest.loader.num_workers, 'worker')}. They were not tried, because "
+            "the time left was too short to fill and empty their queues once. Raise --time-budget to try them."
+        )
+    tried, top = loop.search.ranked(), searched.batch_sizes[-1]
+    if tried and len(searched.batch_sizes) > 1 and tried[0].config.batch_size == top < max(searched.ceilings.values()):
+        first.append(
+            f"Batch sizes above {top} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give one "
+            "with --fix batch_size=… to try it."
+        )
     return [*first, *(_tuned_note(loop, searched, name) for name in _void(found, searched))]
 
 

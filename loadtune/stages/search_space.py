@@ -16,21 +16,17 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
-from loadtune.stages.probing import fastest, loader_top
+from loadtune.stages.probing import assumed_batch, fastest
 from loadtune.stages.run import Run
-from loadtune.study.space import PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
+from loadtune.study.space import EPOCH_STEPS, PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
 from loadtune.study.yours import ASSUMED_BATCH, your_config
-from loadtune.units import seconds_text
 
 LADDER_SPAN = 16
-"""The ladder begins this far below the smallest saturating batch: smaller ones train at a fraction of the rate."""
+"""The ladder begins this far below the smallest saturating batch, and below the one at which recipes were compared:
+smaller ones train at a fraction of the rate."""
 
 WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
-
-START_SHARE, START_S = 0.01, 0.025
-"""Of the time budget, for starting the workers of a trial, and seconds that one takes: 120 workers by default. On two
-CPU cores 148 of them took 3.4 s."""
 
 MOST_WAITING = 256
 """Workers at the most. RAM and /dev/shm may allow fewer."""
@@ -57,8 +53,8 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     found, config = run.found, run.found.config
     ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in found.ceilings}
     if found.yours is None or not found.batch_sizes:  # else they are of before an interruption, and the study has them
-        top = _top(run, facts, max(ceilings.values()))
-        found.yours = _yours(run, facts, top)
+        found.yours = _yours(run, facts)
+        top = _top(found, facts, max(ceilings.values()))
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
         found.num_workers = _num_workers(found, facts, found.yours)
         run.keep_probes()
@@ -75,16 +71,12 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     )
 
 
-def _top(run: Run, facts: WorkloadFacts, largest: int) -> int:
-    """The largest batch that fits, or that a worker makes in the time allowed for it."""
-    top = loader_top(run, facts)
-    if top >= largest:
+def _top(found: Findings, facts: WorkloadFacts, largest: int) -> int:
+    """The largest batch that fits and leaves an epoch `EPOCH_STEPS` steps; one that was named is never too large."""
+    if facts.dataset_length is None:
         return largest
-    run.found.note(
-        f"Batch sizes above {top} were not tried: one worker needs more than {seconds_text(top * facts.sample_s)} for "
-        "such a batch, too long for a trial. Raise --time-budget to try them."
-    )
-    return top
+    named = max(found.config.named_batch_size or 1, facts.smallest_batch)
+    return min(largest, max(named, facts.dataset_length // EPOCH_STEPS))
 
 
 def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
@@ -97,18 +89,17 @@ def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precis
             )
         return (int(fixed),)
     saturated = knee(found.compute_points, fastest(found).recipe).batch_size
-    smallest = max(facts.smallest_batch, min(saturated, top) // LADDER_SPAN)
+    moderate = max(point.batch_size for choice in found.recipes for point in choice.points)
+    smallest = max(facts.smallest_batch, min(saturated, moderate, top) // LADDER_SPAN)
     return batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
 
 
 def _num_workers(found: Findings, facts: WorkloadFacts, yours: TrialConfig) -> tuple[int, ...]:
-    """Up to the usable cores; where workers wait rather than compute, as many as keep the cores busy and can be started
-    in time."""
+    """Up to the usable cores; where workers wait rather than compute, as many as keep the cores busy."""
     most = found.config.max_workers
     if most is None:
         cores, waits = found.host.num_usable_cores, facts.sample_s / (facts.sample_cpu_s or facts.sample_s)
-        startable = int(START_SHARE * found.config.time_budget_s / START_S)
-        busy = cores if waits < WAITS else max(cores, min(round(cores * waits), startable, MOST_WAITING))
+        busy = cores if waits < WAITS else max(cores, min(round(cores * waits), MOST_WAITING))
         ladder = worker_ladder(busy, (cores, yours.loader.num_workers))
     else:
         ladder = worker_ladder(most)
@@ -138,23 +129,22 @@ def _searched_up_to(ceiling: MemoryCeiling, config: TuneConfig) -> int:
 
 def _named_sizes(found: Findings, ceilings: Mapping[Precision, int], top: int) -> tuple[int, ...]:
     """Sizes that are rungs because somebody cares for them: the user's own, and ends that lie within reach."""
-    ends = [c.safe_batch_size for c in found.ceilings if c.limit != "time" and c.safe_batch_size <= top]
+    ends = [c.safe_batch_size for c in found.ceilings if c.safe_batch_size <= top]
     own = [found.yours.batch_size] if found.yours and found.yours.batch_size <= max(ceilings.values()) else []
     return (*ends, *own)
 
 
-def _yours(run: Run, facts: WorkloadFacts, top: int) -> TrialConfig:
-    """The user's own configuration; an assumed batch size is one that its precision was seen to train."""
+def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
+    """The user's own configuration; an assumed batch size is one that trains well here."""
     found = run.found
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
-    largest = top if ceiling is None else min(top, ceiling.safe_batch_size)
     can_pin = found.device.kind == "cuda"
-    yours = your_config(found.config.yours, largest, can_pin=can_pin, own_loader=facts.own_loader)
-    if found.config.yours.batch_size is None and largest < ASSUMED_BATCH:
+    yours = your_config(found.config.yours, assumed_batch(found), can_pin=can_pin, own_loader=facts.own_loader)
+    if found.config.yours.batch_size is None and yours.batch_size < ASSUMED_BATCH:
         found.note(
-            f"The baseline has batch size {largest} instead of {ASSUMED_BATCH}: larger ones were not tried in this "
-            "run. Give your own with --batch-size."
+            f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: larger batches train no "
+            "faster on this machine, or do not fit. Give your own with --batch-size."
         )
     if found.config.yours.pin_memory and not can_pin:
         found.note("pin_memory has no effect without a GPU; the baseline is measured without it.")

@@ -64,6 +64,7 @@ def search_of(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
         space=searched,
         first=_first(found, searched),
         feasible=lambda configs: feasible(run, facts, configs),
+        left_s=lambda: found.left_s,
         objective=found.config.objective,
     )
     for trial in found.trials:

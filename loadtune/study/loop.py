@@ -107,14 +107,14 @@ class StudyLoop:
         if room <= 0:
             return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} measured"
         must = self._num_run < max(MIN_TRIALS, len(self.known) + 1) or not self._seconds
+        until_s = min(self.until_s, self.enough_until_s) if self._num_run >= ENOUGH_TRIALS else self.until_s
         if not must:
-            until_s = min(self.until_s, self.enough_until_s) if self._num_run >= ENOUGH_TRIALS else self.until_s
             in_time = math.floor((until_s - self.clock.now()) / max(1e-3, statistics.fmean(self._seconds)))
             if in_time < 1:
                 self.out_of_time = True
                 return "its share of the time budget was used"
             room = min(room, in_time)
-        if self.search.next(room) is not None:
+        if self.search.next(room, math.inf if must else until_s - self.clock.now()) is not None:
             return ""
         self.out_of_time = not self.search.ended
         return self.search.ended or "its share of the time budget was used"

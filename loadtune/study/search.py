@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
-from loadtune.model.proposals import is_enough, propose
+from loadtune.model.proposals import CHANCE, is_enough, propose
 from loadtune.model.resources import Job
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
-from loadtune.study.confirm import size
+from loadtune.study.confirm import MIN_RUNS, size
+from loadtune.study.segment import expected_seconds
 from loadtune.study.space import MODELLED, SearchSpace
 from loadtune.study.throughput import points_at, segments_of
 
@@ -51,12 +53,16 @@ class Search:
     """Tried before the model is asked."""
     feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs
     """Those of them that can run, by all that is known now."""
+    left_s: Callable[[], float] = lambda: math.inf
+    """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
     objective: Objective = "samples-per-s"
     _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
     _failed: set[TrialConfig] = field(default_factory=set)
     _held: list[bool] = field(default_factory=list)
     _next: Next | None = None
     _fitted: ThroughputModel | None = None
+    too_long: list[TrialConfig] = field(default_factory=list)
+    """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
     ended: str = ""
     """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
 
@@ -71,16 +77,18 @@ class Search:
         if trial.predicted is not None and trial.origin == "search":
             self._held.append(trial.predicted.low <= self._score(measured) <= trial.predicted.high)
 
-    def next(self, room: int) -> Next | None:
+    def next(self, room: int, left_s: float = math.inf) -> Next | None:
         """What to try next; the same until an outcome was told. None: nothing is left that is worth a trial.
 
         ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
+        ``left_s``: seconds for them. A configuration whose queue could not be turned over once in it is not tried, nor
+        one that could not be measured again afterwards. Infinite: all that is left of the run.
         """
         if self._next is None:
             self.ended = ""
             seen = {*self._failed, *(config for config, _ in self._tried)}
             waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
-            self._next = next(iter(waiting), None) or self._proposed(room) or self._changed(seen)
+            self._next = next(iter(waiting), None) or self._proposed(room, left_s) or self._changed(seen)
         return self._next
 
     def upcoming(self) -> Next:
@@ -89,7 +97,7 @@ class Search:
             raise ValueError("the search proposes nothing")
         return self._next
 
-    def _proposed(self, room: int) -> Next | None:
+    def _proposed(self, room: int, left_s: float) -> Next | None:
         known, configs = self._known(), self.able()
         seen = {self.space.as_modelled(config) for config, _ in known}
         places = [at for at, config in enumerate(configs) if config in seen]
@@ -98,14 +106,23 @@ class Search:
             return None
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
-        found = propose(self._model(known), points_at(configs, self.job), places)
+        unit = self._unit(known)
+        found = propose(
+            self._model(known),
+            points_at(configs, self.job),
+            places,
+            lambda rates: self._seconds(configs, rates),
+            self.left_s() if math.isinf(left_s) else min(left_s, self.left_s() / (1 + MIN_RUNS)),
+        )
+        self.too_long = [configs[at] for at in found.too_long]
+        if self.too_long and found.chance < CHANCE:
+            return None
         if is_enough(found, self._held):
             self.ended = "no other configuration is likely to be faster"
             return None
         tried = {config for config, _ in self._tried} | self._failed
         if room <= sum(each not in tried for each in self._variants(configs[found.best])):
             return None
-        unit = self._unit(known)
         low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))
         predicted = Predicted(score=math.exp(found.log_rate) / unit, low=low, high=high)
         return Next(config=configs[found.index], origin="search", predicted=predicted)
@@ -113,7 +130,8 @@ class Search:
     def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
         """Without any measurement to compare with: what the calibrations alone say is fastest."""
         found = ThroughputModel(self.job).predict(points_at(configs, self.job))
-        at = int(found.mean.argmax())
+        took_s = self._seconds(configs, np.exp(found.mean))
+        at = int(np.where(found.mean >= found.mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
         sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
         low, middle, high = (math.exp(float(found.mean[at]) + times * sd) for times in (-1.96, 0, 1.96))
         known = self.objective == "samples-per-s"
@@ -167,8 +185,17 @@ class Search:
 
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
         scores = self._expected(configs)
-        found = [Ranked(config=c, score=score) for c, score in zip(configs, scores, strict=True)]
+        tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
+        took_s = self._seconds(configs, np.array(scores) * self._unit(self._known())) if any(scores) else scores
+        found = [
+            Ranked(config=config, score=score)
+            for config, score, seconds in zip(configs, scores, took_s, strict=True)
+            if seconds <= most_s or self.space.as_modelled(config) in tried
+        ]
         return sorted(found, key=lambda each: -each.score)
+
+    def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
 
     def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
         known = self._known()

@@ -2,7 +2,19 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loadtune.records import LoaderConfig, Window, half_width_fraction, samples_per_s
+
+START_S = 0.025
+"""Of one worker: on two CPU cores 148 of them took 3.4 s to start."""
+
+LEAST_S = 3.0
+"""Of a segment whose batches take no time: switching, settling, measuring."""
+
+WARM_STEPS = 2
+"""Ahead of a batch size that is new to a recipe."""
 
 ROUNDS = 15
 """Rounds of the workers that a segment spans where there is time: workers differ from round to round, and on an H200
@@ -24,9 +36,11 @@ class Segment:
     **Settling** ends where there is evidence that this is how training goes on: every worker delivered once, and the
     last window locked no pages and skipped no step. A queue that grows or shrinks is corrected for; on an H200 and on
     CPUs, segments that waited for it to be steady told the same rates within 2%. After `SETTLING` times ``max_s``
-    seconds settling ends in any case (`settled` is then False). Without workers the first window may count.
+    seconds settling ends once every worker delivered (`settled` is then False). Without workers the first window may
+    count.
 
-    **Measuring** lasts half of ``max_s`` and until every worker delivered `ROUNDS` times, and ``max_s`` at the most.
+    **Measuring** lasts as long as the queue is turned over once. It lasts half of ``max_s`` and until every worker
+    delivered `ROUNDS` times, but no longer than ``max_s`` for that.
     """
 
     def __init__(self, loader: LoaderConfig, max_s: float, best: float | None = None) -> None:
@@ -39,7 +53,7 @@ class Segment:
 
     def add(self, window: Window) -> bool:
         """Take one window; False once enough was seen."""
-        may_settle = _seconds([*self._left_out, *self.kept]) < SETTLING * self._max_s
+        may_settle = _seconds([*self._left_out, *self.kept]) < SETTLING * self._max_s or not self._has_had_a_round()
         if self._measuring and not (window.is_settling and may_settle):
             self.kept.append(window)
             return not self._is_enough()
@@ -51,11 +65,14 @@ class Segment:
         return True
 
     def _is_steady(self, window: Window) -> bool:
-        return not window.is_settling and sum(w.num_steps for w in self._left_out) >= self._loader.num_workers
+        return not window.is_settling and self._has_had_a_round()
+
+    def _has_had_a_round(self) -> bool:
+        return sum(w.num_steps for w in (*self._left_out, *self.kept)) >= self._loader.num_workers
 
     def _is_enough(self) -> bool:
         seconds, num_steps = _seconds(self.kept), sum(w.num_steps for w in self.kept)
-        if len(self.kept) < 2 or samples_per_s(self.kept) <= 0:
+        if len(self.kept) < 2 or num_steps < self._loader.num_prefetched or samples_per_s(self.kept) <= 0:
             return False
         if seconds >= self._max_s:
             return True
@@ -69,3 +86,14 @@ class Segment:
 
 def _seconds(windows: Sequence[Window]) -> float:
     return sum(window.seconds for window in windows)
+
+
+def expected_seconds(
+    loaders: Sequence[LoaderConfig], rates: NDArray[np.float64], sample_s: float
+) -> NDArray[np.float64]:
+    """What the shortest segment of each loader takes at these samples/s, a worker loading a sample in ``sample_s``:
+    start and fill, a round of the workers that settles, one turnover of the queue."""
+    batches = np.array([loader.batch_size for loader in loaders], float)
+    workers = np.array([loader.num_workers for loader in loaders], float)
+    steps = np.array([loader.num_workers + loader.num_prefetched + WARM_STEPS for loader in loaders], float)
+    return LEAST_S + START_S * workers + batches * (sample_s * (workers > 0) + steps / rates)

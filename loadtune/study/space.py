@@ -19,6 +19,9 @@ COARSE_STEP = 1.2
 PREFETCH_FACTORS = (1, 2, 4, 8)
 """PyTorch's default is 2; what 8 batches a worker do not hide, more do not either, at twice the memory."""
 
+EPOCH_STEPS = 10
+"""Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
+
 MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision")
 """What the throughput model knows."""
 

@@ -1,6 +1,6 @@
 """What is searched, what is not, and when the search is over; over a fake bench."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -162,12 +162,52 @@ def test_where_pinning_does_not_limit_the_most_workers_win(tmp_path: Path) -> No
     assert surface.training_rate(result.best.config) >= 0.97 * 12 / surface.sample_s
 
 
-@pytest.mark.parametrize(
-    ("sample_s", "largest"), [(0.001, 512), (0.004, 256), (0.0055, 256), (0.007, 192), (0.011, 128)]
-)
-def test_a_batch_that_recipes_were_compared_at_may_take_a_worker_longer(
-    tmp_path: Path, sample_s: float, largest: int
-) -> None:
-    """0.6 s of the default time, 1.44 s for the moderate batch of 256."""
-    result = tune_fake(FakeBench(Surface(sample_s=sample_s)), tmp_path)
-    assert max(size for size in result.batch_sizes if size != 64) == largest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameStep(Surface):
+    """A step takes as long whatever its batch."""
+
+    step_s: float = 0.15
+
+    def compute_rate(self, recipe: Recipe, batch_size: int) -> float:
+        return batch_size / self.step_s
+
+
+CPU = Device(kind="cpu", uuid=None, name="Fake CPU")
+
+
+def waiting(surface: Surface, **facts: object) -> FakeBench:
+    """On a CPU, with small samples that wait rather than compute."""
+    few = {"precisions": ("fp32",), "sample_bytes": 4096, "sample_cpu_s": surface.sample_s / 100, **facts}
+    return FakeBench(surface, facts=replace(fake_facts(surface), **few))
+
+
+def test_a_job_whose_step_takes_as_long_whatever_its_batch_gets_a_large_one(tmp_path: Path) -> None:
+    surface = SameStep(sample_s=0.006, bytes_per_sample={"fp32": 1e6}, pageable_per_s=1e9)
+    result = tune_fake(waiting(surface), tmp_path, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
+    assert result.best is not None
+    assert surface.training_rate(result.best.config) >= 2500
+
+
+def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
+    bench = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
+    result = tune_fake(bench, tmp_path, host=fake_host(num_gpus=0), device=CPU)
+    assert max(result.batch_sizes) <= 100
+    assert any("an epoch would have fewer than 10 steps" in note for note in result.notes)
+
+
+def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_that_is_said(tmp_path: Path) -> None:
+    config = TuneConfig(time_budget_s=120.0)
+    bench = waiting(SameStep(step_s=2.0, sample_s=0.1))
+    result = tune_fake(bench, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
+    assert any("too short to fill and empty their queues once" in note for note in result.notes)
+    assert all(trial.measurement is not None for trial in result.trials)
+
+
+@pytest.mark.parametrize("given", [None, 48])
+def test_an_assumed_baseline_is_a_power_of_two_that_the_machine_can_run(tmp_path: Path, given: int | None) -> None:
+    bench = waiting(Surface(compute_per_s={"fp32": 8.0}, half_batch=1.0, bytes_per_sample={"fp32": 87e6}))
+    config = TuneConfig(yours=YourSettings(batch_size=given))
+    result = tune_fake(bench, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
+    assert result.yours is not None
+    assert result.yours.batch_size == (given or 8)
+    assert any(finalist.config == result.yours for finalist in result.finalists)

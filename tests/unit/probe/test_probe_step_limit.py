@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.probe.memory import MemoryProbe
-from loadtune.probe.recipe import choose_recipes
 from loadtune.probe.step_limit import OVERSHOOT, StepLimit, largest_within
 from loadtune.records import Recipe
-from loadtune.testing import FakeBench, Surface, fake_facts
+from loadtune.testing import FakeBench, Surface
 
 RECIPE = Recipe(precision="fp32")
 
@@ -74,12 +73,3 @@ def test_a_named_size_is_probed_beyond_the_limit() -> None:
     bench = FakeBench(Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0))
     limit = StepLimit(seconds=0.6, known={64: costs(64)}, admitted=550)
     assert MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=limit).verify().batch_size == 550
-
-
-def test_recipes_are_timed_on_a_batch_whose_step_is_affordable() -> None:
-    """0.12 s are; a batch of 2 takes 0.1 s of which 98% are the same for 16."""
-    surface = Surface(compute_per_s={"fp32": 1000.0}, half_batch=100.0)
-    chosen = choose_recipes(
-        FakeBench(surface), fake_facts(surface), ("fp32",), optimizer="sgd", largest=10**6, time_budget_s=60.0
-    )
-    assert chosen.choices[0].points[0].batch_size in (16, 32)

@@ -23,7 +23,7 @@ class Rising:
     seen: list[Trial] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
-    def next(self, room: int) -> Next | None:
+    def next(self, room: int, left_s: float) -> Next | None:
         self.rooms.append(room)
         number = len(self.seen)
         if number >= self.most:
