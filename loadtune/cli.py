@@ -1,12 +1,13 @@
 """The command line: options to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
 `cli_report`, `cli_dashboard`, `cli_check` and `ending` the only module that prints or exits.
 
-Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user can correct; 130 Ctrl-C; 143 SIGTERM; 141
-the reader of the output closed it. Heavy modules are imported where they are used, so that ``--help`` is quick.
+Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user can correct; 129 SIGHUP; 130 Ctrl-C; 141
+the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they are used, so that ``--help`` is quick.
 """
 
 import sys
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, TextIO
@@ -33,9 +34,8 @@ from loadtune.cli_memory import memory
 from loadtune.cli_report import report
 from loadtune.cli_results import compare, export
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
-from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec
-from loadtune.terminal import print_whatever_the_locale, show
+from loadtune.terminal import LastingStream, print_whatever_the_locale, show
 from loadtune.units import counted
 
 _DEFAULT = TuneConfig()
@@ -52,6 +52,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the ``loadtune`` command."""
+    if sys.stderr is not None:  # None: it was closed from the start
+        unbuffered = FileIO(sys.stderr.fileno(), "w", closefd=False)
+        sys.stderr = LastingStream(unbuffered, sys.stderr.encoding, write_through=True)
     print_whatever_the_locale(sys.stdout, sys.stderr)
     app(prog_name="loadtune")
 
@@ -238,16 +241,8 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
     facts = read_host()
     _print_machine(facts, config.device, printed)
     _warn_of_workers(config, facts)
-    out = Path(config.out)
-    made = [parent for parent in (out, *out.parents) if not parent.exists()]
-    folder = resumed or store.new_run_folder(out, config.workload.label)
-    try:
+    with store.run_folder(resumed, Path(config.out), config.workload.label, keep_log=debug) as folder:
         result = _tune(config, folder, printed.quiet, resume=resumed is not None, reopen=reopen)
-    except (LoadtuneError, KeyboardInterrupt) as error:
-        log_is_named = isinstance(error, OutOfTimeError) and error.stuck is not None
-        if not debug and resumed is None and not log_is_named:
-            store.remove_if_empty(folder, made)
-        raise
     has_begun = resumed is None or bool(result.stage_seconds.keys() - {"start"})
     goes_on = result.cut_short is not None and has_begun
     _print_result(result, folder, printed, f"loadtune run --resume {quote(str(folder))}" if goes_on else None)

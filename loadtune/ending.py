@@ -4,23 +4,22 @@ In: whatever a command raised, or a signal. Out: a line on stderr and a `typer.E
 what is asked; the two are the only modules that print or exit.
 """
 
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
 
 import typer
 
 from loadtune.errors import LoadtuneError, WorkloadError
 from loadtune.records import TuningResult
+from loadtune.terminal import to_nowhere
 
-NO_ANSWER, USER_CAN_MEND = 1, 2
-INTERRUPTED, READER_GONE, TERMINATED = (128 + number for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGTERM))
-"""As a shell reports these signals."""
+NO_ANSWER, USER_CAN_MEND, READER_GONE = 1, 2, 128 + signal.SIGPIPE
+TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
+"""What a job scheduler, ``docker stop`` or a terminal that closes sends."""
 
 
 def exit_code(result: TuningResult) -> int:
@@ -37,7 +36,7 @@ def told_plainly(debug: bool) -> Iterator[None]:
         yield
         sys.stdout.flush()  # here, where a reader that went away can still be met
     except BrokenPipeError:
-        _silence(sys.stdout)
+        to_nowhere(sys.stdout)
         raise typer.Exit(READER_GONE) from None
     except KeyboardInterrupt as interruption:
         typer.echo("Interrupted. No result was written.", err=True)
@@ -49,20 +48,24 @@ def told_plainly(debug: bool) -> Iterator[None]:
 
 @contextmanager
 def termination_as_interruption() -> Iterator[None]:
-    """SIGTERM, which a job scheduler or ``docker stop`` sends, ends a run as Ctrl-C does: what was measured is kept."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    """`TERMINATIONS` end a run as Ctrl-C does: what was measured is kept. What nohup ignores stays ignored."""
+    heard = {n: before for n in TERMINATIONS if (before := signal.getsignal(n)) is not signal.SIG_IGN}
+    for number in heard:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, before in heard.items():
+            signal.signal(number, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a terminal that closes sends it twice, and the run is ending
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def interruption_code(reason: str) -> int:
-    return TERMINATED if signal.SIGTERM.name in reason else INTERRUPTED
+    return 128 + next((number for number in TERMINATIONS if number.name in reason), signal.SIGINT)
 
 
 def _show(error: LoadtuneError, debug: bool) -> None:
@@ -71,9 +74,3 @@ def _show(error: LoadtuneError, debug: bool) -> None:
     if isinstance(error, WorkloadError) and error.user_traceback:
         typer.echo(error.user_traceback.rstrip("\n"), err=True)
     typer.echo(f"error: {error}", err=True)
-
-
-def _silence(stream: TextIO) -> None:
-    """Python flushes stdout once more on its way out; into nothing, that is quiet."""
-    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

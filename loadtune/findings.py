@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TypeVar
 
+from loadtune.errors import LoadtuneError
 from loadtune.probe.memory import MemoryProbe
 from loadtune.records import (
     Bottleneck,
@@ -33,6 +35,8 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.seams import Clock, Listener
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -84,6 +88,8 @@ class Findings:
     running: TrialConfig | None = None
     started_s: float = 0.0
     created: str = ""
+    said: set[str] = field(default_factory=set)
+    """What failed `aside`."""
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.now()
@@ -112,30 +118,41 @@ class Findings:
         self.notes.append(sentence)
         self.tell(sentence, warning=True)
 
+    def aside(self, failed: str, do: Callable[[], T]) -> T | None:
+        """Do what the answer does not depend on. Whatever it raises is a note, once, that begins with ``failed``."""
+        try:
+            return do()
+        except Exception as error:
+            if failed not in self.said:
+                self.said.add(failed)
+                reason = str(error) if isinstance(error, LoadtuneError) else f"{type(error).__name__}: {error}"
+                self.note(f"{failed}: {reason.rstrip('.')}.")
+            return None
+
     def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
         """Show the listener where the run stands."""
-        if self.listener is None:
+        listener = self.listener
+        if listener is None:
             return
         leader = self._leader()
         best = leader.measurement if leader else None
         by_energy = self.config.objective == "samples-per-joule"
-        self.listener(
-            Progress(
-                stage=self.stage_name,
-                message=message,
-                warning=warning,
-                trial_number=len(self.trials) or None,
-                num_trials=self.config.num_trials,
-                config=self.running,
-                current_samples_per_s=rate,
-                best_samples_per_s=best.samples_per_s if best else None,
-                best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
-                best_config=leader.config if leader else None,
-                reading=self.reading(),
-                has_gpu=self.device.kind == "cuda",
-                left_s=max(0.0, self.left_s),
-            )
+        progress = Progress(
+            stage=self.stage_name,
+            message=message,
+            warning=warning,
+            trial_number=len(self.trials) or None,
+            num_trials=self.config.num_trials,
+            config=self.running,
+            current_samples_per_s=rate,
+            best_samples_per_s=best.samples_per_s if best else None,
+            best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
+            best_config=leader.config if leader else None,
+            reading=self.reading(),
+            has_gpu=self.device.kind == "cuda",
+            left_s=max(0.0, self.left_s),
         )
+        self.aside("Progress could not be shown", lambda: listener(progress))
 
     def tell_window(self, window: Window) -> None:
         self.tell(rate=window.num_samples / window.seconds)

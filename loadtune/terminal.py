@@ -1,6 +1,8 @@
 """What rich renders, as lines on a stream of ours: how commands show tables. rich is loaded on first use."""
 
 import codecs
+import os
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, TextIO
 
@@ -36,7 +38,27 @@ def show(content: "RenderableType", stream: TextIO) -> None:
     stream.flush()
 
 
-def print_whatever_the_locale(*streams: TextIO) -> None:
+class LastingStream(TextIOWrapper):
+    """Once its disk is full or its reader is gone, what is written goes nowhere. Not for a buffered file."""
+
+    lost: OSError | None = None
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self.lost = error
+            to_nowhere(self)
+            return len(text)
+
+
+def to_nowhere(stream: TextIO) -> None:
+    """Python flushes its streams once more on its way out; into nothing, that is quiet."""
+    with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def print_whatever_the_locale(*streams: TextIO | None) -> None:
     """A stream that lacks a sign shows a plainer one, where it would raise UnicodeEncodeError or show its number."""
     codecs.register_error("loadtune.plainer", _plainer)
     for stream in streams:

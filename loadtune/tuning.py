@@ -6,25 +6,26 @@ and keeps what it found in `Findings`.
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__, stages
 from loadtune.arguments import check, python_names
 from loadtune.bench import BenchClient
-from loadtune.errors import LoadtuneError, OutOfTimeError
+from loadtune.errors import OutOfTimeError, ResultError
 from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
 from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
-from loadtune.records import Device, HostFacts, Progress, TuneConfig, TuningResult
+from loadtune.records import Device, HostFacts, Progress, Reading, Telemetry, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
-from loadtune.report.store import RESULT_FILE, new_run_folder, remove_if_empty, result_in, write_result
+from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.growth import tell_growth
 from loadtune.stages.resuming import restore
-from loadtune.stages.run import LOG_FILE
 
 if TYPE_CHECKING:
     import torch
@@ -91,22 +92,18 @@ def tune(
     device = choose_device(host, config.device)
     if config.objective == "samples-per-joule":
         stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
-    out, given = Path(config.out), folder
-    made = [parent for parent in (out, *out.parents) if not parent.exists()]
-    folder = given or new_run_folder(out, config.workload.label)
     # The end of the time budget is another limit on every request, whatever this says.
     hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
-    bench = BenchClient(
-        config.workload,
-        device,
-        log_path=folder / LOG_FILE,
-        hang_s=hang_s,
-        objects=objects,
-        max_gpu_memory_bytes=config.max_gpu_memory_bytes,
-    )
-    try:
+    with run_folder(folder, Path(config.out), config.workload.label) as folder:
+        bench = BenchClient(
+            config.workload,
+            device,
+            log_path=folder / LOG_FILE,
+            hang_s=hang_s,
+            objects=objects,
+            max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+        )
         with bench, Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor:
-            bench.start()
             result = tune_on(
                 bench,
                 sensor,
@@ -120,20 +117,20 @@ def tune(
                 resume=resume,
                 reopen=reopen,
             )
-    except LoadtuneError as error:
-        log_is_named = isinstance(error, OutOfTimeError) and error.stuck is not None
-        if given is None and not log_is_named:
-            remove_if_empty(folder, made)
-        raise
     if listener is None:
-        sys.stderr.write(f"loadtune: the result and its report are in {folder}\n")
+        _say(f"the result and its report are in {folder}")
     return result
 
 
 def _warn(progress: Progress) -> None:
     """Shows what a caller without a listener should read before trusting the result."""
     if progress.warning and progress.message:
-        sys.stderr.write(f"loadtune: warning: {progress.message}\n")
+        _say(f"warning: {progress.message}")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # a full disk, or nobody reads it
+        sys.stderr.write(f"loadtune: {text}\n")
 
 
 def tune_on(
@@ -151,22 +148,39 @@ def tune_on(
     reopen: bool = False,
 ) -> TuningResult:
     """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
-    found = Findings(config, host, device, clock, __version__, listener, sensor.latest)
-    bench.finish_by(clock.now() + found.left_s)
-    kept = read_journal(folder) if resume else None
-    if kept is not None:
-        restore(kept, found)
-    run = Run(bench, sensor, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
-    if kept is None:
-        run.begin()
-    try:
-        _tell(run)
-    except LoadtuneError as error:
-        found.cut_short = str(error)
-        if found.trials and not run.is_as_it_was:
-            _keep(run)
-        raise
-    return _keep(run)
+    with owned(folder):
+        found = Findings(config, host, device, clock, __version__, listener)
+        watched = _Watched(sensor, found)
+        found.reading = watched.latest
+        bench.finish_by(clock.now() + found.left_s)
+        kept = read_journal(folder) if resume else None
+        if kept is not None:
+            restore(kept, found)
+        found.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
+        run = Run(bench, watched, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
+        try:
+            _tell(run)
+        except Exception as error:
+            found.cut_short = str(error)
+            if found.trials and not run.is_as_it_was:
+                with suppress(ResultError):  # the error that came first says what to mend
+                    _keep(run)
+            raise
+        return _keep(run)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A sensor without which a run goes on."""
+
+    sensor: Sensor
+    found: Findings
+
+    def latest(self) -> Reading | None:
+        return self.found.aside("Telemetry is missing", self.sensor.latest)
+
+    def between(self, start_s: float, end_s: float) -> Telemetry | None:
+        return self.found.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s))
 
 
 def _tell(run: Run) -> None:
@@ -187,7 +201,7 @@ def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
     found = run.found
     stages.overrun(run)
-    tell_growth(found)
+    found.aside("Whether memory grows was not found out", lambda: tell_growth(found))
     before = result_in(run.folder) if run.kept is not None and found.best is None else None
     if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else " The trials measured since are in the journal, for the next --resume."
@@ -197,21 +211,26 @@ def _keep(run: Run) -> TuningResult:
 
 
 def _write(found: Findings, folder: Path) -> TuningResult:
-    """The result first: a page that cannot be made is a note in it, never the end of the run."""
-    result = found.result()
-    write_result(result, folder)
+    """The page, then the result, with what there is to say of the page. An answer is on the disk before both."""
+    no_page = "The report page was not written"
     try:
-        write_page(result, folder / PAGE_FILE)
-    except (Exception, KeyboardInterrupt) as trouble:  # whatever it is, what was measured outweighs it
-        found.note(f"The report page was not written: {str(trouble) or type(trouble).__name__}")
-        result = found.result()
+        found.aside(no_page, lambda: write_page(found.result(), folder / PAGE_FILE))
+    except KeyboardInterrupt as interruption:
+        found.note(f"{no_page}: interrupted by {str(interruption) or 'Ctrl-C'}.")
+    result = found.result()
+    if found.best is None:
         write_result(result, folder)
+    else:
+        found.aside(f"{RESULT_FILE} has the answer alone", lambda: write_result(result, folder))
     return result
 
 
 def story(run: Run) -> None:
-    """The stages, in the order in which each needs what the one before found."""
-    facts = stages.start(run)
+    """The stages, in the order in which each needs what the one before found.
+
+    The answer is on the disk before it is explained. What fails then is a note.
+    """
+    found, facts = run.found, stages.start(run)
     recipes = stages.recipes(run, facts)
     stages.own(run, facts, recipes)
     stages.memory(run, facts, recipes)
@@ -222,6 +241,8 @@ def story(run: Run) -> None:
     try:
         stages.confirmation(run, facts, space)
     finally:  # also of an answer that was there when the time budget ended
-        stages.name_bottleneck(run, facts, space)
-    stages.costs(run)
-    stages.remedies(run, facts, space)
+        if found.best is not None:
+            write_result(found.result(), run.folder)
+        found.aside("The bottleneck is not named", lambda: stages.name_bottleneck(run, facts, space))
+    found.aside("Start-up costs and checkpoints were not timed", lambda: stages.costs(run))
+    found.aside("Not all changes of the code were tried", lambda: stages.remedies(run, facts, space))

@@ -54,11 +54,13 @@ def in_thread(monkeypatch):
 
 @pytest.fixture
 def study_in_memory(monkeypatch):
-    """A fake run's study without a file, which takes a third of its time. test_pipeline_study.py has files."""
+    """A fake run's study without a database, which takes a third of its time. test_pipeline_study.py has one."""
+    from optuna.storages import InMemoryStorage
+
     from loadtune.study import optuna_study
 
-    in_file = optuna_study._opened
-    monkeypatch.setattr(optuna_study, "_opened", lambda file, num_known: in_file(None, num_known))
+    monkeypatch.setattr(optuna_study, "_storage", lambda database: InMemoryStorage())
+    monkeypatch.setattr(optuna_study.OptunaStudy, "_changed", lambda self: None)
 
 
 @pytest.fixture

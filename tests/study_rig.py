@@ -3,6 +3,7 @@
 import itertools
 
 from loadtune.records import Measurement, Recipe, Window
+from loadtune.report.store import write_whole
 from loadtune.study.optuna_study import OptunaStudy
 from loadtune.study.search import Next
 from loadtune.study.space import SearchSpace
@@ -20,9 +21,11 @@ def begun_study(folder, objective="samples-per-s"):
         ceilings={"fp32": 64},
     )
     configs = itertools.cycle(space.modelled())
-    study = OptunaStudy(
-        space, lambda: Next(config=next(configs), origin="search"), folder / "study.db", objective=objective
-    )
+
+    def save(content):
+        write_whole(folder / "study.db", content())
+
+    study = OptunaStudy(space, lambda: Next(config=next(configs), origin="search"), save, objective=objective)
     study.tell_measured(study.ask(), MEASURED_PER_S)
     study.tell_infeasible(study.ask(), "out of memory")
     return study, study.ask()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 
 from loadtune.bench.bounded_log import BoundedLog
 from loadtune.bench.protocol import Message
@@ -34,13 +35,13 @@ class BenchProcess:
 
     def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
         """``scratch``: the folder for everything temporary, which the caller removes."""
-        self._log = BoundedLog(log_path)
+        self._log, log = _appended(log_path, scratch / log_path.name)
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
         alive_read, self._lifeline = os.pipe()
         descriptors = (theirs.fileno(), alive_read, self._samples.fileno())
         try:
-            with log_path.open("ab") as log:
+            with log:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "loadtune.bench", *map(str, descriptors), str(scratch)],
                     stdin=subprocess.DEVNULL,
@@ -138,6 +139,14 @@ class BenchProcess:
         deadline = time.monotonic() + timeout_s
         while not self.has_exited() and time.monotonic() < deadline:
             time.sleep(0.01)
+
+
+def _appended(path: Path, instead: Path) -> tuple[BoundedLog, IO[bytes]]:
+    """A log that is open for writing: `instead`, where the first cannot be written."""
+    try:
+        return BoundedLog(path), path.open("ab")
+    except OSError:
+        return BoundedLog(instead), instead.open("ab")
 
 
 def _environment(device: Device, scratch: Path) -> dict[str, str]:

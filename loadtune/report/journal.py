@@ -7,6 +7,7 @@ before it.
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
-from loadtune.report.store import RESULT_FILE, newest_with
+from loadtune.report.store import RESULT_FILE, newest_with, not_written
 
 JOURNAL_FILE = "journal.jsonl"
 
@@ -191,16 +192,17 @@ class Journal:
 
     def keep(self, line: Line) -> None:
         """Write the line, and return once it would survive a crash of the machine."""
+        content = msgspec.json.encode(line) + b"\n"
+        size = self._path.stat().st_size if self._path.exists() else 0
         try:
             with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(line) + b"\n")
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise ResultError(
-                f"{self._path} could not be written ({error.strerror or error}). The folder must be writable and have "
-                "free space. Free some, or choose another folder with --out."
-            ) from error
+            with suppress(OSError):
+                os.truncate(self._path, size)  # no half of a line before the next one
+            raise not_written(self._path, error, len(content), resumable=True) from error
 
 
 def read_journal(folder: Path) -> Kept:
@@ -244,15 +246,9 @@ def newest_run(out: Path) -> Path:
     if out.name == RESULT_FILE and journal.is_file():
         return journal.parent
     found = newest_with(out, JOURNAL_FILE)
-    if found is None and not out.exists():
-        raise ResultError(
-            f"{out} does not exist, so it holds no run to resume. Give the folder of a run, or run without --resume."
-        )
     if found is None:
-        raise ResultError(
-            f"{out} holds no run to resume: there is no {JOURNAL_FILE} in it or up to two folders below. Give the "
-            "folder of a run, or run without --resume."
-        )
+        why = f"there is no {JOURNAL_FILE} in it or up to two folders below" if out.exists() else "it does not exist"
+        raise ResultError(f"{out} holds no run to resume: {why}. Give the folder of a run, or run without --resume.")
     return found.parent
 
 

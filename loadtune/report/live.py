@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from loadtune.records import Progress, TrialConfig
 from loadtune.report.wording import STAGE_TEXT, searched_text
+from loadtune.terminal import LastingStream
 from loadtune.units import MISSING, efficiency_text, percent_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ class LiveDisplay:
             # Markup off: a message may quote brackets. Soft wrap: a line stays one line in a log file.
             self._console.print(line, style=style, markup=False, soft_wrap=not self._console.is_terminal)
         self._newest, self._newest_s = progress, time.monotonic()
+        if isinstance(self._console.file, LastingStream) and self._console.file.lost is not None:
+            raise self._console.file.lost
 
     def _redrawn(self) -> "RenderableType":
         """Called by rich's thread several times a second; only the time left changes between two records."""

@@ -4,20 +4,29 @@ In: a `TuningResult`, or a path somewhere under ``loadtune-results``. Out: ``res
 module of its own because what reads a file of another version, or a damaged one, must say so before anything uses it.
 """
 
+import fcntl
 import os
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
+from typing import TextIO
 
 import msgspec
 
-from loadtune.errors import ResultError, UsageError
+from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError, UsageError
 from loadtune.records import SCHEMA_VERSION, TuneConfig, TuningResult
+from loadtune.units import bytes_text
 
 RESULT_FILE = "result.json"
 STUDY_FILE = "study.db"
+LOG_FILE = "bench.log"
+"""What the training process and its workers write."""
+_LOCK_FILE = "run.lock"
 _RUN_NAME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ)(?:-(\d+))?")
 
 
@@ -27,17 +36,68 @@ class _Head(msgspec.Struct):
     schema_version: int
 
 
-_LOGS = {"bench.log", "journal.jsonl", "study.db", "study.db-journal"}  # nobody reads them without a result
+@contextmanager
+def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = False) -> Iterator[Path]:
+    """The folder of a run: the one that is given, or a new one.
+
+    A new one is removed where the run ends in an error before its journal begins, unless the error names its log.
+    """
+    made = [parent for parent in (out, *out.parents) if not parent.exists()]
+    folder = given or new_run_folder(out, label)
+    try:
+        yield folder
+    except (LoadtuneError, KeyboardInterrupt) as error:
+        keep_log |= isinstance(error, OutOfTimeError) and error.stuck is not None
+        with suppress(OSError):
+            if given is None and not keep_log and {path.name for path in folder.iterdir()} <= {LOG_FILE}:
+                (folder / LOG_FILE).unlink(missing_ok=True)
+                for empty in (folder, folder.parent, *made):
+                    empty.rmdir()  # where it holds another run it refuses, and that is right
+        raise
 
 
-def remove_if_empty(folder: Path, made: Sequence[Path]) -> None:
-    """Remove the folder of a run that ended in an error, and those `made` for it, unless something was measured."""
-    with suppress(OSError):
-        if {path.name for path in folder.iterdir()} <= _LOGS:
-            for name in _LOGS:
-                (folder / name).unlink(missing_ok=True)
-            for empty in (folder, folder.parent, *made):
-                empty.rmdir()  # where it holds another run it refuses, and that is right
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Keep every other run out of the folder. The kernel releases the lock, however this process ends.
+
+    Raises UsageError where another run has it, ResultError where nothing can be written there.
+    """
+    path = folder / _LOCK_FILE
+    try:
+        file = _locked(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    with file:
+        owner = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%F %T} UTC"
+        with suppress(OSError):  # a full disk: the journal says so
+            file.truncate(0)
+            os.write(file.fileno(), owner.encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _locked(path: Path) -> TextIO:
+    """The file at `path`, which is ours until it is closed; on a file system without locks it is anybody's."""
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with file:
+                file.seek(0)
+                owner = file.read()
+            raise UsageError(
+                f"{path.parent} is in use by another run ({owner}). A folder takes one run at a time. Wait until that "
+                "run ends, or run without --resume."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+            return file
+        file.close()  # its owner ended meanwhile, and removed it
 
 
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
@@ -53,15 +113,14 @@ def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
 
 
 def _first_free(parent: Path, name: str) -> Path:
-    number = 1
+    folder, number = parent / name, 1
     while True:
-        folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
+            return folder
         except FileExistsError:
             number += 1
-        else:
-            return folder
+            folder = parent / f"{name}-{number}"
 
 
 def as_json(record: object) -> bytes:
@@ -71,26 +130,36 @@ def as_json(record: object) -> bytes:
 
 def write_result(result: TuningResult, folder: Path) -> Path:
     """Write ``result.json`` whole or not at all."""
-    return write_whole(folder / RESULT_FILE, as_json(result))
+    return write_whole(folder / RESULT_FILE, as_json(result), resumable=True)
 
 
-def write_whole(path: Path, content: bytes) -> Path:
+def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
     """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:  # also where Ctrl-C comes in between
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise ResultError(
-            f"{path} could not be written ({error.strerror or error}). The folder must be writable and have free"
-            " space. Free some, or choose another folder with --out."
-        ) from error
-    finally:  # also where Ctrl-C comes in between
-        temporary.unlink(missing_ok=True)
+        raise not_written(path, error, len(content), resumable=resumable) from error
     return path
+
+
+def not_written(path: Path, error: OSError, num_bytes: int = 0, *, resumable: bool = False) -> ResultError:
+    """Of a file that could not be written: what it needs, and what there is. `resumable`: the journal has it all."""
+    free = ""
+    with suppress(OSError):
+        free = f" and {bytes_text(shutil.disk_usage(path.parent).free)} are free"
+    resumed = f"run `loadtune run --resume {quote(str(path.parent))}`, which goes on with what was measured"
+    return ResultError(
+        f"{path} could not be written ({error.strerror or error}). It needs {bytes_text(num_bytes)}{free}. The folder "
+        f"must be writable. Free some space, then {resumed if resumable else 'try again, or choose another folder'}."
+    )
 
 
 def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:

@@ -1,7 +1,6 @@
 """After the confirmation, in the time that is left: what the winner costs at an epoch's end and at a checkpoint."""
 
-from loadtune.errors import LoadtuneError
-from loadtune.records import EpochCost, Finalist, SavingCost, TrialFailure
+from loadtune.records import EpochCost, SavingCost, TrialFailure
 from loadtune.report.journal import Winners
 from loadtune.stages.compiling import compile_seconds
 from loadtune.stages.run import Run
@@ -20,37 +19,28 @@ def costs(run: Run) -> None:
         return
     finalist = next(f for f in run.found.finalists if f.config == best.config)
     with run.found.stage("costs"):
-        try:
-            _time_costs(run, finalist)
-        except LoadtuneError as error:  # what was confirmed stands without them
-            run.found.tell(
-                f"The start-up cost of an epoch and the time of a checkpoint were not measured: {error}", warning=True
-            )
-
-
-def _time_costs(run: Run, finalist: Finalist) -> None:
-    found, config = run.found, finalist.config
-    seconds = COST_SHARE * found.config.time_budget_s
-    needed_s = seconds + NUM_STARTS * max(measured.first_batch_s for measured in finalist.runs)
-    found.epoch_cost = run.known(config, lambda line: line.epoch_cost)
-    if found.epoch_cost is None and needed_s < found.left_s:
-        epochs = run.bench.time_epochs(config.loader, seconds)
-        if isinstance(epochs, EpochCost):
-            found.epoch_cost = epochs
-            run.keep(Winners(config=config, epoch_cost=epochs))
-        else:
-            _tell_not_timed(run, epochs)
-    # A checkpoint is timed beside a round of the workers, and two steps without them.
-    round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
-    found.saving_cost = run.known(config, lambda line: line.saving_cost)
-    has_model = config.precision != "own"  # a whole training step shows no model that a checkpoint would hold
-    if has_model and found.saving_cost is None and needed_s + round_s + compile_seconds(run, config) < found.left_s:
-        saving = run.bench.time_saving(config, seconds)
-        if isinstance(saving, SavingCost):
-            found.saving_cost = saving
-            run.keep(Winners(config=config, saving_cost=saving))
-        else:
-            _tell_not_timed(run, saving)
+        found, config = run.found, finalist.config
+        seconds = COST_SHARE * found.config.time_budget_s
+        needed_s = seconds + NUM_STARTS * max(measured.first_batch_s for measured in finalist.runs)
+        found.epoch_cost = run.known(config, lambda line: line.epoch_cost)
+        if found.epoch_cost is None and needed_s < found.left_s:
+            epochs = run.bench.time_epochs(config.loader, seconds)
+            if isinstance(epochs, EpochCost):
+                found.epoch_cost = epochs
+                run.keep(Winners(config=config, epoch_cost=epochs))
+            else:
+                _tell_not_timed(run, epochs)
+        # A checkpoint is timed beside a round of the workers, and two steps without them.
+        round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
+        found.saving_cost = run.known(config, lambda line: line.saving_cost)
+        has_model = config.precision != "own"  # a whole training step shows no model that a checkpoint would hold
+        if has_model and found.saving_cost is None and needed_s + round_s + compile_seconds(run, config) < found.left_s:
+            saving = run.bench.time_saving(config, seconds)
+            if isinstance(saving, SavingCost):
+                found.saving_cost = saving
+                run.keep(Winners(config=config, saving_cost=saving))
+            else:
+                _tell_not_timed(run, saving)
 
 
 def _tell_not_timed(run: Run, failure: TrialFailure) -> None:

@@ -24,14 +24,13 @@ def start(run: Run) -> WorkloadFacts:
         facts = run.bench.describe()
         if run.found.facts is not None:  # of before an interruption: the study was made with them
             check_same_workload(run.found.facts, facts)
-        if run.kept is not None:
             run.begin()
-        if run.found.facts is not None:
             _settle_baseline(run.found, run.found.facts)
             return run.found.facts
         run.found.facts = facts
         _settle_baseline(run.found, facts)
         check_against_facts(run.found.config, facts, run.found.device.kind)
+        run.begin()
         run.found.tell(_facts_text(facts))
         for note in stream_notes(facts):
             run.found.note(note)

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from loadtune.errors import LoadtuneError
 from loadtune.records import (
     Examined,
     Finalist,
@@ -66,9 +65,6 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         trying = _Trying(run, facts, searched, winner, Offers(run, facts, searched, winner))
         try:
             trying.run_all()
-        except LoadtuneError as error:
-            trying.is_complete = False
-            found.note(f"Not all changes of the code were tried: {str(error).rstrip('.')}.")
         except BaseException:
             trying.is_complete = False
             raise

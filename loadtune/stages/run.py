@@ -13,9 +13,6 @@ from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
 
-LOG_FILE = "bench.log"
-"""What the training process and its workers write, in the run's folder."""
-
 TRIAL_SHARE = 0.008
 """Of the time budget, for the measured part of one segment, where a queue is turned over in less: 2.4 s of the default
 five minutes. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""

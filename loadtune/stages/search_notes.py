@@ -11,7 +11,7 @@ from loadtune.units import counted, seconds_text
 
 def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[str]:
     """What of the search's end a user should know, a line each."""
-    first = []
+    first = [] if loop.search.broken is None else [f"The search ended early: {loop.search.broken}."]
     if loop.out_of_time and (hung := hung_trials(found)):
         first = [f"The search ended early because {counted(len(hung), 'trial')} hung: {hung[-1].message.rstrip('.')}."]
     elif loop.out_of_time and len(found.trials) < ENOUGH_TRIALS:

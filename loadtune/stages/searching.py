@@ -1,13 +1,12 @@
 """The search: the study that tries configurations of the space, as the throughput model proposes them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from loadtune.errors import ResultError
 from loadtune.findings import Findings
 from loadtune.records import Trial, TrialConfig, WorkloadFacts
 from loadtune.report.journal import Searched, Tried
-from loadtune.report.store import STUDY_FILE
+from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.stages.feasible import feasible
 from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import TRIAL_SHARE, Run
@@ -26,23 +25,13 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found = run.found
     with found.stage("study"):
         check_budget(run)
-        search, ended = search_of(run, facts, searched), _has_ended(run)
-        try:
-            asked = OptunaStudy(
-                searched,
-                search.upcoming,
-                run.folder / STUDY_FILE,
-                known=found.trials,
-                objective=found.config.objective,
-            )
-        except ResultError as error:
-            if not ended:
-                raise
-            found.note(str(error))  # nothing is asked of it any more
-            return
-        if asked.renewed is not None:
-            found.note(f"{asked.renewed} The study was rebuilt from the journal, which has every trial.")
-        if ended:
+        search = search_of(run, facts, searched)
+
+        def save(content: Callable[[], bytes]) -> None:
+            found.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(run.folder / STUDY_FILE, content()))
+
+        asked = OptunaStudy(searched, search.upcoming, save, known=found.trials, objective=found.config.objective)
+        if _has_ended(run):
             return
         loop = study_loop(run, search, asked)
         for trial in loop.trials():

@@ -1,7 +1,8 @@
 """The end of the time budget, in words: what was under way, what had not come back, what to do about it."""
 
 from loadtune.errors import OutOfTimeError
-from loadtune.stages.run import LOG_FILE, Run
+from loadtune.report.store import LOG_FILE
+from loadtune.stages.run import Run
 from loadtune.stages.search_notes import hung_trials
 from loadtune.units import counted, seconds_text
 

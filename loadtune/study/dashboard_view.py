@@ -1,7 +1,7 @@
 """A kept study as others may look at it: nothing is written, and every trial says what it really was.
 
-In: a run's ``study.db``, also while the run writes it. Out: a storage as Optuna's tools take one. optuna-dashboard
-(0.21) looks for feasibility where Optuna before 5 kept it, so it is put there as well.
+In: a run's ``study.db``, also while the run puts newer ones in its place. Out: a storage as Optuna's tools take one.
+optuna-dashboard (0.21) looks for feasibility where Optuna before 5 kept it, so it is put there as well.
 """
 
 import copy
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import NullPool
 
 from loadtune.errors import ResultError
 from loadtune.records import SCORE_UNITS
 from loadtune.study.optuna_study import OBJECTIVE
-from loadtune.study.study_file import connected, kept_in, problem_of
 
 if TYPE_CHECKING:
     from optuna.study._frozen import FrozenStudy
@@ -34,7 +34,9 @@ def open_study(file: Path) -> "ShownStudy":
     """The study in this file, for reading alone. Raises ResultError where it cannot be read."""
     _check(file)
     try:
-        return ShownStudy(kept_in(file, read_only=True))
+        # A connection for each look: a run puts a new file in this one's place.
+        kept = {"creator": lambda: _connected(file), "poolclass": NullPool}
+        return ShownStudy(RDBStorage("sqlite://", engine_kwargs=kept, skip_table_creation=True))
     except RuntimeError as error:
         raise ResultError(f"{file} was written with another Optuna: {error}") from error
 
@@ -107,13 +109,17 @@ def _is_feasible(trial: FrozenTrial) -> bool:
     return all(excess <= 0 for excess in trial.constraints.values())
 
 
+def _connected(file: Path) -> sqlite3.Connection:
+    """SQLite itself refuses to write, and makes no file beside it. SQLAlchemy hands it between threads."""
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+
+
 def _check(file: Path) -> None:
     """Whole, and with a study in it; in SQLite's own words where it is not."""
-    problem, studies = problem_of(file, read_only=True), []
     try:
-        if problem is None:
-            with closing(connected(file, read_only=True)) as database:
-                studies = database.execute("SELECT study_id FROM studies").fetchall()
+        with closing(_connected(file)) as database:
+            problem = next((said for (said,) in database.execute("PRAGMA quick_check") if said != "ok"), None)
+            studies = database.execute("SELECT study_id FROM studies").fetchall()
     except sqlite3.Error as error:
         problem = str(error)
     if problem is not None:

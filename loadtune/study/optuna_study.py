@@ -1,26 +1,30 @@
-"""The Optuna study, and the only module that knows Optuna: its sampler asks the `Search`, its storage keeps the trials.
+"""The Optuna study: its sampler asks the `Search`, its storage keeps the trials, for other tools as well.
 
+The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
+damages it is in nobody's way.
 A configuration that could not run becomes a trial in the state COMPLETE, infeasible and with the worst value so far:
 `optuna-dashboard` shows it, and what is in the state FAIL is nothing that was learnt.
 """
 
+import logging
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import StaticPool
 
 from loadtune.records import Objective, Predicted, Telemetry, Trial, TrialConfig
 from loadtune.study.loop import Asked
 from loadtune.study.search import Next
 from loadtune.study.space import SearchSpace
-from loadtune.study.study_file import STUDY_NAME, open_or_renew
 
+STUDY_NAME = "loadtune"
 OBJECTIVE = "objective"
 """The study's user attribute that says what its values are."""
 
@@ -57,15 +61,15 @@ class SearchSampler(BaseSampler):
 class OptunaStudy:
     """Ask/tell over the axes of a space, maximising the value told; ``propose`` decides what is asked for.
 
-    `file` is a database of SQLite; None keeps the study in memory. `known` are trials of it that were run before.
-    Where the file has not all of them, the study is built anew: `renewed` says so.
+    `known` are trials that were run before. `save` is called after each change, with what
+    returns the database as a file has it.
     """
 
     def __init__(
         self,
         space: SearchSpace,
         propose: Callable[[], Next],
-        file: Path | None,
+        save: Callable[[Callable[[], bytes]], None] = lambda content: None,
         *,
         known: Sequence[Trial] = (),
         objective: Objective = "samples-per-s",
@@ -74,18 +78,22 @@ class OptunaStudy:
         self._worst: float | None = None
         self._open: dict[int, optuna.Trial] = {}
         self._replayed: Next | None = None
+        self._database = sqlite3.connect(":memory:", check_same_thread=False)
         with _quiet():
-            self._study, self.renewed = _opened(file, num_known=1 + max((trial.number for trial in known), default=-1))
-        self._study.sampler = SearchSampler(space, lambda: self._next.config)
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME,
+                storage=_storage(self._database),
+                direction="maximize",
+                sampler=SearchSampler(space, lambda: self._next.config),
+            )
         self._study.set_user_attr(OBJECTIVE, objective)  # for whoever looks at it: the values have no unit
-        trials = self._study.get_trials(deepcopy=False)
-        stale = {trial.number for trial in trials if trial.state == TrialState.RUNNING}
-        for number in stale:
-            self._study.tell(number, state=TrialState.FAIL)
-        if not trials:
-            self._replay(in_order(known), objective)
-        else:  # measured, and the run was killed before the study heard of it
-            self._replay([trial for trial in known if trial.number in stale], objective)
+        self._save: Callable[[Callable[[], bytes]], None] = lambda content: None
+        self._replay(known, objective)
+        self._save = save
+        self._changed()
+
+    def _changed(self) -> None:
+        self._save(self._database.serialize)
 
     @property
     def _next(self) -> Next:
@@ -97,13 +105,14 @@ class OptunaStudy:
         for name, axis in self._space.axes.items():
             trial.suggest_categorical(name, axis)
         self._open[trial.number] = trial
+        self._changed()
         # The baseline may end its workers with each epoch where the space has only loaders that keep them.
         return Asked(number=trial.number, config=asked.config, origin=asked.origin, predicted=asked.predicted)
 
-    def _replay(self, known: Sequence[Trial | None], objective: Objective) -> None:
-        """Ask and tell what was run before; None takes a number."""
+    def _replay(self, known: Sequence[Trial], objective: Objective) -> None:
+        """Ask and tell what was run before; what the space lacks takes a number."""
         for trial in known:
-            if trial is None or trial.outcome is None or not self._has(trial.config):
+            if trial.outcome is None or not self._has(trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue
             self._replayed = Next(config=trial.config, origin=trial.origin, predicted=trial.predicted)
@@ -138,6 +147,7 @@ class OptunaStudy:
             trial.set_user_attr(name, attr)
         trial.set_constraint("runs", excess)
         self._study.tell(trial, value)
+        self._changed()
 
 
 def _predicted(said: Predicted | None) -> dict[str, float]:
@@ -147,17 +157,10 @@ def _predicted(said: Predicted | None) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in figures.items()}
 
 
-def in_order(known: Sequence[Trial]) -> list[Trial | None]:
-    """Each at its number, None where no trial of that is known. Whose number is taken comes after all others."""
-    numbered: dict[int, Trial] = {}
-    taken: list[Trial | None] = [trial for trial in known if numbered.setdefault(trial.number, trial) is not trial]
-    return [numbered.get(number) for number in range(max(numbered, default=-1) + 1)] + taken
-
-
-def _opened(file: Path | None, num_known: int) -> tuple[optuna.Study, str | None]:
-    if file is None:
-        return optuna.create_study(study_name=STUDY_NAME, direction="maximize"), None
-    return open_or_renew(file, num_known)
+def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:
+    # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
+    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
+    return optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
 
 
 @contextmanager

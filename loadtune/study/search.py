@@ -8,6 +8,7 @@ configuration with one setting changed.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from loadtune.study.confirm import MIN_RUNS, size
 from loadtune.study.segment import expected_seconds
 from loadtune.study.space import MODELLED, SearchSpace
 from loadtune.study.throughput import points_at, segments_of
+
+T = TypeVar("T")
 
 AS_GOOD = 0.99
 """Share of the best expected score from which on a smaller configuration is worth a place in the confirmation."""
@@ -65,10 +68,12 @@ class Search:
     """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
     ended: str = ""
     """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
+    broken: str | None = None
+    """Why the model does not answer. None: it does. Without it configurations are ranked as they were measured."""
 
     def saw(self, trial: Trial) -> None:
         """An outcome, also one of before an interruption."""
-        self._next = self._fitted = None
+        self._next = self._fitted = self.broken = None
         measured = trial.measurement
         if measured is None:
             self._failed.add(trial.config)
@@ -106,14 +111,15 @@ class Search:
             return None
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
-        unit = self._unit(known)
-        found = propose(
-            self._model(known),
-            points_at(configs, self.job),
-            places,
-            lambda rates: self._seconds(configs, rates),
-            self.left_s() if math.isinf(left_s) else min(left_s, self.left_s() / (1 + MIN_RUNS)),
+        left_s = self.left_s() if math.isinf(left_s) else min(left_s, self.left_s() / (1 + MIN_RUNS))
+        points = points_at(configs, self.job)
+        found = self._asked(
+            known,
+            lambda model: propose(model, points, places, lambda rates: self._seconds(configs, rates), left_s),
         )
+        if found is None:
+            self.ended = str(self.broken)
+            return None
         self.too_long = [configs[at] for at in found.too_long]
         if self.too_long and found.chance < CHANCE:
             return None
@@ -123,6 +129,7 @@ class Search:
         tried = {config for config, _ in self._tried} | self._failed
         if room <= sum(each not in tried for each in self._variants(configs[found.best])):
             return None
+        unit = self._unit(known)
         low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))
         predicted = Predicted(score=math.exp(found.log_rate) / unit, low=low, high=high)
         return Next(config=configs[found.index], origin="search", predicted=predicted)
@@ -195,21 +202,29 @@ class Search:
         return sorted(found, key=lambda each: -each.score)
 
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
-        return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
+        with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
+            return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
 
     def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
         known = self._known()
         if not configs or not known:
             return [0.0 for _ in configs]
-        rates = np.exp(self._model(known).predict(points_at(configs, self.job)).mean) / self._unit(known)
-        return [float(rate) for rate in rates]
+        found = self._asked(known, lambda model: model.predict(points_at(configs, self.job)).mean)
+        if found is None:
+            measured = {self.space.as_modelled(config): self._score(measurement) for config, measurement in known}
+            return [measured.get(config, 0.0) for config in configs]
+        return [float(rate) for rate in np.exp(found) / self._unit(known)]
 
-    def _model(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> ThroughputModel:
-        if self._fitted is None:
-            unit = self._unit(known)
-            rates = [self._score(measured) * unit for _, measured in known]
-            self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
-        return self._fitted
+    def _asked(self, known: Sequence[tuple[TrialConfig, Measurement]], ask: Callable[[ThroughputModel], T]) -> T | None:
+        """What the model answers. None: what was measured cannot be fitted, see `broken`."""
+        try:
+            if self._fitted is None:
+                rates = [self._score(measured) * self._unit(known) for _, measured in known]
+                self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
+            return ask(self._fitted)
+        except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
+            self.broken = f"the throughput model does not fit what was measured ({error})"
+            return None
 
     def _score(self, measured: Measurement) -> float:
         """In flight: what starting workers costs an epoch is added where configurations are ranked."""

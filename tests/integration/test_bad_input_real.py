@@ -85,8 +85,8 @@ def check_message(name, code, stderr):
 
 def check_nothing_is_kept(home):
     kept = [file for file in files_below(home) if file not in ("stderr", "cwd/taken")]
-    # What was measured before a broken sample turned up is kept, as a whole result or not at all.
-    assert not kept or any(file.endswith("result.json") for file in kept)
+    # What was measured before a broken sample turned up is kept.
+    assert not kept or any(file.endswith("journal.jsonl") for file in kept)
     assert list((home / "cwd" / "empty").iterdir()) == []
 
 
@@ -112,4 +112,4 @@ def test_debug_adds_our_traceback_and_keeps_the_log(tmp_path):
     ended = command.end()
     assert ended.code == 2
     assert "check_against_facts" in ended.stderr
-    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log", "journal.jsonl"]
+    assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log"]

@@ -147,6 +147,7 @@ def test_ctrl_c_keeps_the_trials_and_claims_nothing(tmp_path: Path) -> None:
     assert result.bottleneck is None
     assert len(result.trials) >= 3
     assert load_result(tmp_path) == result
+    assert "No configuration could be confirmed." in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_fits(tmp_path: Path) -> None:

@@ -150,14 +150,6 @@ def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
     assert all(line.measurement in runs for line in before.confirmed)
 
 
-def test_a_finished_run_that_is_resumed_measures_nothing(tmp_path: Path) -> None:
-    finished = tune_fake(FakeBench(), tmp_path)
-    bench = FakeBench(seed=1)
-    again = resumed(tmp_path, bench=bench)
-    assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
-    assert bench.requests == []
-
-
 @pytest.mark.parametrize("more", [{"num_trials": PATIENT.num_trials + 3}, {"time_budget_s": 900.0}])
 def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, more: dict) -> None:
     finished = tune_fake(FakeBench(), tmp_path, PATIENT)
@@ -199,6 +191,7 @@ def test_what_was_timed_of_the_winner_is_not_timed_again(tmp_path: Path) -> None
     assert {"epochs", "saving"} <= set(asked_of(first))
     again = resumed(tmp_path, ALL_TRIALS, bench=second)
     assert second.requests == []
+    assert (again.trials, again.finalists) == (finished.trials, finished.finalists)
     for name in ("best", "epoch_cost", "saving_cost", "bottleneck"):
         assert getattr(again, name) == getattr(finished, name) is not None
 

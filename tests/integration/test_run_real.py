@@ -114,7 +114,7 @@ def test_a_spoilt_result_is_told(run_folder, tmp_path, read, spoil, words):
     assert all(word in str(raised.value) for word in [str(spoilt), *words]), str(raised.value)
 
 
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")])
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGHUP, 129, "SIGHUP")])
 def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_path, number, code, word):
     command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
     try:

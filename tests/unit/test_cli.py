@@ -3,20 +3,22 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 import loadtune.host
 from loadtune.cli import app
-from loadtune.errors import DeviceError, WorkloadError
+from loadtune.errors import DeviceError, ResultError, WorkloadError
 from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
-from loadtune.report.journal import JOURNAL_FILE, Head, Journal, Searched, Tried
+from loadtune.report.journal import JOURNAL_FILE, Head, Journal, Searched, Tried, read_journal
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -31,6 +33,7 @@ class FakeTuner:
         self.resumed: list[Path | None] = []
         self.reopened: list[bool] = []
         self.error: BaseException | None = None
+        self.measured = False
         self.result: TuningResult = load_result(KEPT)
 
     def tune(
@@ -42,6 +45,8 @@ class FakeTuner:
         (folder / "bench.log").write_text("what the bench wrote")
         listener(Progress(stage="start", message="built the workload", left_s=9.0))
         listener(Progress(stage="start", message="other processes are busy", warning=True, left_s=9.0))
+        if self.measured:
+            resumable(folder, config, 2)
         if self.error is not None:
             raise self.error
         write_result(self.result, folder)
@@ -253,6 +258,36 @@ def test_an_error_of_the_users_code_comes_with_its_traceback_and_none_of_ours(tu
     assert os.listdir() == []  # a run that measured nothing leaves no folder
 
 
+def test_a_run_that_measured_keeps_its_folder(tuner: FakeTuner) -> None:
+    tuner.measured, tuner.error = True, ResultError("result.json could not be written (No space left on device).")
+    assert invoke("run").exit_code == 2
+    (journal,) = Path("loadtune-results").glob("*/*/journal.jsonl")
+    assert len(read_journal(journal.parent).trials) == 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_signal_ends_a_run_once_unless_it_was_ignored(
+    tuner: FakeTuner, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, ignored: bool
+) -> None:
+    """nohup ignores SIGHUP; a terminal that closes may send it twice."""
+
+    def signalled(**asked: Any) -> TuningResult:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt as interruption:
+            os.kill(os.getpid(), number)
+            tuner.result = dataclasses.replace(tuner.result, cut_short=f"interrupted by {interruption}")
+        return tuner.tune(**asked)
+
+    monkeypatch.setattr("loadtune.tuning.tune", signalled)
+    before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        assert invoke("run").exit_code == (0 if ignored else code)
+    finally:
+        signal.signal(number, before)
+
+
 def test_debug_shows_our_traceback_and_keeps_the_log(tuner: FakeTuner) -> None:
     tuner.error = WorkloadError("sample 3 raises")
     ended = invoke("run", "--debug")
@@ -352,6 +387,40 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
         ended = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60)
     assert ended.returncode == 141
     assert ended.stderr == ""
+
+
+_RUN = """
+import sys
+import loadtune.host as host, loadtune.tuning as tuning
+from loadtune.records import Progress
+from loadtune.report.store import load_result
+result = load_result(sys.argv.pop())
+host.read_host, host.choose_device = lambda: result.host, lambda facts, asked: result.device
+
+def tune(listener, **asked):
+    for at in range(3):
+        try:
+            listener(Progress(stage="start", message=f"found {at}", left_s=1.0))
+        except OSError:  # as a run takes it
+            pass
+    return result
+
+tuning.tune = tune
+from loadtune.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("to", ["full disk", "gone reader"])
+def test_progress_that_reaches_nobody_costs_no_answer(tmp_path: Path, to: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", _RUN, "run", "--num-workers", "99", "--out", str(tmp_path), str(KEPT)]
+    with os.fdopen(writing, "wb") as gone, open("/dev/full", "wb") as full:
+        lost = full if to == "full disk" else gone
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=lost, text=True, timeout=60)
+    assert ended.returncode == 0
+    assert "DataLoader(" in ended.stdout
 
 
 _LOADED_BY_MAIN = """

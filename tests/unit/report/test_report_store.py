@@ -24,12 +24,6 @@ def keep(result: TuningResult, folder: Path, created: str) -> None:
     store.write_result(dataclasses.replace(result, created=created), folder)
 
 
-def test_a_run_gets_a_folder_named_by_its_time(tmp_path: Path) -> None:
-    folder = store.new_run_folder(tmp_path, "FakeData-resnet50", AT)
-    assert folder == tmp_path / "FakeData-resnet50" / "2026-11-20T17-03-12Z"
-    assert folder.is_dir()
-
-
 def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
     names = [store.new_run_folder(tmp_path, "w", AT).name for _ in range(3)]
     assert names == ["2026-11-20T17-03-12Z", "2026-11-20T17-03-12Z-2", "2026-11-20T17-03-12Z-3"]

@@ -1,6 +1,5 @@
 """A study as others may look at it."""
 
-import sqlite3
 from pathlib import Path
 
 import optuna
@@ -37,11 +36,6 @@ def test_the_values_have_the_unit_of_what_was_searched_for(tmp_path: Path, objec
     assert open_study(tmp_path / "study.db").get_all_studies()[0].system_attrs[METRIC_NAMES] == [unit]
 
 
-def test_a_study_that_kept_no_objective_has_no_unit(tmp_path: Path) -> None:
-    optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert METRIC_NAMES not in open_study(tmp_path / "study.db").get_all_studies()[0].system_attrs
-
-
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
     study.tell_measured(asked, 100.0)
@@ -59,13 +53,6 @@ def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:
     assert shown.get_best_trial(1).value == 1000.0
     with pytest.raises(PermissionError):
         shown.set_trial_user_attr(1, "mine", 1)
-
-
-def test_sqlite_itself_refuses_to_write(tmp_path: Path) -> None:
-    begun_study(tmp_path)
-    with pytest.raises(optuna.exceptions.StorageInternalError) as refused:
-        open_study(tmp_path / "study.db")._kept.set_study_user_attr(1, "mine", 1)
-    assert "readonly" in str(refused.value.__cause__)
 
 
 def test_a_path_with_marks_of_urls_is_a_path(tmp_path: Path) -> None:
@@ -86,23 +73,6 @@ def test_a_damaged_file_is_told_with_what_to_do(tmp_path: Path, content: bytes |
     file.write_bytes(file.read_bytes()[:20_000] if content is None else content)
     with pytest.raises(ResultError, match=f"cannot be read as a study: .*({said}).*another run's folder"):
         open_study(file)
-
-
-def test_a_write_that_a_kill_cut_off_is_left_to_the_run(tmp_path: Path) -> None:
-    begun_study(tmp_path)
-    writer = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
-    writer.execute("PRAGMA cache_size = 1")  # pages reach the file before the end, as in a large write
-    writer.execute("BEGIN IMMEDIATE")
-    writer.execute("CREATE TABLE more (text TEXT)")
-    writer.executemany("INSERT INTO more VALUES (?)", [("x" * 4000,)] * 50)
-    cut_off = tmp_path / "cut-off"
-    cut_off.mkdir()
-    for name in ("study.db", "study.db-journal"):
-        (cut_off / name).write_bytes((tmp_path / name).read_bytes())
-    writer.close()
-    with pytest.raises(ResultError, match="--resume"):
-        open_study(cut_off / "study.db")
-    assert (cut_off / "study.db-journal").exists()
 
 
 def test_a_study_that_did_not_begin_is_no_damage(tmp_path: Path) -> None:
