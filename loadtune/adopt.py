@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
 from loadtune.objects import is_loader
 from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
-from loadtune.records.chosen import chosen_winner, loader_kwargs
+from loadtune.records.chosen import handed_winner, loader_kwargs
 from loadtune.report.store import load_result
 
 if TYPE_CHECKING:
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 def best_loader_kwargs(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> dict[str, Any]:
-    """The DataLoader arguments of the best configuration: ``DataLoader(dataset, **best_loader_kwargs())``.
+    """The DataLoader arguments of the answer: ``DataLoader(dataset, **best_loader_kwargs())``.
 
-    ``path`` is as in `load_result`: a file, a folder, or None for the newest result. ``keep_batch_size`` returns the
-    best configuration at the batch size that the run was given, instead of the best at any batch size. Where your batch
-    sampler or dataset makes the batches, ``batch_size`` is not among them.
+    Your own where nothing is proven better. ``path`` is as in `load_result`: a file, a folder, or None for the newest
+    result. ``keep_batch_size`` returns the answer at the batch size that the run was given, instead of that at any
+    batch size. Where your batch sampler or dataset makes the batches, ``batch_size`` is not among them.
 
     Warns with MachineMismatchWarning where GPU, usable cores or torch differ from the result's; ``strict`` raises
-    MachineMismatchError instead. Raises ResultError where the result has no confirmed winner.
+    MachineMismatchError instead. Warns with UserWarning where the answer is not confirmed: measured once, cut short in
+    the confirmation, or with an interval that includes 0. Raises ResultError where the result has no answer.
     """
     result, config = _best_config(path, strict, keep_batch_size)
     return loader_kwargs(result, config)
@@ -37,16 +38,16 @@ def best_loader_kwargs(
 def best_recipe(
     path: str | os.PathLike[str] | None = None, *, strict: bool = False, keep_batch_size: bool = False
 ) -> Recipe:
-    """Precision, memory format, fused optimizer and torch.compile of the best configuration.
+    """Precision, memory format, fused optimizer and torch.compile of the answer.
 
-    Arguments and errors are those of `best_loader_kwargs`, whose arguments were measured together with this recipe.
+    Arguments, warnings and errors are those of `best_loader_kwargs`, whose result was measured with this recipe.
     """
     return _best_config(path, strict, keep_batch_size)[1].recipe
 
 
 def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
     """See `TuningResult.apply`."""
-    config = chosen_winner(result, keep_batch_size=keep_batch_size).config
+    config = handed_winner(result, keep_batch_size=keep_batch_size).config
     from loadtune.workload.loaders import LoaderParts  # imports torch, which whoever has a loader has done
 
     if not is_loader(loader):
@@ -71,7 +72,7 @@ def _best_config(
     from loadtune.host import read_host  # not at import: the driver's library loads with it
 
     result = load_result(path)
-    config = chosen_winner(result, keep_batch_size=keep_batch_size).config
+    config = handed_winner(result, keep_batch_size=keep_batch_size).config
     found = differences(result, read_host())
     if found and strict:
         raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` on this machine, or leave out strict=True.")

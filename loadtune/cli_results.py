@@ -4,6 +4,7 @@ They measure nothing and do not load torch.
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -95,7 +96,10 @@ def _export(result: TuningResult, format: str, out: Path | None, *, keep_batch_s
 
     if format not in FORMS:
         raise UsageError(f"--format is {format!r}. Allowed: {', '.join(FORMS)}.")
-    text = written(result, format, keep_batch_size=keep_batch_size)
+    with warnings.catch_warnings(record=True) as told:
+        text = written(result, format, keep_batch_size=keep_batch_size)
+    for each in told:
+        typer.echo(f"warning: {each.message}", err=True)
     if out is None:
         typer.echo(text, nl=False)
         return

@@ -15,7 +15,6 @@ from loadtune.records import (
     Bottleneck,
     ComputePoint,
     Device,
-    EpochCost,
     Finalist,
     HostFacts,
     MemoryCeiling,
@@ -79,7 +78,6 @@ class Findings:
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
     remedies: Remedies | None = None
-    epoch_cost: EpochCost | None = None
     saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -186,7 +184,6 @@ class Findings:
             best_at_your_batch=self.best_at_your_batch,
             bottleneck=self.bottleneck,
             remedies=self.remedies,
-            epoch_cost=self.epoch_cost,
             saving_cost=self.saving_cost,
             notes=tuple(self.notes),
         )

@@ -6,10 +6,8 @@ from typing import Protocol
 from loadtune.records import (
     BatchTry,
     ComputePoint,
-    EpochCost,
     Examined,
     FitReport,
-    LoaderConfig,
     Progress,
     Reading,
     Recipe,
@@ -76,10 +74,6 @@ class Bench(Protocol):
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
         """
-        ...
-
-    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
-        """Take batches, without training on them, across the ends of epochs; for about ``seconds``, or once."""
         ...
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:

@@ -13,12 +13,10 @@ from loadtune.errors import OutOfTimeError
 from loadtune.records import (
     BatchTry,
     ComputePoint,
-    EpochCost,
     Examined,
     FitReport,
     GpuFacts,
     HostFacts,
-    LoaderConfig,
     Precision,
     Reading,
     Recipe,
@@ -258,12 +256,7 @@ class FakeBench:
             windows.append(window)
             if not watch(windows[-1]):
                 break
-        return TrainingRun(windows=tuple(windows), first_batch_s=1.0)
-
-    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
-        self._begin("epochs", loader.batch_size)
-        self._spend(2.5, "epochs")
-        return EpochCost(loader=loader, kept_s=(0.125,), anew_s=(1.25,))
+        return TrainingRun(windows=tuple(windows), first_batch_s=1.0, ready_s=1.0)
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
         self._begin("saving", config.batch_size)

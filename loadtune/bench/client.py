@@ -26,7 +26,6 @@ from loadtune.bench.protocol import (
     Stop,
     Streamed,
     TimeCompute,
-    TimeEpochs,
     TimeSaving,
     TimeTraining,
     Value,
@@ -41,11 +40,9 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     Device,
-    EpochCost,
     Examined,
     FitReport,
     LiveObjects,
-    LoaderConfig,
     Recipe,
     SavingCost,
     StepAccount,
@@ -178,12 +175,6 @@ class BenchClient:
         assert isinstance(value, (TrainingRun, TrialFailure))
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
-        return value
-
-    def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost | TrialFailure:
-        """Time where one epoch ends and the next begins."""
-        value = self._ask(TimeEpochs(loader=loader, seconds=seconds))
-        assert isinstance(value, (EpochCost, TrialFailure))
         return value
 
     def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:

@@ -5,7 +5,7 @@ import math
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any, TypeVar
@@ -61,15 +61,13 @@ class EndlessShuffle(Sampler[int]):
             yield from torch.randperm(self._length, generator=generator).tolist()
 
 
-def _drawn(workload: Workload, sampler: Iterable[int] | None, seed: int) -> dict[str, Any]:
-    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end, or `sampler`."""
+def _drawn(workload: Workload, seed: int) -> dict[str, Any]:
+    """What is drawn, in which order, as arguments of a DataLoader: the user's own order without end."""
     parts: LoaderParts = workload.loader
     if parts.is_iterable:
         return {}
     if parts.batch_sampler is not None:
         return {"batch_sampler": Endless(parts.batch_sampler)}
-    if sampler is not None:
-        return {"sampler": sampler}
     if type(parts.sampler) is RandomSampler and not parts.sampler.replacement:
         return {"sampler": EndlessShuffle(len(workload.epoch.indices), seed)}
     return {"sampler": Endless(parts.sampler)}
@@ -78,7 +76,6 @@ def _drawn(workload: Workload, sampler: Iterable[int] | None, seed: int) -> dict
 class EndlessLoader:
     """Batches without end, and without the end of an epoch.
 
-    Given a `sampler`, an epoch is what that one draws: where it ends the next begins, and that costs what it costs.
     Loaders of another `number` read in another order, as epochs do, because files that the last one has read come from
     memory.
     """
@@ -87,7 +84,6 @@ class EndlessLoader:
         self,
         workload: Workload,
         config: LoaderConfig,
-        sampler: Iterable[int] | None = None,
         *,
         number: int = 0,
         table: SampleTable | None = None,
@@ -101,7 +97,7 @@ class EndlessLoader:
         loader = parts.make(
             config,
             **({"drop_last": True} if parts.batch_size_is_free else {}),
-            **_drawn(workload, sampler, seed),
+            **_drawn(workload, seed),
             **(
                 {} if parts.batched_fetch or parts.batches_are_ready else {"collate_fn": NamedCollate(parts.collate_fn)}
             ),
@@ -166,20 +162,21 @@ class EndlessLoader:
         self._begun_s = begun_s
         return self.next_batch()
 
+    def ready_s(self) -> float:
+        """Seconds from the start of a loader of this configuration until all workers were ready. 0: there are none."""
+        return max((times.ready_s - self._begun_s for times in self._clocks() if times.ready_s), default=0.0)
+
     def first_batch_s(self) -> float:
-        """Seconds from the start of a loader of this configuration to its first batch, as far as they were seen: until
-        all workers were ready, and until the first had made one. Later batches were begun meanwhile."""
+        """Seconds from there to its first batch, as far as they were seen: until all workers were ready, and until the
+        first had made one. Later batches were begun meanwhile."""
         if not self._waits:
             return self._first_s or 0.0
-        workers = self.start().workers()
-        ready_s = max((times.ready_s - self._begun_s for times in workers if times.ready_s), default=0.0)
-        made_s = [times.first_s for times in workers if times.first_s]
-        return ready_s + min(made_s, default=0.0)
+        return self.ready_s() + min((times.first_s for times in self._clocks() if times.first_s), default=0.0)
 
     def next_batch(self) -> Batch:
         """The next batch; the first call starts the workers. Raises NoBatchError where an epoch has none."""
         batch = self._next(self.start())
-        if batch is None:  # the epoch of the stream or of the given sampler is over
+        if batch is None:  # the epoch of the stream is over
             self._position = 0
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)

@@ -90,6 +90,7 @@ class TrainingLoop:
         return TrainingRun(
             windows=windows,
             first_batch_s=self._loader.first_batch_s(),
+            ready_s=self._loader.ready_s(),
             num_skipped_steps=sum(window.num_skipped_steps for window in windows),
             workers=self._loader.shares(),
         )

@@ -12,11 +12,9 @@ from loadtune.records import (
     BatchTry,
     ComputePoint,
     Device,
-    EpochCost,
     Examined,
     FitReport,
     LiveObjects,
-    LoaderConfig,
     Recipe,
     SavingCost,
     StepAccount,
@@ -68,14 +66,6 @@ class TimeTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeEpochs:
-    """Answered by an EpochCost."""
-
-    loader: LoaderConfig
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSaving:
     """Answered by a SavingCost."""
 
@@ -102,7 +92,7 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeEpochs | TimeSaving | Examine
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeSaving | Examine
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
 Value = (
     WorkloadFacts
@@ -110,7 +100,6 @@ Value = (
     | FitReport
     | StepAccount
     | TrainingRun
-    | EpochCost
     | SavingCost
     | tuple[Examined, ...]
     | TrialFailure

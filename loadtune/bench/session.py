@@ -14,7 +14,6 @@ from loadtune.bench.allocator_log import AllocatorLog, CudaAllocatorLog
 from loadtune.bench.compiling import Compiler
 from loadtune.bench.compute import time_windows
 from loadtune.bench.endless_loader import EndlessLoader
-from loadtune.bench.epochs import time_epochs
 from loadtune.bench.fit import Verification, try_steps
 from loadtune.bench.line import Line
 from loadtune.bench.loader import TrainingLoop
@@ -27,7 +26,6 @@ from loadtune.bench.protocol import (
     Examine,
     Request,
     TimeCompute,
-    TimeEpochs,
     TimeSaving,
     TimeTraining,
     Value,
@@ -95,9 +93,6 @@ class Session:
             return self._try_batch(request)
         if isinstance(request, StepVariant):
             return self._account(request)
-        if isinstance(request, TimeEpochs):
-            self._keep_pinned_for(request.loader)
-            return time_epochs(self._workload, request.loader, request.seconds, self._line)
         if isinstance(request, TimeSaving):
             return self._time_saving(request)
         if isinstance(request, Examine):

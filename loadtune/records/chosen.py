@@ -3,11 +3,13 @@
 Apart from the record, because the error is about the request, not about what was found.
 """
 
+import sys
+import warnings
 from typing import Any
 
 from loadtune.errors import ResultError
 from loadtune.records.configs import TrialConfig
-from loadtune.records.confirmed import ruled_out
+from loadtune.records.confirmed import may_be_kept, ruled_out
 from loadtune.records.result import Finalist, TuningResult, Unconfirmed, Winner
 
 
@@ -33,6 +35,29 @@ def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Win
     )
 
 
+def handed_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
+    """`chosen_winner`, for use. A UserWarning says why it is not confirmed, where that is so (`doubt_of`)."""
+    winner = chosen_winner(result, keep_batch_size=keep_batch_size)
+    if (doubt := doubt_of(result, winner)) is not None:
+        level = 1
+        while sys._getframe(level).f_globals.get("__name__", "").partition(".")[0] == "loadtune":
+            level += 1  # the line that called the public function
+        warnings.warn(f"The answer of the run of {result.created} is not confirmed: {doubt}", stacklevel=level + 1)
+    return winner
+
+
+def doubt_of(result: TuningResult, winner: Winner) -> str | None:
+    """Why a winner that may be used is not confirmed: a sentence. None: it is."""
+    if winner.measured_once:
+        return "it was measured once. Run again with a larger --time-budget."
+    finalist = finalist_of(result, winner.config)
+    if finalist is not None and finalist.unconfirmed is not None:
+        return finalist.unconfirmed.explanation
+    if not was_confirmed_whole(result):
+        return f"the run was cut short before every run of the confirmation was made ({result.cut_short})."
+    return None
+
+
 def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:
     """What ``DataLoader`` takes, without the batch size where the user's batch sampler or dataset makes the batches."""
     fixed = result.facts is not None and result.facts.fixed_batch_size is not None
@@ -44,11 +69,10 @@ def why_unconfirmed(result: TuningResult, winner: Winner) -> Unconfirmed | None:
     finalist = finalist_of(result, winner.config)
     if finalist is None:
         return None
-    if finalist.unconfirmed is not None:
-        return finalist.unconfirmed
-    objective = result.config.objective
-    (judged,) = ruled_out([finalist], result.trials, compute_points=result.compute_points, objective=objective)
-    return judged.unconfirmed
+    if finalist.unconfirmed is None:
+        points, objective = result.compute_points, result.config.objective
+        (finalist,) = ruled_out([finalist], result.trials, compute_points=points, objective=objective)
+    return None if winner.config == result.yours and may_be_kept(finalist) else finalist.unconfirmed
 
 
 def _reason(result: TuningResult, why: Unconfirmed | None) -> str:

@@ -11,7 +11,7 @@ from loadtune.records.configs import TrialConfig
 from loadtune.records.result import Finalist, Trial, Unconfirmed
 from loadtune.records.score import Objective
 from loadtune.records.timing import ComputePoint, TrialFailure
-from loadtune.units import counted, efficiency_text, percent_text, rate_text
+from loadtune.units import counted, efficiency_text, rate_text
 
 MISREAD = 1.1
 """Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
@@ -44,23 +44,31 @@ def ruled_out(
     )
 
 
+def may_be_kept(baseline: Finalist) -> bool:
+    """Whether the user's settings can be the answer: they have to train, but how fast need not be known well."""
+    return baseline.unconfirmed is None or baseline.unconfirmed.reason == "wide_interval"
+
+
 def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
     """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
     timed = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
     return max(timed, key=lambda point: point.samples_per_s, default=None)
 
 
-def compute_fraction(points: Sequence[ComputePoint], finalist: Finalist) -> float | None:
-    """Share of the compute-only rate. None: that rate was not timed, or is so far below the trained one that it was
-    misread."""
-    point = compute_rate(points, finalist.config)
-    share = None if point is None else finalist.samples_per_s / point.samples_per_s
-    return None if share is None or share > MISREAD else share
+def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, samples_per_s: float) -> float | None:
+    """Share of the compute-only rate. None: that rate was not timed, or is below the trained one and was timed once,
+    or is so far below it that it was misread."""
+    point = compute_rate(points, config)
+    share = None if point is None else samples_per_s / point.samples_per_s
+    if point is None or share is None or share > MISREAD:
+        return None
+    return share if share <= 1.0 or point.num_timings > 1 else None
 
 
-def is_misread(points: Sequence[ComputePoint], finalist: Finalist) -> bool:
-    """Whether the compute-only rate was timed and is too low to be true beside the trained one."""
-    return compute_rate(points, finalist.config) is not None and compute_fraction(points, finalist) is None
+def is_doubted(points: Sequence[ComputePoint], finalist: Finalist) -> bool:
+    """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
+    known = compute_rate(points, finalist.config)
+    return known is not None and compute_fraction(points, finalist.config, finalist.samples_per_s) is None
 
 
 def _why(
@@ -128,9 +136,8 @@ def _above_compute_only(finalist: Finalist, points: Sequence[ComputePoint]) -> U
 
 def contradiction_text(finalist: Finalist, point: ComputePoint) -> str:
     """Both rates, and that one of them is wrong."""
-    share = percent_text(finalist.samples_per_s / point.samples_per_s)
     return (
-        f"It reads {rate_text(finalist.samples_per_s)}, {share} of its compute-only rate of "
+        f"It reads {rate_text(finalist.samples_per_s)}, more than its compute-only rate of "
         f"{rate_text(point.samples_per_s)}: one of the two rates is wrong, because no loader makes a step faster."
     )
 

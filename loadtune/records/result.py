@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loadtune.records.bottleneck import Bottleneck
 from loadtune.records.configs import Precision, TrialConfig
-from loadtune.records.costs import EpochCost, SavingCost
+from loadtune.records.costs import SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.remedies import Remedies
@@ -125,7 +125,10 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
-    """The answer, compared with the user's settings. Nothing rules it out; see `measured_once`."""
+    """The answer, compared with the user's settings: proven better than they are, or these settings themselves.
+
+    Where they could not be measured, the best of the others.
+    """
 
     config: TrialConfig
     samples_per_s: float
@@ -208,21 +211,20 @@ class TuningResult:
     """Of ``best``. None: nothing was confirmed, or its precision was not searched."""
     remedies: Remedies | None = None
     """Changes outside of DataLoader's arguments, tried on ``best``. None: none was looked at."""
-    epoch_cost: EpochCost | None = None
-    """Of the best loader. None: it has no workers, or there was no time."""
     saving_cost: SavingCost | None = None
-    """Likewise."""
+    """Of the best loader. None: it has no workers, or there was no time."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
 
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
-        """A new DataLoader with the settings of the best configuration; all else is as in `loader`, which stays as it
+        """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it
         is: the same dataset, sampler or batch sampler, collate function, ``worker_init_fn``, generator, multiprocessing
         context, timeout, ``pin_memory_device`` and ``drop_last``. Of a subclass of DataLoader nothing else is kept: a
         UserWarning says so.
 
-        ``keep_batch_size`` takes the best configuration at the batch size that the run was given. A loader whose batch
-        sampler or dataset makes the batches keeps them. Raises ResultError where there is no confirmed winner.
+        ``keep_batch_size`` takes the answer at the batch size that the run was given. A loader whose batch sampler or
+        dataset makes the batches keeps them. Warns with UserWarning where the answer is not confirmed, as
+        `best_loader_kwargs` does. Raises ResultError where there is no answer.
         """
         from loadtune.adopt import apply
 

@@ -83,6 +83,8 @@ class TrainingRun:
     windows: tuple[Window, ...]
     first_batch_s: float
     """Until all workers were ready, and from there until one had loaded its first batch."""
+    ready_s: float = 0.0
+    """The part of it until all workers were ready."""
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
     peak_allocated_bytes: int | None = None
@@ -116,16 +118,24 @@ class Measurement:
     """Samples of one epoch. None: not known."""
     restart_s: float = 0.0
     """Seconds that the start of workers adds to every epoch. 0: they outlive it, or there are none."""
+    refill_s: float = 0.0
+    """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: there are no workers."""
 
     @property
     def samples_per_s(self) -> float:
-        """While training goes on; `restart_s` is not in it."""
+        """While training goes on; the start of an epoch is not in it."""
         return samples_per_s(self.windows)
 
     @property
     def epoch_s(self) -> float | None:
-        """Seconds of one epoch: its samples at this rate, and the start of its workers. None: its length is unknown."""
-        return None if self.epoch_samples is None else self.epoch_samples / self.samples_per_s + self.restart_s
+        """Seconds of one epoch, with its start. None: its length is unknown.
+
+        The loop waits for the first batch at least. Where workers are the bottleneck that wait is part of their rate.
+        """
+        if self.epoch_samples is None:
+            return None
+        steady_s = self.epoch_samples / self.samples_per_s
+        return self.restart_s + steady_s + max(0.0, self.refill_s - self.wait_fraction * steady_s)
 
     @property
     def epoch_samples_per_s(self) -> float:
@@ -209,6 +219,8 @@ class ComputePoint:
     windows: tuple[Window, ...]
     compile_s: float | None = None
     """Spent compiling before anything was timed; 0: this size had been compiled before. None: not a compiled recipe."""
+    num_timings: int = 1
+    """How often it was timed; this is the fastest timing."""
 
     @property
     def samples_per_s(self) -> float:
@@ -240,10 +252,3 @@ class RecipeChoice:
     chosen: Recipe
     points: tuple[ComputePoint, ...]
     """The plain recipe first."""
-
-    @property
-    def gain(self) -> float | None:
-        """Chosen over plain by their fastest windows, as it was chosen; 1.0 is no gain. None: plain was not timed."""
-        plain = next((p for p in self.points if p.recipe == Recipe(precision=self.chosen.precision)), None)
-        best = next((p for p in self.points if p.recipe == self.chosen), None)
-        return best.quickest_per_s / plain.quickest_per_s if plain and best else None

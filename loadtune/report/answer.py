@@ -14,7 +14,7 @@ from loadtune.report.bottleneck import short_lines
 from loadtune.report.export import has_own_loader
 from loadtune.report.figures import Table, answer_table
 from loadtune.report.remedies import RemediesView, remedies_answer
-from loadtune.report.view import batch_caution, seen_once, warning
+from loadtune.report.view import batch_caution, kept, seen_once, warning
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -45,7 +45,7 @@ def answer(result: TuningResult, folder: Path, *, has_page: bool, resume_command
         title=f"{result.config.workload.title} on {result.device.name}",
         warning=warning(result),
         table=answer_table(result),
-        lines=(*seen_once(result), *short_lines(result), *batch_caution(result), *_reasons(result)),
+        lines=(*kept(result), *seen_once(result), *short_lines(result), *batch_caution(result), *_reasons(result)),
         code=_code(result),
         remedies=remedies_answer(result),
         files=_files(result, folder, has_page=has_page, resume_command=resume_command),

@@ -36,7 +36,7 @@ class _Column:
     title: str
     config: TrialConfig
     winner: Winner | None
-    """None: the baseline."""
+    """None: the baseline, where something is better."""
     finalist: Finalist | None
     """None: it was not confirmed."""
     assumed: tuple[str, ...]
@@ -67,10 +67,13 @@ def _table(result: TuningResult, title: str, rows_of: "_RowsOf") -> Table | None
 
 def _columns(result: TuningResult) -> list[_Column]:
     at_size = f"best at batch {result.config.yours.batch_size}"
-    named = [("best", result.best), (at_size, result.best_at_your_batch)]
-    columns = [_winner_column(result, title, winner) for title, winner in named if winner is not None]
-    if columns and result.yours is not None:
-        columns.append(_baseline_column(result, result.yours))
+    named = [
+        (title, winner) for title, winner in (("best", result.best), (at_size, result.best_at_your_batch)) if winner
+    ]
+    columns = [_winner_column(result, title, winner) for title, winner in named if winner.config != result.yours]
+    if named and result.yours is not None:
+        kept = next((winner for _, winner in named if winner.config == result.yours), None)
+        columns.append(_baseline_column(result, result.yours, kept))
     return columns
 
 
@@ -85,25 +88,22 @@ def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
     )
 
 
-def _baseline_column(result: TuningResult, yours: TrialConfig) -> _Column:
+def _baseline_column(result: TuningResult, yours: TrialConfig, kept: Winner | None) -> _Column:
     finalist = _finalist(result, yours)
     return _Column(
         title="baseline",
         config=yours,
-        winner=None,
+        winner=kept,
         finalist=finalist,
         assumed=result.assumed,
-        compute_fraction=_compute_fraction(result, finalist),
+        compute_fraction=None
+        if finalist is None
+        else compute_fraction(result.compute_points, yours, finalist.samples_per_s),
     )
 
 
 def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
     return next((finalist for finalist in result.finalists if finalist.config == config and finalist.runs), None)
-
-
-def _compute_fraction(result: TuningResult, finalist: Finalist | None) -> float | None:
-    """Only where the very same size and recipe was timed without a loader: nothing is interpolated here."""
-    return None if finalist is None else compute_fraction(result.compute_points, finalist)
 
 
 _Cell = Callable[[_Column], str]
@@ -244,7 +244,7 @@ def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
     if low is None or high is None:
         return f"{ratio_text(ratio)} (no interval)"
     if low == high:  # the baseline compared with itself
-        return "baseline is best"
+        return "none"
     return f"{'none' if low <= 1.0 <= high else ratio_text(ratio)} ({low:.2f}–{high:.2f})"
 
 

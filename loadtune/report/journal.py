@@ -18,7 +18,6 @@ from loadtune.records import (
     SCHEMA_VERSION,
     ComputePoint,
     Device,
-    EpochCost,
     HostFacts,
     Measurement,
     MemoryCeiling,
@@ -126,7 +125,6 @@ class Winners(msgspec.Struct, frozen=True, tag="winner"):
     """One more figure of the winner was timed, after the confirmation; fields as in `TuningResult`."""
 
     config: TrialConfig
-    epoch_cost: EpochCost | None = None
     saving_cost: SavingCost | None = None
 
 

@@ -6,14 +6,14 @@ In: `HostFacts` or a `TuningResult`. Out: a `Banner` or a `Summary`, which `text
 from dataclasses import dataclass
 
 from loadtune.records import Device, GpuFacts, HostFacts, Trial, TuningResult
-from loadtune.records.chosen import was_confirmed_whole
+from loadtune.records.chosen import doubt_of, was_confirmed_whole
 from loadtune.report.bottleneck import lines as bottleneck_lines
 from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.figures import Table, figures
 from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
 from loadtune.report.remedies import RemediesView, remedies_view
-from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, recipe_line, settings_text
+from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, keep_text, recipe_line, settings_text
 from loadtune.units import (
     MISSING,
     bytes_text,
@@ -131,6 +131,7 @@ def summary(result: TuningResult) -> Summary:
     """Every measured figure in words; a run without a winner names its best trial, which ran once."""
     table = figures(result)
     sections = (
+        Section(title="Answer", lines=kept(result)),
         Section(title="Measured once, not confirmed", lines=seen_once(result)),
         Section(title="Batch size", lines=batch_caution(result)),
         Section(title="Bottleneck", lines=bottleneck_lines(result)),
@@ -151,6 +152,12 @@ def summary(result: TuningResult) -> Summary:
     )
 
 
+def kept(result: TuningResult) -> tuple[str, ...]:
+    """That the user's settings are the answer, or are it at their batch size. Empty: something is proven better."""
+    winners = (result.best, result.best_at_your_batch)
+    return tuple(dict.fromkeys(said for winner in winners if winner and (said := keep_text(result, winner))))
+
+
 def warning(result: TuningResult) -> str | None:
     """That the run was cut short, or confirmed nothing. None: it went to its end with an answer."""
     if result.cut_short is not None:
@@ -162,7 +169,7 @@ def warning(result: TuningResult) -> str | None:
         return f"Cut short: {result.cut_short.rstrip('.')}. {scope}"
     if result.best is None:
         return "No configuration could be confirmed."
-    return "The best configuration was measured once and is not confirmed." if result.best.measured_once else None
+    return None if (doubt := doubt_of(result, result.best)) is None else f"The answer is not confirmed: {doubt}"
 
 
 def seen_once(result: TuningResult) -> tuple[str, ...]:

@@ -15,8 +15,10 @@ from loadtune.records import (
     Score,
     TrialConfig,
     TrialFailure,
+    TuningResult,
+    Winner,
 )
-from loadtune.units import bytes_text, counted, efficiency_text, rate_text, ratio_text
+from loadtune.units import bytes_text, counted, efficiency_text, rate_text
 
 VISIBLE_BYTES = 100 * 2**20
 """What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
@@ -43,7 +45,7 @@ STAGE_TEXT: Mapping[str, str] = {
     "yours": "your loader settings",
     "study": "search",
     "verify": "verify memory",
-    "costs": "start-up cost",
+    "costs": "checkpoint",
 }
 """Stages whose name in the result is not what a user reads."""
 
@@ -141,20 +143,32 @@ def precision_name(precision: Precision) -> str:
 
 
 def recipe_line(choice: RecipeChoice) -> str:
-    """``fp16: channels_last computes 1.93× as fast as PyTorch's defaults``."""
+    """``fp16: channels_last, of 3 recipes that were timed once each``: too little for a ratio."""
     parts = ", ".join(_recipe_parts(choice.chosen))
     if choice.chosen.precision == "own":
         return "Your training step decides precision, memory format, optimizer and torch.compile"
     if not parts:
-        return f"{choice.chosen.precision}: PyTorch's defaults compute fastest"
-    gain = "" if choice.gain is None else f" computes {ratio_text(choice.gain)} as fast as PyTorch's defaults"
-    return f"{choice.chosen.precision}: {parts}{gain}"
+        parts = "PyTorch's defaults"
+    return f"{choice.chosen.precision}: {parts}, of {counted(len(choice.points), 'recipe')} that were timed once each"
 
 
 def _recipe_parts(recipe: Recipe) -> list[str]:
     parts = ["channels_last"] if recipe.memory_format == "channels_last" else []
     parts += ["fused optimizer"] if recipe.fused_optimizer else []
     return [*parts, "torch.compile"] if recipe.compile else parts
+
+
+def keep_text(result: TuningResult, winner: Winner) -> str:
+    """``Keep your settings: …`` where the winner is the baseline. Empty: something is proven better."""
+    if winner.config != result.yours:
+        return ""
+    what, where, there = "your settings", "", ""
+    if {"batch_size", "num_workers", "pin_memory", "precision"} <= set(result.assumed):
+        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
+    if result.best is None or result.best.config != winner.config:
+        where, there = f" at batch size {winner.config.batch_size}", " there"
+    better = "faster" if result.config.objective == "samples-per-s" else "more efficient"
+    return f"Keep {what}{where}: nothing else that was tried{there} is proven {better}."
 
 
 def failures_text(failures: Iterable[TrialFailure]) -> str:

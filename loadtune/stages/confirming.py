@@ -14,7 +14,14 @@ from loadtune.records import (
     Winner,
     WorkloadFacts,
 )
-from loadtune.records.confirmed import compute_fraction, compute_rate, contradiction_text, is_misread, ruled_out
+from loadtune.records.confirmed import (
+    MISREAD,
+    compute_fraction,
+    compute_rate,
+    contradiction_text,
+    is_doubted,
+    ruled_out,
+)
 from loadtune.report.journal import Concluded, Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
@@ -199,7 +206,7 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
     """The winners, their share of the compute-only rate, and notes on what to know before trusting them."""
     found, objective = run.found, run.found.config.objective
     for finalist in found.finalists:
-        if finalist.config == found.yours or is_misread(found.compute_points, finalist):
+        if finalist.config == found.yours or is_doubted(found.compute_points, finalist):
             _time_compute_of(run, finalist.config)
     found.best = _winner(run, failed, None)
     if found.yours is not None and found.config.yours.batch_size is not None:
@@ -231,7 +238,7 @@ def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winne
         _time_compute_of(run, picked.config)
     if again is None:
         return None
-    return replace(again, compute_fraction=compute_fraction(found.compute_points, _finalist(run, again.config)))
+    return replace(again, compute_fraction=compute_fraction(found.compute_points, again.config, again.samples_per_s))
 
 
 def _note_failures(run: Run, failed: Sequence[Failed]) -> None:
@@ -261,8 +268,8 @@ def _note_best(run: Run, best: Winner) -> None:
     winner = _finalist(run, best.config)
     if best.measured_once:
         found.note(
-            "The best configuration was measured once, because the time was spent. Its rate has no interval and is not "
-            f"confirmed by a second run. Give more than {seconds_text(found.config.time_budget_s)} with --time-budget."
+            "Each configuration was measured once, because the time was spent. So no rate has an interval, and nothing "
+            f"is confirmed. Give more than {seconds_text(found.config.time_budget_s)} with --time-budget."
         )
     _note_misread(run, winner)
     _note_skipped(run, winner)
@@ -272,7 +279,7 @@ def _note_best(run: Run, best: Winner) -> None:
 def _note_misread(run: Run, winner: Finalist) -> None:
     """A compute-only rate that contradicts the winner, within its noise: it is used in no other statement."""
     point = compute_rate(run.found.compute_points, winner.config)
-    if point is not None and is_misread(run.found.compute_points, winner):
+    if point is not None and winner.samples_per_s > MISREAD * point.samples_per_s:
         run.found.note(
             f"Of the best configuration: {contradiction_text(winner, point)} The compute-only rate is left out of all "
             "other statements."
@@ -289,7 +296,7 @@ def _note_ties(run: Run, best: Winner) -> None:
             f"{settings_text(f.config)} ({score_text(f.scored(objective).value, objective)})" for f in rivals
         )
         how = "fast" if objective == "samples-per-s" else "efficient"
-        found.note(f"These may be as {how} as the best, because the interval of the ratio includes 1: {named}.")
+        found.note(f"Not told apart from the answer, so perhaps as {how} or more so: {named}.")
 
 
 def _note_skipped(run: Run, winner: Finalist) -> None:
@@ -318,7 +325,7 @@ def _time_compute_of(run: Run, config: TrialConfig) -> None:
     for _ in range(MOST_TIMINGS if finalist is not None else 0):
         assert finalist is not None
         known = compute_rate(run.found.compute_points, config)
-        if known is not None and not is_misread(run.found.compute_points, finalist):
+        if known is not None and not is_doubted(run.found.compute_points, finalist):
             return
         point = _compute_point(run, finalist)
         if point is None:
@@ -327,10 +334,11 @@ def _time_compute_of(run: Run, config: TrialConfig) -> None:
 
 
 def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
-    """One point for each recipe and batch size: the fastest timing of it."""
+    """One point for each recipe and batch size: the fastest timing of it, and how many there were."""
     same = [p for p in points if (p.recipe, p.batch_size) == (new.recipe, new.batch_size)]
     fastest = max([*same, new], key=lambda point: point.samples_per_s)
-    return (*(point for point in points if point not in same), fastest)
+    num_timings = sum(point.num_timings for point in (*same, new))
+    return (*(point for point in points if point not in same), replace(fastest, num_timings=num_timings))
 
 
 def _compute_point(run: Run, finalist: Finalist) -> ComputePoint | None:

@@ -1,19 +1,19 @@
-"""After the confirmation, in the time that is left: what the winner costs at an epoch's end and at a checkpoint."""
+"""After the confirmation, in the time that is left: what the winner's workers cost a checkpoint."""
 
-from loadtune.records import EpochCost, SavingCost, TrialFailure
+from loadtune.records import SavingCost
 from loadtune.report.journal import Winners
 from loadtune.stages.compiling import compile_seconds
 from loadtune.stages.run import Run
 
 COST_SHARE = 0.006
-"""Of the time budget, for either of the two: 1.8 s of the default five minutes."""
+"""Of the time budget: 1.8 s of the default five minutes."""
 
 NUM_STARTS = 4
-"""Times the workers are started for either of the two, generously counted."""
+"""Times the workers are started for it, generously counted."""
 
 
 def costs(run: Run) -> None:
-    """Time epochs and checkpoints with the best loader; nothing where it has no workers, or the time is spent."""
+    """Time checkpoints with the best loader; nothing where it has no workers, or the time is spent."""
     best = run.found.best
     if best is None or best.config.loader.num_workers == 0:
         return
@@ -22,14 +22,6 @@ def costs(run: Run) -> None:
         found, config = run.found, finalist.config
         seconds = COST_SHARE * found.config.time_budget_s
         needed_s = seconds + NUM_STARTS * max(measured.first_batch_s for measured in finalist.runs)
-        found.epoch_cost = run.known(config, lambda line: line.epoch_cost)
-        if found.epoch_cost is None and needed_s < found.left_s:
-            epochs = run.bench.time_epochs(config.loader, seconds)
-            if isinstance(epochs, EpochCost):
-                found.epoch_cost = epochs
-                run.keep(Winners(config=config, epoch_cost=epochs))
-            else:
-                _tell_not_timed(run, epochs)
         # A checkpoint is timed beside a round of the workers, and two steps without them.
         round_s = (config.loader.num_workers + 2) * config.batch_size / finalist.samples_per_s
         found.saving_cost = run.known(config, lambda line: line.saving_cost)
@@ -40,8 +32,4 @@ def costs(run: Run) -> None:
                 found.saving_cost = saving
                 run.keep(Winners(config=config, saving_cost=saving))
             else:
-                _tell_not_timed(run, saving)
-
-
-def _tell_not_timed(run: Run, failure: TrialFailure) -> None:
-    run.found.tell(f"Not measured ({failure.phase}): {failure.message}", warning=True)
+                found.tell(f"Not measured ({saving.phase}): {saving.message}", warning=True)

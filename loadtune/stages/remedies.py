@@ -19,7 +19,7 @@ from loadtune.records import (
     TriedRemedy,
     WorkloadFacts,
 )
-from loadtune.records.confirmed import MISREAD, compute_rate
+from loadtune.records.confirmed import compute_fraction
 from loadtune.remedies import REMEDIES, Situation
 from loadtune.report.journal import Remedied
 from loadtune.report.wording import FAILURE_TEXT
@@ -143,8 +143,6 @@ class _Trying:
         rate = sum(run.samples_per_s for run in runs) / len(runs)
         spread = rate_spread([runs, base_runs, self.winner.runs])
         points = (*self.run.found.compute_points, *self.offers.points.values())
-        alone = compute_rate(points, last.config)
-        share = None if alone is None else rate / alone.samples_per_s
         return Remedies(
             tried=tuple(self._final(each, last.config) for each in tried),
             left_out=self._left_out(),
@@ -154,7 +152,7 @@ class _Trying:
             gain=self._gain_together(kept),
             runs=() if pair is None else runs,
             base_runs=() if pair is None else base_runs,
-            compute_fraction=None if share is None or share > MISREAD else share,
+            compute_fraction=compute_fraction(points, last.config, rate),
         )
 
     def _kept(self) -> list[TriedRemedy]:

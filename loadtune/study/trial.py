@@ -2,7 +2,15 @@
 
 from collections.abc import Callable
 
-from loadtune.records import Measurement, TrialConfig, TrialFailure, Window, non_finite_loss, samples_per_s
+from loadtune.records import (
+    Measurement,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    Window,
+    non_finite_loss,
+    samples_per_s,
+)
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.study.segment import Segment
 
@@ -35,6 +43,7 @@ def run_trial(
         return non_finite_loss(config.precision, seen, phase="training")
     if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
+    refill_s = _batch_s(run) if config.loader.num_workers else 0.0
     return Measurement(
         windows=tuple(segment.kept),
         first_batch_s=run.first_batch_s,
@@ -46,5 +55,14 @@ def run_trial(
         noisy=not segment.settled,
         workers=run.workers,
         epoch_samples=epoch_samples,
-        restart_s=0.0 if config.loader.keeps_workers else run.first_batch_s,
+        restart_s=0.0 if config.loader.keeps_workers else max(run.ready_s, run.first_batch_s - refill_s),
+        refill_s=refill_s,
     )
+
+
+def _batch_s(run: TrainingRun) -> float:
+    """In which a worker made a batch, mean over all. A first one, which opens files, only where there was no other."""
+    num_made = sum(worker.num_made for worker in run.workers)
+    if num_made == 0:
+        return run.first_batch_s - run.ready_s
+    return sum(worker.made_s for worker in run.workers) / num_made

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from loadtune.records import Efficiency, Finalist, Objective, TrialConfig, Winner
+from loadtune.records.confirmed import may_be_kept
 from loadtune.study.confirm import MIN_RUNS, difference, size
 
 TIE = 0.98
@@ -26,21 +27,25 @@ def pick_winner(
     batch_size: int | None = None,
     objective: Objective = "samples-per-s",
 ) -> Winner | None:
-    """The smallest configuration among those within 2% of the best, compared with the baseline, the user's settings.
+    """The smallest of those within 2% of the best that is proven better than the baseline, the user's settings.
 
-    None: nothing ran, or something rules out all that did (`ruled_out`). A configuration that was run once wins only
-    where no rival of the baseline ran twice. `batch_size` leaves only its own to choose from; the spread between runs
-    is that of all finalists.
+    Where nothing is, the baseline itself: a rival has to gain for sure, the user's settings do not. The best of all
+    where the baseline has no rate, or may not be kept (`may_be_kept`). None: nothing ran, or something rules out all
+    that did (`ruled_out`). A configuration that was run once wins only where no rival of the baseline ran twice.
+    `batch_size` leaves only its own to choose from; what is proven there is proven among all sizes.
     """
-    eligible = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
-    num_rivals = sum(f.config != yours for f in eligible)  # who was run once was there to pick from as well
+    able = [f for f in finalists if not f.unconfirmed]
+    eligible = [f for f in able if batch_size in (None, f.config.batch_size)]
+    num_rivals = sum(f.config != yours for f in able)  # who was run once was there to pick from as well
     if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != yours):
         eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
     if not eligible:
         return None
+    own = next((f for f in finalists if f.config == yours and _is_rate(f)), None)
+    if own is not None and may_be_kept(own) and batch_size in (None, own.config.batch_size):
+        eligible = [f for f in eligible if (speedup(f, own, finalists, num_rivals, objective)[1] or 0.0) > 1.0] or [own]
     top = max(f.score(objective) for f in eligible)
     best = min((f for f in eligible if f.score(objective) >= TIE * top), key=lambda f: size(f.config))
-    own = next((f for f in finalists if f.config == yours and _is_rate(f)), None)
     ratio, low, high = speedup(best, own, finalists, num_rivals)
     return Winner(
         config=best.config,
@@ -91,7 +96,7 @@ def speedup(
 def not_told_apart(
     winner: Winner, finalists: Sequence[Finalist], objective: Objective = "samples-per-s"
 ) -> tuple[Finalist, ...]:
-    """Other finalists that may be as good as the winner: the interval of the ratio of the means holds 1.
+    """Other finalists that may be as good as the winner: the interval of the ratio holds 1, or nothing ran twice.
 
     The winner was picked for scoring high, and a rival is called worse for scoring low: that is one of all pairs.
     """
@@ -100,7 +105,7 @@ def not_told_apart(
     rivals = []
     for rival in finalists:
         _, low, high = speedup(best, rival, finalists, num_pairs, objective)
-        if rival is not best and low is not None and high is not None and low <= 1.0 <= high:
+        if rival is not best and not _differ((low, high)):
             rivals.append(rival)
     return tuple(rivals)
 
@@ -123,11 +128,11 @@ def undecided(
     if best is None:  # more runs may narrow what is too uncertain now
         wide = [f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
         return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
-    able = [f for f in finalists if not f.unconfirmed and batch_size in (None, f.config.batch_size)]
-    rivals = sorted((f for f in able if f.config != yours), key=lambda f: -f.score(objective))
+    able = [f for f in finalists if not f.unconfirmed and f.config != yours]
+    rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score(objective))
     own = next((f for f in finalists if f.config == yours and not f.failures), None)
     others = [f for f in (*rivals, *([] if own is None else [own])) if f is not best]
-    ratios = {f.config: difference(best, f, finalists, len(rivals), objective)[1:] for f in others}
+    ratios = {f.config: difference(best, f, finalists, len(able), objective)[1:] for f in others}
     against = own if best.config != yours else next(iter(rivals), None)
     is_told = against is None or _differ(ratios[against.config]) or _are_equal(ratios[against.config])
     half = best.scored(objective).half_width_fraction

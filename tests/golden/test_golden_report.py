@@ -17,7 +17,6 @@ from loadtune.records import (
     ComputePoint,
     Device,
     Efficiency,
-    EpochCost,
     Estimate,
     Finalist,
     FitReport,
@@ -74,6 +73,7 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
     return Measurement(
         windows=(window(rate, 0.0, wait_fraction), window(rate, 1.0, wait_fraction)),
         first_batch_s=0.9,
+        refill_s=0.31,
         epoch_samples=1_000_000,
         seconds=5.5,
         peak_allocated_bytes=11_500_000_000,
@@ -384,7 +384,6 @@ def fixed_result() -> TuningResult:
             ),
         ),
         remedies=fixed_remedies(),
-        epoch_cost=EpochCost(loader=BEST.loader, kept_s=(0.31, 0.29, 0.33), anew_s=(1.6, 1.5)),
         saving_cost=SavingCost(
             num_workers=16, checkpoint_bytes=204_800_000, alone_s=(0.21, 0.2), beside_workers_s=(0.52, 0.55)
         ),

@@ -127,15 +127,13 @@ def test_a_slow_loader_shows_as_waiting(tmp_path):
         assert 0.99 * window.num_steps * 8 * 0.005 <= window.wait_s <= window.seconds
 
 
-def test_an_epochs_end_costs_more_where_workers_start_anew(bench):
-    cost = bench.time_epochs(trial(num_workers=2).loader, 6.0)
-    assert 0 < cost.boundary_kept_s < cost.boundary_anew_s
-
-
-def test_the_end_of_one_short_epoch_is_timed_whatever_the_limit(short_epochs):
-    cost = short_epochs.time_epochs(trial(num_workers=4).loader, 0.0)  # its dataset has three batches
-    assert len(cost.kept_s) == 1
-    assert cost.boundary_anew_s is None
+def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(tmp_path):
+    with bench_on(tmp_path, dataset="SlowImages") as bench:
+        run = bench.time_training(trial(num_workers=2), 0.2, Windows(enough=2))
+    batch_s = 0.99 * 8 * 0.005  # 8 samples of 5 ms
+    assert 0 < run.ready_s < run.first_batch_s - batch_s
+    assert all(worker.made_s >= worker.num_made * batch_s for worker in run.workers)
+    assert sum(worker.num_made for worker in run.workers) > 0
 
 
 def test_a_checkpoint_is_saved_both_ways_and_nothing_stays(bench, tmp_path_factory):

@@ -89,5 +89,5 @@ def test_a_short_budget_has_an_answer(tmp_path: Path, time_budget_s: float, batc
     config = TuneConfig(time_budget_s=time_budget_s, yours=YourSettings(batch_size=batch_size))
     result = tune_fake(Busy(), tmp_path, config)
     assert result.best is not None
-    assert result.best.config != result.yours
+    assert result.best.config != result.yours or result.best.measured_once
     assert (result.best_at_your_batch is None) == (batch_size is None)

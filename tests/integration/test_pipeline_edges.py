@@ -212,18 +212,6 @@ def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) ->
     assert any("is not confirmed. 1 of its 2 runs failed (crash: planted)." in note for note in result.notes)
 
 
-def test_equal_rates_go_to_the_smallest_and_are_no_difference(tmp_path: Path) -> None:
-    """The pin thread is the wall for everything: what costs least wins, and is not called faster."""
-    surface = Surface(pinned_per_s=1000.0, pageable_per_s=1000.0, sample_s=1 / 3300)
-    yours = YourSettings(batch_size=64, num_workers=8, precision="fp32")
-    bench = FakeBench(surface, between_runs=0.004, noise=0.004)  # well below the 2% that count as a tie
-    result = tune_fake(bench, tmp_path, TuneConfig(yours=yours, time_budget_s=600.0))
-    assert result.best is not None
-    assert result.best.speedup == pytest.approx(1.0, abs=0.03)
-    assert result.best.different is not True
-    assert result.best.config.loader.num_workers <= 1
-
-
 def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
     """The rate still grows where the curve ended: larger batches may be far faster, and are."""
     surface = Surface(compute_per_s={"fp32": 2000.0}, half_batch=512.0, sample_s=1e-6, pinned_per_s=1e9)

@@ -16,7 +16,6 @@ from loadtune.records import (
     ComputePoint,
     Progress,
     Recipe,
-    TrainingRun,
     TrialConfig,
     TrialFailure,
     TuneConfig,
@@ -27,7 +26,6 @@ from loadtune.report.forms.write import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE, load_result, write_result
 from loadtune.report.view import summary
-from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -145,26 +143,6 @@ def test_an_interval_wider_than_the_value_is_not_confirmed(tmp_path: Path) -> No
     assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"wide_interval"}
     assert any("includes 0" in note and "--time-budget" in note and " runs" in note for note in result.notes)
     nothing_is_handed_out(result, tmp_path)
-
-
-class Hurried(FakeBench):
-    """No time for a second run of anything."""
-
-    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.clock.spend(20.0)
-        return FakeBench.time_training(self, config, window_s, watch)
-
-
-def test_what_was_measured_once_is_not_called_confirmed(tmp_path: Path) -> None:
-    result = tune_fake(Hurried(), tmp_path, TuneConfig(time_budget_s=150.0))
-    assert result.best is not None
-    assert result.best.measured_once
-    table = summary(result).figures
-    assert table is not None
-    assert table.title == "Measured once, not confirmed"
-    assert any("measured once" in note and "--time-budget" in note for note in result.notes)
-    assert "Measured once, without an interval" in loadtune.export(result, "python")
-    assert "Confirmed" not in loadtune.export(result, "python")
 
 
 class Misread(FakeBench):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
-from loadtune.records.chosen import chosen_winner, finalist_of, loader_kwargs
+from loadtune.records.chosen import finalist_of, handed_winner, loader_kwargs
 from loadtune.report.export import has_own_loader
-from loadtune.report.wording import interval_text
+from loadtune.report.wording import interval_text, keep_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -70,15 +70,17 @@ class ExportContext:
     def provenance(self) -> str:
         why = "" if self.efficiency is None else f" Chosen for {self.efficiency} of the GPU's board, not for speed."
         how = "Measured once, without an interval," if self.winner.measured_once else "Confirmed"
-        return (
+        kept = keep_text(self.result, self.winner)
+        said = (
             f"{how} by loadtune {self.result.loadtune_version}: {self.throughput} in training of {self.workload} on"
             f" {self.machine}.{why} Run of {self.result.created}."
         )
+        return f"{kept} {said}" if kept else said
 
 
 def handed(result: TuningResult, *, keep_batch_size: bool = False) -> ExportContext:
-    """The winner that may be exported. Raises ResultError where there is none."""
-    return ExportContext(result, chosen_winner(result, keep_batch_size=keep_batch_size))
+    """The winner that may be exported. Raises ResultError where there is none, and warns where it is not confirmed."""
+    return ExportContext(result, handed_winner(result, keep_batch_size=keep_batch_size))
 
 
 def comment(*sentences: str) -> str:

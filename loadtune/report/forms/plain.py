@@ -81,6 +81,8 @@ def _recipe_rows(recipe: Recipe) -> list[tuple[str, str]]:
 
 def _speedup(context: ExportContext) -> str:
     winner = context.winner
+    if winner.config == context.result.yours:
+        return "none"
     if winner.speedup_low is None or winner.speedup_high is None:
         return MISSING if winner.speedup is None else f"{ratio_text(winner.speedup)}, too few runs for an interval"
     return f"{ratio_text(winner.speedup)} ({ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)})"

@@ -24,11 +24,11 @@ FORMS: Mapping[str, Callable[[ExportContext], str]] = {
 
 
 def export(result: TuningResult, format: str, *, keep_batch_size: bool = False) -> str:
-    """The winner of a result as text for another program.
+    """The answer of a result as text for another program.
 
-    ``format`` is a key of `FORMS`. ``keep_batch_size`` exports the winner at the batch size that the run was given,
-    instead of the best at any batch size. Raises UsageError for an unknown format, ResultError where the result has no
-    confirmed winner.
+    ``format`` is a key of `FORMS`. ``keep_batch_size`` exports the answer at the batch size that the run was given,
+    instead of that at any batch size. Warns with UserWarning where the answer is not confirmed. Raises UsageError for
+    an unknown format, ResultError where the result has no answer.
     """
     form = FORMS.get(format)
     if form is None:

@@ -62,7 +62,7 @@ def page_view(result: TuningResult) -> Page:
     return Page(
         title=said.title,
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
-        headline="No configuration could be confirmed." if result.best is None else settings_text(result.best.config),
+        headline=_headline(result),
         tiles=_tiles(result),
         with_changes=next(iter(best_with_changes(result)), None),
         summary=said,
@@ -82,6 +82,13 @@ def page_view(result: TuningResult) -> Page:
         ),
         table=trial_table(result),
     )
+
+
+def _headline(result: TuningResult) -> str:
+    if result.best is None:
+        return "No configuration could be confirmed."
+    kept = "Keep your settings: " if result.best.config == result.yours else ""
+    return f"{kept}{settings_text(result.best.config)}"
 
 
 def _tiles(result: TuningResult) -> tuple[Tile, ...]:
@@ -123,7 +130,7 @@ def _speedup_detail(result: TuningResult, winner: Winner) -> str:
     if winner.speedup is None:
         return "the baseline was not measured"
     if winner.config == result.yours:
-        return "the baseline is the best"
+        return "nothing else is proven better"
     if winner.speedup_low is None or winner.speedup_high is None:
         return "too few runs to be sure"
     return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (99%)"

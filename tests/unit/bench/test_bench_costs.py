@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from loadtune.bench.epochs import ShortEpoch
 from torch.utils.data import RandomSampler
 
-from loadtune.bench.epochs import ShortEpoch
 from loadtune.bench.saving import time_saving
 from loadtune.records import LoaderConfig, TrialFailure
 

@@ -120,7 +120,7 @@ def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
 
 
 def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_same() -> None:
-    twice, yours = (config(64, 8), (1000.0, 1010.0)), (config(64, 0), (800.0, 830.0))
+    twice, yours = (config(64, 8), (1000.0, 1010.0)), (config(64, 0), (80.0, 83.0))
     once = [(config(64, workers), (900.0,)) for workers in (5, 6, 7)]
     of_two, of_five = (
         pick_winner(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0])
@@ -240,15 +240,6 @@ def test_equal_configurations_are_seldom_called_different_however_often_one_look
     assert wrong <= 12
 
 
-def test_at_a_batch_size_the_interval_is_from_all_finalists() -> None:
-    found = finalists([*draws(1, [1000.0, 700.0], 3, 0.03), (config(32, 1), measured(400.0))])
-    at_32 = pick_winner(found, found[0].config, batch_size=32)
-    assert at_32 is not None
-    assert at_32.config.batch_size == 32
-    assert at_32.speedup_low is not None
-    assert pick_winner(found, None, batch_size=7) is None
-
-
 def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, Measurement]]:
     source = random.Random(seed)
     for index, rate in enumerate(rates):
@@ -278,38 +269,12 @@ def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
     assert picked[1] < alone[1] < alone[2] < picked[2]
 
 
-def test_at_a_batch_size_only_what_has_it_was_there_to_pick_from() -> None:
-    outcomes = [(config(64, 0), 400.0), (config(64, 1), 700.0), (config(32, 1), 650.0), (config(32, 2), 600.0)]
-    found = finalists([(what, measured(rate * luck)) for what, rate in outcomes for luck in (0.97, 1.03)])
-    at_64, any_size = (pick_winner(found, found[0].config, batch_size=size) for size in (64, None))
-    assert at_64 is not None
-    assert any_size is not None
-    assert at_64.config == any_size.config
-    assert any_size.speedup_low < at_64.speedup_low
-
-
 def test_ties_go_to_the_smallest() -> None:
     found = finalists([(config(64, 8), measured(1000.0)), (config(64, 4), measured(985.0))])
     winner = pick_winner(found, None)
     assert winner is not None
     assert winner.config.loader.num_workers == 4
     assert winner.speedup is None
-
-
-def test_a_real_difference_is_told() -> None:
-    found = finalists(list(draws(1, [1000.0, 2000.0], 3, 0.03)))
-    winner = pick_winner(found, found[0].config)
-    assert winner is not None
-    assert winner.config == found[1].config
-    assert winner.different is True
-
-
-def test_one_run_each_gives_no_interval() -> None:
-    found = finalists([(config(64, 8), measured(1000.0)), (config(64, 0), measured(500.0))])
-    winner = pick_winner(found, config(64, 0))
-    assert winner is not None
-    assert winner.speedup == pytest.approx(2.0)
-    assert winner.different is None
 
 
 def test_a_finalist_that_never_ran_is_left_out() -> None:

@@ -165,7 +165,7 @@ def test_the_table_shows_how_busy_gpu_and_cpu_were_in_each_trial() -> None:
 def test_every_figure_is_drawn_or_says_why_not(result) -> None:
     page = page_view(result)
     shown = [figure for chapter in page.chapters for figure in chapter.figures]
-    assert len({figure.key for figure in shown}) == len(shown) == 8
+    assert len({figure.key for figure in shown}) == len(shown) == 7
     assert all(figure.panels or figure.missing for figure in shown)
     assert bool(page.tiles) == (result.best is not None)
     assert shown[0].key == "roofline"

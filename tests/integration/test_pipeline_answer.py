@@ -1,0 +1,268 @@
+"""What a run gives its user to set: what is proven better than their settings, or those; over a fake bench."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipeline_rig import tune_fake
+from torch.utils.data import DataLoader
+from typer.testing import CliRunner
+
+import loadtune
+from loadtune.cli import app
+from loadtune.ending import exit_code
+from loadtune.errors import BenchError
+from loadtune.records import (
+    ComputePoint,
+    Fixed,
+    LoaderConfig,
+    Progress,
+    Recipe,
+    TrainingRun,
+    TrialConfig,
+    TrialFailure,
+    TuneConfig,
+    TuningResult,
+    WorkerShare,
+    YourSettings,
+)
+from loadtune.report.answer import answer
+from loadtune.report.forms.write import FORMS
+from loadtune.report.page.view import page_view
+from loadtune.report.store import RESULT_FILE
+from loadtune.report.view import summary
+from loadtune.seams import Watch
+from loadtune.testing import FakeBench, Surface, fake_facts
+
+pytestmark = [
+    pytest.mark.usefixtures("study_in_memory"),
+    pytest.mark.filterwarnings("ignore::loadtune.MachineMismatchWarning"),
+]
+
+ALIKE = Surface(pinned_per_s=1000.0, pageable_per_s=1000.0, sample_s=1 / 3300)
+"""The pinning thread or the copy is the wall for everything with a worker."""
+
+YOURS = YourSettings(batch_size=64, num_workers=8, pin_memory=False, persistent_workers=True)
+OWN_LOADER = LoaderConfig(batch_size=64, num_workers=8)
+
+
+def config_of(yours: YourSettings, **more: Any) -> TuneConfig:
+    return TuneConfig(yours=yours, remedies="none", num_trials=6, **more)
+
+
+def said_of(result: TuningResult, folder: Path) -> str:
+    return "\n".join(answer(result, folder, has_page=False).lines)
+
+
+@pytest.mark.parametrize("between_runs", [0.004, 0.3])
+def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path: Path, between_runs: float) -> None:
+    result = tune_fake(FakeBench(ALIKE, between_runs=between_runs), tmp_path, config_of(YOURS))
+    assert result.best is not None
+    assert result.best.config == result.yours == TrialConfig(loader=OWN_LOADER, recipe=Recipe())
+    assert result.best_at_your_batch == result.best
+    assert exit_code(result) == 0
+    told = answer(result, tmp_path, has_page=False)
+    assert told.table is not None
+    assert told.table.columns == ("", "baseline")
+    assert told.lines[0] == "Keep your settings: nothing else that was tried is proven faster."
+    assert "batch_size=64, num_workers=8," in " ".join(" ".join(told.code).split())
+    assert page_view(result).headline.startswith("Keep your settings: batch 64, 8 workers, not pinned, fp32")
+    file = tmp_path / RESULT_FILE
+    for keep_batch_size in (False, True):
+        assert loadtune.best_loader_kwargs(file, keep_batch_size=keep_batch_size) == OWN_LOADER.kwargs()
+        assert loadtune.best_recipe(file, keep_batch_size=keep_batch_size) == Recipe()
+        applied = result.apply(DataLoader([0] * 640, 64, num_workers=8), keep_batch_size=keep_batch_size)
+        assert (applied.batch_size, applied.num_workers, applied.persistent_workers) == (64, 8, True)
+        forms = {form: loadtune.export(result, form, keep_batch_size=keep_batch_size) for form in FORMS}
+        assert all("64" in text and "256" not in text for text in forms.values())
+        assert "Keep your settings: nothing else" in " ".join(forms["python"].replace("#", "").split())
+
+
+def test_an_assumed_baseline_is_kept_as_well(tmp_path: Path) -> None:
+    flat = Surface(
+        compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.01
+    )
+    result = tune_fake(FakeBench(flat), tmp_path, config_of(YourSettings()))
+    assert result.best is not None
+    assert result.best.config == result.yours
+    assert said_of(result, tmp_path).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
+
+
+def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path) -> None:
+    """Larger batches gain; at 64 the workers keep up, and no recipe gains."""
+    surface = Surface(
+        compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-4, half_batch=64.0
+    )
+    result = tune_fake(FakeBench(surface), tmp_path, config_of(replace(YOURS, pin_memory=True)))
+    assert result.best is not None
+    assert result.best_at_your_batch is not None
+    assert result.best.config.batch_size > 64
+    assert result.best_at_your_batch.config == result.yours
+    said = "Keep your settings at batch size 64: nothing else that was tried there is proven faster."
+    assert said in said_of(result, tmp_path)
+    table = answer(result, tmp_path, has_page=False).table
+    assert table is not None
+    assert table.columns == ("", "best", "baseline")
+
+
+class Hurried(FakeBench):
+    """No time for a second run of anything."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.clock.spend(20.0)
+        return FakeBench.time_training(self, config, window_s, watch)
+
+
+def test_a_gain_that_was_seen_once_is_not_told(tmp_path: Path) -> None:
+    result = tune_fake(Hurried(), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
+    assert result.best is not None
+    assert result.best.config == result.yours
+    assert any(note.startswith("Not told apart from the answer") for note in result.notes)
+    assert any("measured once" in note and "--time-budget" in note for note in result.notes)
+    table = summary(result).figures
+    assert table is not None
+    assert table.title == "Measured once, not confirmed"
+    assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("speed-up"))
+
+
+def uses(folder: Path, result: TuningResult) -> list[Callable[[], object]]:
+    file = folder / RESULT_FILE
+    return [
+        lambda: loadtune.best_loader_kwargs(file),
+        lambda: loadtune.best_recipe(file),
+        lambda: result.apply(DataLoader([0] * 640, 64)),
+        *(lambda form=form: loadtune.export(result, form) for form in FORMS),  # type: ignore[misc]
+    ]
+
+
+def test_an_answer_that_is_not_confirmed_warns_where_it_is_used(tmp_path: Path) -> None:
+    once = tune_fake(Hurried(), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
+    for use in uses(tmp_path, once):
+        with pytest.warns(UserWarning, match="is not confirmed: it was measured once") as caught:
+            use()
+        assert [each.filename for each in caught if "not confirmed" in str(each.message)] == [__file__]
+    assert "Measured once, without an interval" in loadtune.export(once, "python")
+    told = CliRunner().invoke(app, ["export", str(tmp_path), "--format", "env"])
+    assert told.exit_code == 0
+    assert told.stdout.startswith("LOADTUNE_BATCH_SIZE=64\n")
+    assert told.stderr.startswith("warning: The answer of the run of ")
+
+
+def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_one_does_not(tmp_path: Path) -> None:
+    whole = tune_fake(FakeBench(), tmp_path, config_of(YourSettings()))
+    for use in uses(tmp_path, whole):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "The answer")
+            use()
+    cut = replace(whole, cut_short="interrupted by Ctrl-C", stage_seconds={"confirm": 1.0})
+    with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
+        loadtune.export(cut, "python")
+
+
+START_S, EPOCH = 1.0, 60 * 64
+"""Until new workers are ready; samples of an epoch."""
+
+
+class Clocked(FakeBench):
+    """Workers with clocks, as real ones have."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        run, batch_s = super().time_training(config, window_s, watch), config.batch_size * self.surface.sample_s
+        if isinstance(run, TrialFailure) or not config.loader.num_workers:
+            return run
+        worker = WorkerShare(num_batches=5, num_made=5, made_s=5 * batch_s, max_made_s=batch_s)
+        workers = (worker,) * config.loader.num_workers
+        return replace(run, first_batch_s=START_S + batch_s, ready_s=START_S, workers=workers)
+
+
+def seconds_of_an_epoch(surface: Surface, config: TrialConfig) -> float:
+    """Batch by batch: workers take turns, the loop takes batches in order, and nothing is ready at the start."""
+    loader, size = config.loader, config.batch_size
+    now = 0.0 if loader.keeps_workers else START_S
+    step_s = size / min(surface.compute_rate(config.recipe, size), surface.pinned_per_s)
+    free, taken = [now] * max(1, loader.num_workers), [now] * loader.num_prefetched
+    for number in range(EPOCH // size):
+        asked_s = taken[number] if loader.num_workers else now
+        made_s = max(free[number % len(free)], asked_s) + size * surface.sample_s
+        free[number % len(free)] = made_s
+        now = max(now, made_s) + step_s
+        taken.append(now)
+    return now
+
+
+@pytest.mark.parametrize("yours", [(4, False), (4, True), (0, True)])
+def test_the_speedup_of_a_short_epoch_is_true(tmp_path: Path, yours: tuple[int, bool]) -> None:
+    """60 batches; with kept workers an epoch begins without a batch, too."""
+    surface = Surface(
+        compute_per_s={"fp32": 820.0}, half_batch=1.0, channels_last_gain=1.0, fused_gain=1.0, sample_s=1 / 100
+    )
+    bench = Clocked(surface, facts=replace(fake_facts(surface), dataset_length=EPOCH), between_runs=0.005, noise=0.005)
+    own = YourSettings(batch_size=64, num_workers=yours[0], persistent_workers=yours[1])
+    fixed = (Fixed(name="batch_size", value=64), Fixed(name="pin_memory", value=True))
+    result = tune_fake(bench, tmp_path, config_of(own, fix=fixed))
+    assert result.best is not None
+    assert result.yours is not None
+    before, after = (seconds_of_an_epoch(surface, config) for config in (result.yours, result.best.config))
+    assert before / after > 1.5
+    assert result.best.speedup == pytest.approx(before / after, rel=0.05)
+
+
+class Spoiled(FakeBench):
+    """Other load while a recipe is timed without a loader: it reads so many times too slow."""
+
+    def spoil(self, recipe: Recipe, times: float) -> "Spoiled":
+        self.recipe, self.times, self.left = recipe, times, 10**6
+        return self
+
+    def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
+        point = FakeBench.time_compute(self, recipe, batch_size, seconds)
+        if recipe != self.recipe or isinstance(point, TrialFailure) or not self.left:
+            return point
+        self.left -= 1
+        return replace(point, windows=tuple(replace(w, seconds=self.times * w.seconds) for w in point.windows))
+
+
+def test_no_ratio_is_told_of_recipes_that_were_timed_once(tmp_path: Path) -> None:
+    bench = Spoiled(Surface(compute_per_s={"fp32": 2300.0})).spoil(Recipe(), 11.87)
+    result = tune_fake(bench, tmp_path, config_of(YourSettings()))
+    (said,) = [s for s in summary(result).sections if s.title.startswith("Memory format")]
+    assert said.lines[0].startswith("fp32: channels_last")
+    assert "×" not in said.lines[0]
+
+
+def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tmp_path: Path) -> None:
+    """By 6%, and once more in the confirmation: no more than noise may explain. 105% would be told."""
+    surface = Surface(
+        compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.001
+    )
+    bench = Spoiled(surface, between_runs=0.002, noise=0.002).spoil(Recipe(), 1.06)
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "confirm":
+            bench.left = min(1, bench.left)
+
+    result = tune_fake(bench, tmp_path, config_of(YourSettings(batch_size=64)), listener=listen)
+    assert result.best is not None
+    assert result.best.config == result.yours
+    assert result.best.compute_fraction == pytest.approx(0.99, abs=0.01)
+    table = summary(result).figures
+    assert table is not None
+    (shares,) = (row[1:] for row in table.rows if row[0] == "share of compute-only")
+    assert set(shares) <= {"98%", "99%", "100%"}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_checkpoint_that_cannot_be_timed_takes_nothing_from_the_answer(tmp_path: Path, dies: bool) -> None:
+    class Failing(FakeBench):
+        def time_saving(self, config: TrialConfig, seconds: float) -> TrialFailure:
+            if dies:
+                raise BenchError("does not start any more")
+            return TrialFailure(kind="shm", phase="saving", message="/dev/shm ran full")
+
+    result = tune_fake(Failing(), tmp_path, config_of(YourSettings()))
+    assert result.best is not None
+    assert result.best.config != result.yours
+    assert (result.cut_short, result.saving_cost) == (None, None)
