@@ -296,7 +296,7 @@ def _note_ties(run: Run, best: Winner) -> None:
             f"{settings_text(f.config)} ({score_text(f.scored(objective).value, objective)})" for f in rivals
         )
         how = "fast" if objective == "samples-per-s" else "efficient"
-        found.note(f"Not told apart from the answer, so perhaps as {how} or more so: {named}.")
+        found.note(f"These may be as {how} as the best or more so, because they are not told apart from it: {named}.")
 
 
 def _note_skipped(run: Run, winner: Finalist) -> None:

@@ -35,9 +35,9 @@ NEAR_CEILING = 0.97
 def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
     """Time them under the chosen recipe, and say what share of its compute-only rate they train at.
 
-    Left to the study, which asks the probes first, where the host has no room for it. A batch size that was named
-    trains already, by the user's word; if it does not, a trial may fail. A run that is resumed times them where it had
-    not. Raises WorkloadError where the user's code fails.
+    Left to the study, which asks the probes first, where an assumed batch is larger than what the recipes were seen to
+    train, or the host has no room for it. One that was named trains already, by the user's word; if it does not, a
+    trial may fail. A run that is resumed times them where it had not. Raises WorkloadError where the user's code fails.
     """
     found = run.found
     config = _own_config(run, facts, chosen)
@@ -60,22 +60,25 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
 
 
 def _own_config(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> TrialConfig | None:
-    """As the study will ask for it. None: it will not."""
+    """As the study will ask for it. None: it will not, or the batch is not known to train."""
     yours = run.found.config.yours
     choice = next((c for c in run.found.recipes if c.chosen.precision == (yours.precision or "fp32")), None)
     if choice is None:
         return None
     plain = _plain(run)
     config = replace(plain, recipe=chosen[plain.precision])
-    return config if _is_searched(run.found.config, config) else None
+    seen = max(point.batch_size for point in choice.points)
+    trains = yours.batch_size is not None or config.batch_size <= seen
+    return config if trains and _is_searched(run.found.config, config) else None
 
 
 def _plain(run: Run) -> TrialConfig:
     """As the user has it, the plain recipe included."""
     found = run.found
     own_loader = None if found.facts is None else found.facts.own_loader
-    largest = assumed_batch(found)
-    return your_config(found.config.yours, largest, can_pin=found.device.kind == "cuda", own_loader=own_loader)
+    yours = found.config.yours
+    largest = assumed_batch(found, yours.precision or "fp32")
+    return your_config(yours, largest, can_pin=found.device.kind == "cuda", own_loader=own_loader)
 
 
 def _is_searched(asked: TuneConfig, config: TrialConfig) -> bool:

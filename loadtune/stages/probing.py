@@ -15,6 +15,9 @@ from loadtune.stages.warm import warm_start
 from loadtune.study.yours import ASSUMED_BATCH, assumed_settings, check_against_facts, stream_notes, with_facts
 from loadtune.units import rate_text, ratio_text, seconds_text
 
+ASSUMED_STEP_S = 1.0
+"""Of a step that nobody asked for."""
+
 
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
@@ -145,9 +148,13 @@ def fastest(found: Findings) -> ComputePoint:
     return max((p for p in found.compute_points if p.recipe in chosen), key=lambda p: p.samples_per_s)
 
 
-def assumed_batch(found: Findings) -> int:
-    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where recipes were
-    compared at fewer samples, because larger batches train no faster here, do not fit, or are not allowed."""
-    largest = min(ASSUMED_BATCH, *(point.batch_size for choice in found.recipes for point in choice.points))
+def assumed_batch(found: Findings, precision: Precision) -> int:
+    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
+    take longer than `ASSUMED_STEP_S`, or its precision does not train it."""
+    points = [p for choice in found.recipes for p in choice.points if p.recipe.precision == precision]
+    in_time = [ASSUMED_STEP_S * p.quickest_per_s for p in points] or [ASSUMED_BATCH]
+    fits = [ceiling.safe_batch_size for ceiling in found.ceilings if ceiling.precision == precision]
+    bounds = [each for each in (None if found.facts is None else found.facts.largest_batch,) if each is not None]
+    largest = min(ASSUMED_BATCH, int(max(in_time)), *fits, *bounds)
     smallest = 1 if found.facts is None else found.facts.smallest_batch
-    return max(smallest, 1 << (largest.bit_length() - 1))
+    return max(smallest, 1 << (max(1, largest).bit_length() - 1))

@@ -140,11 +140,11 @@ def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
     can_pin = found.device.kind == "cuda"
-    yours = your_config(found.config.yours, assumed_batch(found), can_pin=can_pin, own_loader=facts.own_loader)
+    yours = your_config(found.config.yours, assumed_batch(found, wanted), can_pin=can_pin, own_loader=facts.own_loader)
     if found.config.yours.batch_size is None and yours.batch_size < ASSUMED_BATCH:
         found.note(
-            f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: larger batches train no "
-            "faster on this machine, or do not fit. Give your own with --batch-size."
+            f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
+            "batch takes more than a second on this machine, or does not fit. Give your own with --batch-size."
         )
     if found.config.yours.pin_memory and not can_pin:
         found.note("pin_memory has no effect without a GPU; the baseline is measured without it.")

@@ -16,11 +16,11 @@ from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
 from loadtune.errors import ResultError, UsageError
 from loadtune.records import (
-    EpochCost,
-    LoaderConfig,
     Progress,
     Reading,
+    SavingCost,
     Telemetry,
+    TrialConfig,
     TuneConfig,
     TuningResult,
     YourSettings,
@@ -63,7 +63,7 @@ def test_a_model_that_cannot_be_fitted_costs_no_answer(
 @pytest.mark.usefixtures("study_in_memory")
 def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(tmp_path: Path) -> None:
     class Dies(FakeBench):
-        def time_epochs(self, loader: LoaderConfig, seconds: float) -> EpochCost:
+        def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost:
             raise Killed
 
     with pytest.raises(Killed):
