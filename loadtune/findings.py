@@ -74,6 +74,7 @@ class Findings:
     """What was timed before the study asked for it, which it then need not time again."""
     trials: list[Trial] = field(default_factory=list)
     finalists: tuple[Finalist, ...] = ()
+    confirmed_whole: bool = False
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
@@ -180,6 +181,7 @@ class Findings:
             batch_sizes=self.batch_sizes,
             trials=self.all_trials,
             finalists=self.finalists,
+            confirmed_whole=self.confirmed_whole,
             best=self.best,
             best_at_your_batch=self.best_at_your_batch,
             bottleneck=self.bottleneck,

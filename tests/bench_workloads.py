@@ -4,6 +4,8 @@ import ctypes
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -50,6 +52,14 @@ class PacedImages(Images):
         now_s = time.monotonic()
         self._due_s = self._due_s + 0.02 if self._due_s > now_s - 0.3 else now_s
         time.sleep(max(0.0, self._due_s - now_s))
+        return super().__getitem__(index)
+
+
+class RunsProcesses(Images):
+    """A decoder that is a process of its own: one for each sample, which takes 30 ms of CPU time."""
+
+    def __getitem__(self, index):
+        subprocess.run([sys.executable, "-SEc", "import time\nwhile time.process_time() < 0.03: pass"], check=True)
         return super().__getitem__(index)
 
 

@@ -3,6 +3,7 @@
 import re
 import signal
 
+from loadtune.host.memory import SHM_ADVICE
 from loadtune.records import FailureKind
 
 # What C++ and OpenMP write with their last breath when memory is refused outside of any `try`. Only words that nobody
@@ -55,7 +56,7 @@ def _cause(returncode: int, oom_kills: int | None, log: str) -> str:
     if returncode == -signal.SIGKILL:
         return ": killed by the kernel for lack of host memory" if oom_kills else _LIKELY
     if returncode == -signal.SIGBUS:
-        return ": /dev/shm is full"
+        return f" ({SHM_ADVICE})"
     return ": an allocation of host memory was refused" if _died_of_memory(returncode, log) else ""
 
 

@@ -7,10 +7,13 @@ what the device or torch.compile cannot do, and only what is left is the user's 
 import errno
 import re
 import signal
+import traceback
 from collections.abc import Sequence
+from multiprocessing import synchronize
 
 from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.endless_loader import is_of_a_start
+from loadtune.host.memory import SHM_ADVICE
 from loadtune.records import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
@@ -62,6 +65,7 @@ _SHM = (
     r"unable to (mmap|allocate|write|open|resize).*(/torch_|shared memory)",
     r"shared memory.*No space left on device",
 )
+_SHM_ERRNOS = (errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC)
 _UNSUPPORTED = (
     r"32-?bit index",
     r"INT_MAX elements",
@@ -91,6 +95,8 @@ _UNKNOWN = Circumstances()
 def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN) -> FailureKind:
     """The kind of failure this exception is. On a CPU the device's memory is the host's, so running out is ``oom``."""
     links = _with_causes(error)
+    if any(_is_of_a_semaphore(link) for link in links):
+        return "shm"
     kind = _classify_text("\n".join(_said(link) for link in links if _is_torchs(link)), links, circumstances)
     if kind is None and any(_is_memory_error(link) for link in links):
         kind = "host_oom"
@@ -113,10 +119,11 @@ def failure_from(
     kind = classify_error(error, circumstances)
     named = cause(error) if kind == "user_error" else None
     said = _worker_end(error, loading) or named or f"{_compiling(error)}{last_line(error)}"
+    why = f" ({SHM_ADVICE})" if kind == "shm" else _why(error, circumstances)
     return TrialFailure(
         kind=kind,
         phase=phase,
-        message=f"{said}{_why(error, circumstances)}",
+        message=f"{said}{why}",
         log_tail=user_traceback(error) or "",
     )
 
@@ -138,8 +145,7 @@ def _how(ends: Sequence[re.Match[str]]) -> str:
     signalled = next((end["signal"] for end in reversed(ends) if end["signal"]), None)
     code = next((end["code"] for end in ends if end["code"]), None)
     if signalled is not None:
-        full = ", most likely because /dev/shm is full," if signalled.startswith("Bus error") else ""
-        return f"was ended by {_signal_name(signalled)}{full}"
+        return f"was ended by {_signal_name(signalled)}"
     return "ended unexpectedly" if code is None else f"exited with code {code}"
 
 
@@ -233,6 +239,17 @@ def _is_memory_error(error: BaseException) -> bool:
         return True
     line = last_line(error) if _is_caught(error) else f"{type(error).__module__}.{last_line(error)}"
     return _name(error) in _MEMORY_ERRORS or _any(_HOST_OOM_LINES, line)
+
+
+def _is_of_a_semaphore(error: BaseException) -> bool:
+    """Whether Python could not make one, which a worker's queue needs, in a /dev/shm that is full or no use at all."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    return (
+        isinstance(error, OSError)
+        and error.errno in _SHM_ERRNOS
+        and frames != []
+        and (frames[0].filename == synchronize.__file__)
+    )
 
 
 def _is_caught(error: BaseException) -> bool:

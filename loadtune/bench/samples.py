@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import random
 import statistics
 import time
@@ -263,13 +264,13 @@ def _drawn(workload: Workload) -> list[Any]:
 
 
 def busy_s() -> float:
-    """CPU seconds of this process so far, and seconds in which this thread was ready and waited for a core: other load
-    on the machine makes no sample one that waits for storage."""
+    """CPU seconds of this process and of its children that ended, and seconds in which this thread was ready and waited
+    for a core: neither a decoder of its own nor other load on the machine makes a sample one that waits for storage."""
     try:
         queued_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
         queued_s = 0.0
-    return time.process_time() + queued_s
+    return time.process_time() + sum(os.times()[2:4]) + queued_s
 
 
 def _num_at_once(workload: Workload, first: Sequence[Any], line: Line, note: Note) -> int:

@@ -3,16 +3,13 @@
 In: the tree of its processes. Out: two probes over it; the second looks rarely, and at processes the first has found.
 """
 
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 from loadtune.host.process_roles import Role
 from loadtune.host.processes import ProcessTree, ProcessUse
-from loadtune.host.sensing import Look, Missing, Probe
+from loadtune.host.sensing import Look, Probe
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
-
-_NAMELESS = "only Linux shows the names that tell workers from other processes"
 
 
 class BenchUse(Probe):
@@ -42,14 +39,13 @@ class BenchUse(Probe):
             return [use for use in found if use.role == role]
 
         main, workers, others = of("main"), of("worker"), of("other")
-        told_apart = sys.platform == "linux"
         return {
             "bench_cpu_cores": _cores(found),
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "bench_rss_bytes": _rss([*main, *workers] if told_apart else found),
+            "bench_rss_bytes": _rss([*main, *workers]),
             "main_cpu_cores": _cores(main),
             "main_rss_bytes": _rss(main),
-            "workers_cpu_cores": _cores(workers) if told_apart else Missing(_NAMELESS),
+            "workers_cpu_cores": _cores(workers),
             EACH_WORKERS_CORES: tuple(use.cores for use in workers) or None,
             EACH_WORKERS_RSS: tuple(use.rss_bytes for use in workers) or None,
             "other_cpu_cores": _cores(others),
@@ -63,7 +59,7 @@ def _cores(uses: Iterable[ProcessUse]) -> float | None:
 
 
 def _rss(uses: Iterable[ProcessUse]) -> int | None:
-    held = [use.rss_bytes for use in uses]
+    held = [use.rss_bytes for use in uses if use.rss_bytes is not None]
     return sum(held) if held else None
 
 

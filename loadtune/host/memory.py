@@ -4,7 +4,9 @@ In: psutil's view of the machine and the cgroup limits. Out: plain numbers for `
 reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
 """
 
+import os
 import shutil
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,12 @@ from pathlib import Path
 from loadtune.host.cgroup import MemoryLimit, read_memory_limits
 
 SHM = Path("/dev/shm")
-"""Where torch's shared-memory tensors live on Linux; no other platform has it."""
+"""Where torch's shared-memory tensors and Python's semaphores live on Linux; no other platform has it."""
+
+SHM_ADVICE = (
+    "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
+    "smaller batches"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +50,10 @@ def bounded_ram(total_bytes: int, available_bytes: int, limits: Iterable[MemoryL
 
 
 def read_shm(folder: Path = SHM) -> tuple[int, int] | None:
-    """Total and free bytes of /dev/shm. None: the platform has none."""
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
+    """Total and free bytes of /dev/shm; 0 of both where it is missing or read-only. None: the platform has none."""
+    if sys.platform != "linux":
         return None
+    if not os.access(folder, os.W_OK):
+        return 0, 0
+    usage = shutil.disk_usage(folder)
     return usage.total, usage.free

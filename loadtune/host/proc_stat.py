@@ -13,10 +13,13 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcStat(NamedTuple):
+    """``rss_bytes``, ``waited_s``: of a thread, its process's."""
+
     name: str
     cpu_s: float
     rss_bytes: int
-    """Of a thread: its process's."""
+    waited_s: float
+    """CPU time of the children that ended and were waited for, and of theirs."""
 
 
 def read_proc_stat(path: str) -> ProcStat | None:
@@ -31,12 +34,14 @@ def read_proc_stat(path: str) -> ProcStat | None:
 
 def parse_proc_stat(text: str) -> ProcStat | None:
     """None: not understood. As in proc(5): the name stands in parentheses and may hold some itself; utime and stime are
-    fields 14 and 15, rss is 24."""
+    fields 14 and 15, those of the children that were waited for 16 and 17, rss is 24."""
     head, bracket, tail = text.rpartition(")")
     fields = tail.split(None, 22)
     if not bracket or len(fields) < 22:
         return None
-    user, system, pages = fields[11], fields[12], fields[21]
-    if not (user + system + pages).isdigit():
+    used = [*fields[11:15], fields[21]]
+    if not "".join(used).isdigit():
         return None
-    return ProcStat(head.partition("(")[2], (int(user) + int(system)) / CPU_TICKS_PER_S, int(pages) * PAGE_BYTES)
+    user, system, children_user, children_system, pages = map(int, used)
+    waited_s = (children_user + children_system) / CPU_TICKS_PER_S
+    return ProcStat(head.partition("(")[2], (user + system) / CPU_TICKS_PER_S, pages * PAGE_BYTES, waited_s)

@@ -1,7 +1,9 @@
 """What prefetching needs of the host: batches in flight against /dev/shm and RAM. Pure arithmetic."""
 
+import math
+
 from loadtune.records import HostFacts, LoaderConfig
-from loadtune.units import bytes_text
+from loadtune.units import bytes_text, counted
 
 SHM_SHARE = 0.8
 """Of what is free in /dev/shm: other programs use it too, and a full one ends a worker with a bus error."""
@@ -37,8 +39,19 @@ def host_memory_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts
     if needed > RAM_SHARE * host.ram_available_bytes:
         room = bytes_text(RAM_SHARE * host.ram_available_bytes)
         return f"prefetched batches need {bytes_text(needed)} of RAM, but {room} are available"
-    needed = prefetch_bytes(loader, sample_bytes)
-    if loader.num_workers > 0 and host.shm_free_bytes is not None and needed > SHM_SHARE * host.shm_free_bytes:
-        room = bytes_text(SHM_SHARE * host.shm_free_bytes)
-        return f"prefetched batches need {bytes_text(needed)} of /dev/shm, but {room} are available"
-    return None
+    return shm_refusal(loader, sample_bytes, host)
+
+
+def shm_refusal(loader: LoaderConfig, sample_bytes: int, host: HostFacts) -> str | None:
+    """Why its workers do not fit into /dev/shm, and what to do about that. None: they do, or there are none."""
+    needed, free = prefetch_bytes(loader, sample_bytes), host.shm_free_bytes
+    if loader.num_workers == 0 or free is None or needed <= SHM_SHARE * free:
+        return None
+    size, workers = math.ceil(needed / SHM_SHARE / 2**30), counted(loader.num_workers, "worker")
+    remedy = f"Start the container with --shm-size={size}g, or enlarge it: mount -o remount,size={size}g /dev/shm."
+    if not host.shm_total_bytes:
+        return f"Workers need a /dev/shm, which is missing or read-only here. {remedy}"
+    return (
+        f"{workers} at batch size {loader.batch_size} may need {bytes_text(needed)} of /dev/shm, of which "
+        f"{bytes_text(SHM_SHARE * free)} can be used. {remedy}"
+    )

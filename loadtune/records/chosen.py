@@ -85,7 +85,7 @@ def _reason(result: TuningResult, why: Unconfirmed | None) -> str:
 
 def was_confirmed_whole(result: TuningResult) -> bool:
     """Whether every run of the confirmation that was planned was made, also where the run was cut short later."""
-    return result.cut_short is None or bool({"costs", "bounds"} & result.stage_seconds.keys())
+    return result.cut_short is None or result.confirmed_whole
 
 
 def finalist_of(result: TuningResult, config: TrialConfig) -> Finalist | None:

@@ -22,6 +22,19 @@ TOO_WIDE = 1.0
 Failed = tuple[TrialConfig, TrialFailure]
 
 
+def is_barred(failures: Sequence[TrialFailure]) -> bool:
+    """Whether a configuration with these failures is no answer. One may be chance, and what ran beside it counts; a
+    loss that is not finite is none."""
+    return len(failures) > 1 or any(failure.kind == "non_finite_loss" for failure in failures)
+
+
+def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
+    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
+    first = failures[0]
+    num_runs = counted(num_measured + len(failures), "run")
+    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
+
+
 def ruled_out(
     finalists: Sequence[Finalist],
     trials: Sequence[Trial] = (),
@@ -99,12 +112,11 @@ def _non_finite(config: TrialConfig, failures: Sequence[Failed]) -> Unconfirmed 
 
 
 def _failed(finalist: Finalist, own: Sequence[TrialFailure]) -> Unconfirmed | None:
-    if not own:
+    if not is_barred(own):
         return None
-    num_runs = len(finalist.runs) + len(own)
-    what = f"{len(own)} of its {counted(num_runs, 'run')} failed ({own[0].kind}: {own[0].message.rstrip('.')})."
+    what = failures_text(len(finalist.runs), own)
     return Unconfirmed(
-        reason="failed", explanation=f"{what} Remove the cause and run again: training for hours would meet it too."
+        reason="failed", explanation=f"{what}. Remove the cause and run again: training for hours would meet it too."
     )
 
 

@@ -73,7 +73,8 @@ class HostFacts:
     ram_available_bytes: int
     """What could be taken right now within that limit."""
     shm_total_bytes: int | None
-    """Size of /dev/shm, through which workers hand batches over. None: the platform has none."""
+    """Size of /dev/shm, through which workers hand batches over. 0: it is missing or read-only. None: the platform has
+    none."""
     shm_free_bytes: int | None
     gpus: tuple[GpuFacts, ...]
     """Empty: no NVIDIA GPU, or none visible to this process."""

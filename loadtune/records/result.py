@@ -204,6 +204,8 @@ class TuningResult:
     trials: tuple[Trial, ...] = ()
     finalists: tuple[Finalist, ...] = ()
     """The user's own configuration among them, where it runs."""
+    confirmed_whole: bool = False
+    """Whether the confirmation went to its end, also where the run was cut short after it."""
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     """Set where the user gave a batch size."""

@@ -108,8 +108,7 @@ class Telemetry:
     """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
     bench_rss_bytes: int | None = None
     """Peak resident memory of the bench and its workers; pages they share are counted once per process. What else it
-    started (`other_rss_bytes`) is in it only where workers cannot be told from that: not on Linux. Page-locked blocks
-    that earlier runs left are in it, as in `main_rss_bytes`."""
+    started (`other_rss_bytes`) is not in it. Page-locked blocks that earlier runs left are, as in `main_rss_bytes`."""
     main_cpu_cores: float | None = None
     """The training process itself, all its threads. Near 1 with an idle GPU: Python is the wall."""
     main_rss_bytes: int | None = None
@@ -120,7 +119,7 @@ class Telemetry:
     memory: tuple[MemoryReading, ...] = ()
     """In order of time. Growth from first to last with every sample: the dataset keeps objects. Empty: not known."""
     other_cpu_cores: float | None = None
-    """What else the bench started: compilers, resource trackers, a dataset's own helpers."""
+    """What else the bench and its workers started, for however short a time: compilers, a dataset's own decoders."""
     other_rss_bytes: int | None = None
     ram_available_bytes: int | None = None
     """At its least, under every limit in force."""

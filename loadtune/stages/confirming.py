@@ -16,6 +16,7 @@ from loadtune.records import (
 )
 from loadtune.records.confirmed import (
     MISREAD,
+    Failed,
     compute_fraction,
     compute_rate,
     contradiction_text,
@@ -29,10 +30,9 @@ from loadtune.stages.gpu_contention import batch_excess, check_budget
 from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
 from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
-from loadtune.study.alternation import LOOKS, Outcome, alternate
+from loadtune.study.alternation import LOOKS, Outcome, alternate, barred
 from loadtune.study.confirm import finalists, needed, pick_finalists
 from loadtune.study.failed import (
-    Failed,
     failure_notes,
     never_ran,
     nothing_else_ran,
@@ -68,6 +68,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         known = _known(run)
         if _has_ended(run, known):
             found.finalists = finalists(known)
+            found.confirmed_whole = True
             _conclude(run, facts, never_ran(known, found.finalists))
             return
         configs = _picked(run, facts, searched, known)
@@ -79,10 +80,9 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
                 found.finalists = finalists(outcomes)
                 found.tell(outcome_text(*outcome, found.config.objective))
             run.keep(Concluded(time_budget_s=found.config.time_budget_s))
+            found.confirmed_whole = True
         except OutOfTimeError as error:
-            end = error
-            outcomes += _hung(run, error)
-            found.finalists = finalists(outcomes)
+            end = error  # says where it waited for samples that did not return
         failed = never_ran(outcomes, found.finalists)
         if end is not None and not _is_confirmed(run, failed):
             _note_failures(run, failed)
@@ -107,14 +107,6 @@ def _rounds(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) 
         known=known,
         seed=found.config.seed,
     )
-
-
-def _hung(run: Run, end: OutOfTimeError) -> list[Outcome]:
-    """The run that the end of the time budget ended: it failed where it waited for samples that did not return."""
-    if end.stuck is None or run.found.running is None:
-        return []
-    failure = TrialFailure(kind="hang", phase=end.phase or "training", message=end.stuck)
-    return [(run.found.running, failure)]
 
 
 def _is_confirmed(run: Run, failed: Sequence[Failed]) -> bool:
@@ -177,18 +169,20 @@ def _known(run: Run) -> list[Outcome]:
 
 
 def _has_ended(run: Run, known: Sequence[Outcome]) -> bool:
-    """Whether the confirmation ended by itself before an interruption, and no more time is given now."""
+    """Whether the confirmation ended by itself before an interruption, no more time is given now, and nothing that
+    failed once is to be asked again."""
     concluded = run.kept.concluded if run.kept is not None and known else None
-    return concluded is not None and run.found.config.time_budget_s <= concluded.time_budget_s
+    owed = {config for config, last in dict(known).items() if isinstance(last, TrialFailure)} - barred(known)
+    return concluded is not None and run.found.config.time_budget_s <= concluded.time_budget_s and not owed
 
 
 def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> list[TrialConfig]:
     """Those that the confirmation still has to run."""
-    runs = {config: [outcome for other, outcome in known if other == config] for config in configs}
-    going_on = {c: outcomes for c, outcomes in runs.items() if not any(isinstance(o, TrialFailure) for o in outcomes)}
-    num_rounds = max((len(outcomes) for outcomes in going_on.values()), default=0)
-    able = [config for config, outcomes in going_on.items() if len(outcomes) >= num_rounds - 1]
-    if num_rounds in LOOKS and all(len(runs[config]) == num_rounds for config in able):
+    measured = [config for config, outcome in known if isinstance(outcome, Measurement)]
+    num_ran = {config: measured.count(config) for config in configs if config not in barred(known)}
+    num_rounds = max(num_ran.values(), default=0)
+    able = [config for config, num in num_ran.items() if num >= num_rounds - 1]
+    if num_rounds in LOOKS and all(num_ran[config] == num_rounds for config in able):
         again = _undecided(run, finalists(known)) if num_rounds < LOOKS[-1] else set()
         return [config for config in able if config in again]
     return able

@@ -1,8 +1,9 @@
 """What can run: by the memory ceilings, by the host's memory now, and by the trials that failed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes
+from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, shm_refusal
 from loadtune.records import HostFacts, Trial, TrialConfig, WorkloadFacts
 from loadtune.stages.gpu_contention import excess_now
 from loadtune.stages.run import Run
@@ -14,13 +15,26 @@ def feasible(run: Run, facts: WorkloadFacts, configs: Sequence[TrialConfig]) -> 
         config
         for config in configs
         if excess_now(run, config.precision, config.batch_size) <= 0
-        and not any(_rules_out(trial, config, facts) for trial in run.found.trials)
+        and not any(_rules_out(trial, config, facts) for trial in run.standing)
     ]
     with_room = [config for config in able if _has_room(config, facts, run.found.host)]
     if len(with_room) == len(able):
         return able
     now = run.host_now()  # virtual machines show 31 GiB at first and grow to 256
     return [config for config in able if _has_room(config, facts, run.found.host) or _has_room(config, facts, now)]
+
+
+def tell_shm(run: Run, facts: WorkloadFacts, most_workers: int) -> None:
+    """Name workers that do not fit into /dev/shm: the user's own, or else as many as there are cores, or may be."""
+    found, now = run.found, run.host_now()
+    if found.yours is None:
+        return
+    own = found.yours.loader
+    most = replace(own, num_workers=min(most_workers, now.num_usable_cores))
+    refusals = (shm_refusal(loader, facts.sample_bytes, now) for loader in (own, most))
+    refused = next((each for each in refusals if each is not None), None)
+    if refused is not None:
+        found.note(f"{refused} What does not fit was not tried.")
 
 
 def _has_room(config: TrialConfig, facts: WorkloadFacts, host: HostFacts) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records import Measurement, TrialConfig, TrialFailure
 from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, timed
@@ -24,7 +25,7 @@ class Pair:
             order = (self.base, self.config) if len(self.runs) % 2 == 0 else (self.config, self.base)
             outcomes = dict[TrialConfig, Measurement]()
             for config in order:
-                outcome = timed(run, config, TRIAL_SHARE, None)
+                outcome = _outcome(run, config)
                 run.found.tell(f"{title}: {outcome_text(config, outcome, run.found.config.objective)}")
                 if isinstance(outcome, TrialFailure):
                     self.base_failed = config == self.base
@@ -33,3 +34,13 @@ class Pair:
             self.base_runs.append(outcomes[self.base])
             self.runs.append(outcomes[self.config])
         return None
+
+
+def _outcome(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
+    """A job that a change of the code made unfit for training is that change's failure, not the run's."""
+    try:
+        return timed(run, config, TRIAL_SHARE, None)
+    except OutOfTimeError:
+        raise
+    except LoadtuneError as error:
+        return TrialFailure(kind="user_error", phase="training", message=str(error))

@@ -124,7 +124,7 @@ class _Trying:
         found = self.offers.on_top_of(self._situation(), {each.name for each in self.tried}, time)
         if self.offers.lacked_time:
             self._lacks_time()
-        self.is_complete &= not self.offers.has_failed
+        self.is_complete &= not self.offers.crashed
         return found
 
     def outcome(self) -> Remedies:

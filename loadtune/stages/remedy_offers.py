@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
+from loadtune.errors import OutOfTimeError
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
 from loadtune.records import (
@@ -16,12 +19,15 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.remedies import FEWEST_EXAMINED, REMEDIES, Remedy, Situation, num_examined
+from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.bottleneck import known_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.bottleneck import model_of
 from loadtune.study.remedies import WORTH_TRYING, Offer, learned, offer
 from loadtune.study.space import SearchSpace
+
+T = TypeVar("T")
 
 EXAMINE_S = 5.0
 """What it takes to examine all remedies, beside the loading of samples that it takes: as seen on an H100."""
@@ -62,7 +68,8 @@ class Offers:
     """Recipes that were timed without a loader."""
     left_out: dict[str, LeftOut] = field(default_factory=dict)
     lacked_time: bool = False
-    has_failed: bool = False
+    crashed: dict[str, str] = field(default_factory=dict)
+    """Remedies that crashed, and how."""
 
     def __post_init__(self) -> None:
         search = search_of(self.run, self.facts, self.searched)
@@ -81,10 +88,11 @@ class Offers:
         for remedy in REMEDIES.values():
             if remedy.name in tried:
                 continue
-            if remedy.offer(situation) is not None:
-                able.append(remedy)
+            offered = self._guarded(remedy.name, partial(remedy.offer, situation))
+            if remedy.name in self.crashed or offered is None:
+                self._leave_out(self._left(remedy, self.crashed.get(remedy.name, DOES_NOT_APPLY)))
             else:
-                self._leave_out(self._left(remedy, DOES_NOT_APPLY))
+                able.append(remedy)
         if not able:
             return []
         if time.left_s() < self._examine_s(able) + time.try_s:
@@ -92,19 +100,35 @@ class Offers:
             for remedy in able:
                 self._leave_out(self._left(remedy, NO_TIME))
             return []
-        seen = self.run.bench.examine(situation.config, tuple(remedy.name for remedy in able))
-        if isinstance(seen, TrialFailure):
-            self.has_failed = True
-            self.run.found.note(f"Changes of the code could not be examined: {seen.message}")
-            return []
         offers = list[Offer]()
-        for remedy, each in zip(able, seen, strict=True):
-            found = self._offer(remedy, each, situation, time)
+        for remedy, each in zip(able, self._examine(situation.config, [remedy.name for remedy in able]), strict=True):
+            found = self._guarded(remedy.name, partial(self._offer, remedy, each, situation, time))
+            found = found or self._left(remedy, self.crashed.get(remedy.name))
             if isinstance(found, LeftOut):
                 self._leave_out(found)
             else:
                 offers.append(found)
         return sorted(offers, key=lambda each: -each.expected_gain)
+
+    def _examine(self, config: TrialConfig, names: Sequence[str]) -> Sequence[Examined]:
+        """All at once; where that fails, one by one, so that only what fails by itself is left out."""
+        seen = self.run.bench.examine(config, tuple(names))
+        if not isinstance(seen, TrialFailure):
+            return seen
+        if len(names) > 1:
+            return [each for name in names for each in self._examine(config, [name])]
+        self.crashed[names[0]] = f"{FAILURE_TEXT[seen.kind]}: {seen.message.rstrip('.')}"
+        return [Examined(name=names[0], refused=self.crashed[names[0]])]
+
+    def _guarded(self, name: str, work: Callable[[], T]) -> T | None:
+        """None also where this remedy crashes, which is not looked at again then."""
+        try:
+            return work()
+        except OutOfTimeError:
+            raise
+        except Exception as error:
+            self.crashed[name] = f"crashed: {type(error).__name__}: {error}"
+            return None
 
     def _offer(self, remedy: Remedy, seen: Examined, situation: Situation, time: Time) -> Offer | LeftOut:
         def predicted(compute_gain: float) -> Offer | None:

@@ -40,6 +40,8 @@ def restore(kept: Kept, found: Findings) -> None:
     found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
     found.num_workers, found.warm = probed.num_workers, probed.warm
     found.ahead, found.trials = kept.ahead, list(kept.trials)
+    if found.ahead is not None and found.ahead.failure is not None:
+        found.ahead = None  # it is asked again
     found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
         f"{_RESUMED}, with {counted(kept.num_run, 'trial')} measured before. The time taken is that of this part alone."

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from loadtune.findings import Findings
 from loadtune.probe.memory import verifying_seconds
-from loadtune.records import HostFacts, MemoryCeiling, TrialConfig
+from loadtune.records import HostFacts, MemoryCeiling, Trial, TrialConfig
+from loadtune.records.confirmed import is_barred
 from loadtune.report.journal import Confirmed, Head, Journal, Kept, Line, Probed, Reopened, Searched, Winners
 from loadtune.seams import Bench, Clock, Sensor
 
@@ -69,6 +70,17 @@ class Run:
         if self.kept is None or len(self.found.trials) > len(self.kept.trials):
             return ()
         return self.kept.confirmed
+
+    @property
+    def standing(self) -> list[Trial]:
+        """The trials without those that failed before the run was resumed, and once: they are asked again."""
+        trials, num_before = self.found.trials, 0 if self.kept is None else len(self.kept.trials)
+
+        def counts(number: int, trial: Trial) -> bool:
+            failures = [each.failure for each in trials if each.config == trial.config and each.failure is not None]
+            return trial.failure is None or number >= num_before or is_barred(failures)
+
+        return [trial for number, trial in enumerate(trials) if counts(number, trial)]
 
     def begin(self) -> None:
         """Keep that the run starts, or goes on: that only once nothing was refused."""

@@ -7,7 +7,7 @@ from loadtune.findings import Findings
 from loadtune.records import Trial, TrialConfig, WorkloadFacts
 from loadtune.report.journal import Searched, Tried
 from loadtune.report.store import STUDY_FILE, write_whole
-from loadtune.stages.feasible import feasible
+from loadtune.stages.feasible import feasible, tell_shm
 from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.search_notes import end_notes
@@ -25,6 +25,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     found = run.found
     with found.stage("study"):
         check_budget(run)
+        tell_shm(run, facts, max(searched.num_workers))
         search = search_of(run, facts, searched)
 
         def save(content: Callable[[], bytes]) -> None:
@@ -56,7 +57,7 @@ def search_of(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
         left_s=lambda: found.left_s,
         objective=found.config.objective,
     )
-    for trial in found.trials:
+    for trial in run.standing:
         search.saw(trial)
     return search
 
@@ -75,9 +76,9 @@ def _first(found: Findings, searched: SearchSpace) -> Sequence[Next]:
 
 
 def _has_ended(run: Run) -> bool:
-    """Whether the search of a run that goes on had come to its end, and no more is asked for."""
+    """Whether the search of a resumed run had come to its end, no more is asked for, and nothing is asked again."""
     before = run.searched
-    if before is None or not before.covers(run.found.config):
+    if before is None or not before.covers(run.found.config) or len(run.standing) < len(run.found.trials):
         return False
     for note in (before.note or "").splitlines():
         run.found.note(note)
@@ -96,7 +97,7 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         until_s=run.study_until_s,
         enough_until_s=run.search_until_s,
         objective=found.config.objective,
-        known=tuple(found.trials),
+        known=run.standing,
         ahead=found.ahead,
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )

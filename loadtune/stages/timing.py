@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
+from loadtune.records.confirmed import is_barred
 from loadtune.report.utilization import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
@@ -22,7 +23,8 @@ REPEAT_OF_LEFT = 0.1
 def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
     """`best` is the incumbent's samples/s, to end what cannot reach it early. None: every run counts.
 
-    A segment that other processes disturbed is run once more, and the quieter of the two counts.
+    A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run fails
+    the first one does, unless the loss was not finite.
     """
     found, outcome = run.found, _timed_once(run, config, share, best)
     before = disturbance(outcome, found.host.num_usable_cores)
@@ -32,8 +34,10 @@ def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Me
         return outcome
     found.tell(f"Other processes used {_taken_text(before)} during this measurement. It is repeated.")
     again = _timed_once(run, config, share, best)
-    if isinstance(again, TrialFailure) and again.phase != "energy":
-        return again
+    if isinstance(again, TrialFailure):
+        if is_barred([again]):
+            return again
+        found.tell(f"The repeat failed, so the first run counts. {outcome_text(config, again, 'samples-per-s')}")
     after = disturbance(again, found.host.num_usable_cores)
     is_known = isinstance(again, Measurement) and again.telemetry is not None
     found.disturbed_repeats = 0 if is_known and not after.matters else found.disturbed_repeats + 1

@@ -146,7 +146,7 @@ def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context
 
     A worker reads it, so that nothing which the dataset or the function change is changed here.
     """
-    asked = torch.zeros(1).share_memory_()  # type: ignore[no-untyped-call]
+    asked = torch.zeros(1)
     loader: DataLoader[Any] = DataLoader(
         dataset,
         batch_size=None,
@@ -156,8 +156,9 @@ def reads_worker_info(dataset: Any, worker_init_fn: Any, multiprocessing_context
         worker_init_fn=_Asking(asked, worker_init_fn),
         multiprocessing_context=multiprocessing_context,
     )
-    # What is raised is raised again when it is read in earnest.
+    # What is raised is raised again when it is read in earnest; without a /dev/shm nobody can have workers.
     with contextlib.suppress(Exception), waiting_for_workers(_PATIENCE_S):
+        asked.share_memory_()  # type: ignore[no-untyped-call]
         batches: Any = iter(loader)
         try:
             next(batches, None)

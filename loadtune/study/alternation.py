@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from loadtune.records import Measurement, TrialConfig, TrialFailure
+from loadtune.records.confirmed import is_barred
 from loadtune.seams import Clock
 
 LOOKS = (3, 5, 8)
@@ -33,29 +34,28 @@ def alternate(
     known: Sequence[Outcome] = (),
     seed: int = 0,
 ) -> Iterator[Outcome]:
-    """Measure these in rounds; who failed once is not run again, nor who is out after a look.
+    """Measure these in rounds. Who fails is run once more at the end of the round, and is out with a second failure.
 
     ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
     made of. They are run once whatever the time, and again while the answer ``is_rough`` where that ends by
     ``answer_by_s``; the others, and all further rounds, where they end by ``until_s``. Where a round does not fit, one
-    of the needed alone may. Who misses a round is not run any more, so that everybody's n-th run is of the n-th round.
+    of the needed alone may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
     ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
-    ``known``: outcomes of before an interruption. They come first and are not run again.
+    ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
     """
     outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
     yield from known
     took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
     order = list(configs)
-    newest = max(Counter(config for config, _ in known).values(), default=0)
+    newest = max(_num_measured(known).values(), default=0)
     for number in range(LOOKS[-1]):
         if number in LOOKS:
             going_on = undecided(_of_rounds(outcomes, number))
             order = [config for config in order if config in going_on]
         order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
-        failed = {config for config, each in outcomes if isinstance(each, TrialFailure)}
-        num_ran = Counter(config for config, _ in outcomes)
-        turn = [c for c in order if c not in failed and num_ran[c] == number]
-        if number + 1 < newest or (not turn and any(num_ran[c] > number for c in order if c not in failed)):
+        able, num_ran = [config for config in order if config not in barred(outcomes)], _num_measured(outcomes)
+        turn = [config for config in able if num_ran[config] == number]
+        if number + 1 < newest or (not turn and any(num_ran[config] > number for config in able)):
             continue  # this round was run before an interruption; who missed it is out
         if number == 0:
             first = needed(outcomes, turn)
@@ -65,21 +65,37 @@ def alternate(
             turn = _fitting(turn, needed(outcomes, turn), took_s, until_s - clock.now(), late_s)
             if not turn:
                 return
-        for config in turn:
-            begun = clock.now()
-            may_skip = number == 0 and config not in needed(outcomes, configs)
+        again = set[TrialConfig]()
+        while turn:
+            config, begun = turn.pop(0), clock.now()
+            may_skip = config in again if number else config not in needed(outcomes, configs)
             if may_skip and begun + max(took_s.values(), default=0.0) > until_s:
                 continue
             outcomes.append((config, run(config)))
             ran = outcomes[-1][1]  # a segment that was repeated took longer than the next will
             took_s[config] = ran.seconds if isinstance(ran, Measurement) else clock.now() - begun
             yield outcomes[-1]
+            if isinstance(ran, TrialFailure) and config not in barred(outcomes):
+                again.add(config)
+                turn.append(config)
+
+
+def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
+    """Those that failed too often to be run again."""
+    failures: dict[TrialConfig, list[TrialFailure]] = {}
+    for config, each in outcomes:
+        if isinstance(each, TrialFailure):
+            failures.setdefault(config, []).append(each)
+    return {config for config, own in failures.items() if is_barred(own)}
+
+
+def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:
+    return Counter(config for config, each in outcomes if isinstance(each, Measurement))
 
 
 def _of_rounds(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
     """Of the first rounds alone: after an interruption a look falls out as it did."""
-    seen = Counter[TrialConfig]()
-    return [(config, each) for config, each in outcomes if seen.update([config]) or seen[config] <= number]
+    return [each for at, each in enumerate(outcomes) if _num_measured(outcomes[:at])[each[0]] < number]
 
 
 def _fitting(

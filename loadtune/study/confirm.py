@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t, quantile_of_t
-from loadtune.study.alternation import ERROR, LOOKS, Outcome
+from loadtune.study.alternation import ERROR, LOOKS, Outcome, barred
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
@@ -118,9 +118,8 @@ def needed(
     objective: Objective = "samples-per-s",
 ) -> list[TrialConfig]:
     """What the answer is made of: the best rival so far, the baseline, and the two best rivals at its batch size."""
-    scored = {f.config: f.score(objective) for f in finalists(outcomes) if not f.failures}
-    failed = {config for config, outcome in outcomes if isinstance(outcome, TrialFailure)}
-    ranked = sorted((c for c in configs if c not in failed), key=lambda config: -scored.get(config, 0.0))
+    scored, out = {f.config: f.score(objective) for f in finalists(outcomes)}, barred(outcomes)
+    ranked = sorted((c for c in configs if c not in out), key=lambda config: -scored.get(config, 0.0))
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in rivals if yours and config.batch_size == yours.batch_size]
     own = [config for config in ranked if config == yours]

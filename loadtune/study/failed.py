@@ -6,12 +6,11 @@ Without these sentences a configuration would be missing from the answer and nob
 from collections.abc import Callable, Sequence
 
 from loadtune.records import Finalist, Trial, TrialConfig, TrialFailure
+from loadtune.records.confirmed import Failed, failures_text
 from loadtune.study.alternation import Outcome
 
 Say = Callable[[TrialConfig], str]
 """Puts a configuration into words."""
-
-Failed = tuple[TrialConfig, TrialFailure]
 
 
 def never_ran(outcomes: Sequence[Outcome], finalists: Sequence[Finalist]) -> list[Failed]:
@@ -46,12 +45,17 @@ def worker_note(trials: Sequence[Trial]) -> str | None:
 
 
 def unconfirmed_notes(finalists: Sequence[Finalist], yours: TrialConfig | None, say: Say) -> list[str]:
-    """Why each of these is not confirmed; of a loss that is not finite `precision_notes` says it once for all."""
-    return [
-        f"{_named(finalist.config, yours, say)} is not confirmed. {finalist.unconfirmed.explanation}"
-        for finalist in finalists
-        if finalist.unconfirmed is not None and finalist.unconfirmed.reason != "non_finite_loss"
-    ]
+    """Why each of these is not confirmed; of a loss that is not finite `precision_notes` says it once for all. Of one
+    that is, that a run of it failed."""
+    notes = []
+    for finalist in finalists:
+        named, why = _named(finalist.config, yours, say), finalist.unconfirmed
+        if why is not None and why.reason != "non_finite_loss":
+            notes.append(f"{named} is not confirmed. {why.explanation}")
+        elif why is None and finalist.failures:
+            failed = failures_text(len(finalist.runs), finalist.failures)
+            notes.append(f"{named} is judged by the runs that did not fail: {failed}.")
+    return notes
 
 
 def precision_notes(failed: Sequence[Failed], say: Say) -> list[str]:

@@ -121,7 +121,7 @@ def undecided(
 
     Nobody, if the winner's throughput or samples per joule is known to within `PRECISE`, and whether it differs from
     the baseline's: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner,
-    its best rival takes the baseline's place. A baseline that failed is not waited for.
+    its best rival takes the baseline's place. A baseline that failed twice is not waited for.
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
@@ -130,7 +130,7 @@ def undecided(
         return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
     able = [f for f in finalists if not f.unconfirmed and f.config != yours]
     rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score(objective))
-    own = next((f for f in finalists if f.config == yours and not f.failures), None)
+    own = next((f for f in finalists if f.config == yours and may_be_kept(f)), None)
     others = [f for f in (*rivals, *([] if own is None else [own])) if f is not best]
     ratios = {f.config: difference(best, f, finalists, len(able), objective)[1:] for f in others}
     against = own if best.config != yours else next(iter(rivals), None)

@@ -1,11 +1,13 @@
 """A size that does not fit the RAM is an answer, not a death; and a user's bug is not taken for one."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from bench_rig import bench_on
+from bench_rig import TESTS, bench_on
 
 from loadtune.bench import own_memory
 from loadtune.records import BatchTry, Recipe
@@ -13,6 +15,29 @@ from loadtune.records import BatchTry, Recipe
 needs_limit = pytest.mark.skipif(
     own_memory.status_bytes(Path("/proc/self/status").read_text(), "VmData") is None, reason="no VmData to limit"
 )
+
+
+IN_A_NAMESPACE = """
+import pathlib, sys
+from bench_rig import Windows, bench_on, trial
+with bench_on(pathlib.Path(sys.argv[1])) as bench:
+    failure = bench.time_training(trial(batch_size=512, num_workers=2), 0.05, Windows(enough=1))
+    print(failure.kind, failure.message)
+"""
+
+
+@pytest.mark.parametrize("mounted", ["size=200k", "ro"])
+def test_a_shm_that_is_too_small_or_read_only_is_not_blamed_on_the_dataset(tmp_path, mounted):
+    """A batch has 388 KiB."""
+    inside = f'mount -t tmpfs -o {mounted} tmpfs /dev/shm && exec "$@"'
+    words = ["unshare", "-m", "sh", "-c", inside, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
+        pytest.skip("needs a mount namespace")
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    words += [sys.executable, "-c", IN_A_NAMESPACE, str(tmp_path)]
+    said = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": path})
+    assert said.stdout.startswith("shm "), said.stdout
+    assert "--shm-size" in said.stdout
 
 
 @needs_limit

@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from bench_rig import Windows, bench_on, trial
+from bench_rig import CPU, Windows, bench_on, trial
 
+from loadtune.host import Sampler
 from loadtune.records import BatchTry, ComputePoint, Recipe, TrainingRun, TrialFailure
 
 
@@ -18,6 +19,18 @@ def bench(tmp_path_factory):
 
 def abut(windows):
     return all(later.start_s == earlier.end_s for earlier, later in itertools.pairwise(windows))
+
+
+def test_a_datasets_short_processes_are_counted_as_part_of_the_training(tmp_path):
+    """They live for less than a look of the sampler; what they use is neither others' load nor waiting."""
+    with bench_on(tmp_path, "RunsProcesses") as bench, Sampler(CPU, lambda: bench.pid, 2) as sensor:
+        assert bench.describe().sample_cpu_s > 0.8 * 0.03
+        run = bench.time_training(trial(num_workers=2), 0.4, Windows(enough=6))
+        first, last = run.windows[0], run.windows[-1]
+        seen = sensor.between(first.start_s, last.start_s + last.seconds)
+    used_s = 0.03 * sum(window.num_samples for window in run.windows)
+    assert seen.bench_cpu_cores * seen.seconds > 0.6 * used_s
+    assert seen.main_cpu_cores * seen.seconds < 0.6 * used_s
 
 
 def test_the_controller_needs_no_torch():

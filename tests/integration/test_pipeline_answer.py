@@ -157,7 +157,7 @@ def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_on
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "The answer")
             use()
-    cut = replace(whole, cut_short="interrupted by Ctrl-C", stage_seconds={"confirm": 1.0})
+    cut = replace(whole, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
     with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
         loadtune.export(cut, "python")
 

@@ -97,7 +97,8 @@ def test_what_compiling_took_is_told_and_kept(tmp_path: Path) -> None:
     bench = FakeBench(Surface(compile_s=38.0), noise=0.0)
     config = TuneConfig(tune=("compile",), fix=BF16)
     result = tune_fake(bench, tmp_path, config, lambda progress: told.append(progress.message or ""))
-    assert any("compiling a batch of 256 took 38 s; 1.17×" in message for message in told)
+    batch_size = result.recipes[0].points[0].batch_size
+    assert any(f"compiling a batch of {batch_size} took 38 s; 1.17×" in message for message in told)
     assert [point.compile_s for point in result.recipes[0].points][-1] == 38.0
     assert result.stage_seconds["recipe"] > 38.0
 

@@ -201,15 +201,15 @@ def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) ->
 
     def second_run_of_the_first(config: TrialConfig) -> bool:
         runs[config] = runs.get(config, 0) + 1
-        return config == next(iter(runs)) and runs[config] == 2
+        return config == next(iter(runs)) and runs[config] in (2, 3)
 
     confirming = Confirming(second_run_of_the_first)
     result = tune_fake(FakeBench(fail=confirming.fail), tmp_path, listener=confirming.listen)
     unsteady = next(finalist for finalist in result.finalists if finalist.failures)
-    assert len(unsteady.runs) == len(unsteady.failures) == 1
+    assert (len(unsteady.runs), len(unsteady.failures)) == (1, 2)
     assert result.best is not None
     assert result.best.config not in (unsteady.config, result.yours)
-    assert any("is not confirmed. 1 of its 2 runs failed (crash: planted)." in note for note in result.notes)
+    assert any("is not confirmed. 2 of its 3 runs failed (crash: planted)." in note for note in result.notes)
 
 
 def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:

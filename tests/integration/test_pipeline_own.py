@@ -116,11 +116,6 @@ def test_batches_that_the_host_has_no_room_for_are_left_to_the_study(tmp_path: P
     assert not [progress for progress in told if progress.stage == "yours"]
 
 
-def test_an_assumed_batch_that_takes_a_worker_too_long_is_left_to_the_study(tmp_path: Path) -> None:
-    told = said(FakeBench(Surface(sample_s=0.1)), tmp_path, YourSettings())
-    assert not [message for _, stage, message in told if stage == "yours"]
-
-
 def test_a_dataset_that_fails_is_told_before_anything_is_probed(tmp_path: Path) -> None:
     broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
     bench = FakeBench(fail=lambda config: broken)

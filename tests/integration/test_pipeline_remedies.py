@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 
 from loadtune.arguments import fixed_of
+from loadtune.errors import WorkloadError
 from loadtune.records import (
     Device,
     Examined,
@@ -18,6 +19,7 @@ from loadtune.records import (
     TuneConfig,
     TuningResult,
 )
+from loadtune.remedies import REMEDIES
 from loadtune.report.store import load_result
 from loadtune.testing import FakeBench, Surface
 from tests.pipeline_rig import resumed, tune_fake
@@ -219,6 +221,49 @@ def test_a_remedy_that_fails_is_named_and_the_answer_stands(tmp_path: Path) -> N
     assert uint8.gain is None
     assert uint8.reason is not None
     assert "it died" in uint8.reason
+
+
+@dataclass(slots=True)
+class Crashing(FakeBench):
+    """Examining 16-bit floats kills the training process."""
+
+    def examine(self, config, names):
+        if "half_transfer" in names:
+            self.requests.append(("killed", len(names)))
+            return TrialFailure(kind="crash", phase="remedies", message="The training process was ended by SIGSEGV.")
+        return FakeBench.examine(self, config, names)
+
+
+def test_a_remedy_that_kills_the_training_process_while_it_is_examined_is_left_out_alone(tmp_path: Path) -> None:
+    crashing = Crashing(examined={"uint8_transfer": UINT8}, remedy_gains={"uint8_transfer": 1.3})
+    result = tune_fake(crashing, tmp_path)
+    assert named(result)["uint8_transfer"].kept
+    (half,) = (each for each in found(result).left_out if each.name == "half_transfer")
+    assert "SIGSEGV" in (half.reason or "")
+    assert sum(request == "killed" for request, _ in crashing.requests) == 2, "it is not examined again"
+
+
+@pytest.mark.parametrize("where", ["offer", "job"])
+def test_a_remedy_whose_own_code_crashes_is_left_out_alone(tmp_path: Path, monkeypatch, where: str) -> None:
+    def crashes(*given):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(REMEDIES["half_transfer"], where, crashes, raising=False)
+    result = tune_fake(bench(), tmp_path, ALL)
+    assert "uint8_transfer" in named(result)
+    (half,) = (each for each in found(result).left_out if each.name == "half_transfer")
+    assert half.reason == "crashed: ZeroDivisionError: planted"
+
+
+def test_a_remedy_that_makes_the_job_unfit_to_train_fails_alone(tmp_path: Path) -> None:
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        if "uint8_transfer" in config.remedies:
+            raise WorkloadError("the model does not take these samples")
+        return None
+
+    tried = named(tune_fake(bench(fail=fail, remedy_gains=TWO), tmp_path, ALL))
+    assert "does not take these samples" in (tried["uint8_transfer"].reason or "")
+    assert tried["copy_ahead"].runs
 
 
 def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:

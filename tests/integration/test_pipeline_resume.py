@@ -11,6 +11,7 @@ from loadtune.records import (
     Fixed,
     Progress,
     Recipe,
+    TrialConfig,
     TrialFailure,
     TuneConfig,
     TuningResult,
@@ -103,10 +104,26 @@ def test_what_was_timed_before_the_probes_is_not_lost_with_them(tmp_path: Path, 
     assert (ahead.measurement is None) == fails
     told: list[Progress] = []
     result = resumed(tmp_path, config, FakeBench(seed=1), listener=told.append)
-    assert not [progress for progress in told if progress.stage == "yours"]
+    assert bool([progress for progress in told if progress.stage == "yours"]) == (fails and stage == "memory")
     mine = next(trial for trial in result.trials if trial.config == ahead.config)
-    assert (mine.measurement, mine.failure) == (ahead.measurement, ahead.failure)
+    assert mine.measurement is not None
+    assert fails or mine.measurement == ahead.measurement
     assert result.best is not None
+
+
+def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: Path) -> None:
+    planted = TrialFailure(kind="shm", phase="training", message="planted")
+    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        return planted if config.loader.num_workers == 4 and config.batch_size == 64 else None
+
+    first = tune_fake(FakeBench(fail=fail), tmp_path, config)
+    (own,) = (trial.config for trial in first.trials if trial.origin == "yours")
+    again = resumed(tmp_path, config, FakeBench(fail=fail, seed=1))
+    assert [trial.failure for trial in again.trials if trial.config == own] == [planted, planted]
+    last = resumed(tmp_path, config, FakeBench(seed=2))
+    assert [trial.failure for trial in last.trials if trial.config == own] == [planted, planted]
 
 
 def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Path) -> None:

@@ -155,6 +155,30 @@ def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -
     assert len(failed) == len(set(failed))
 
 
+@pytest.mark.parametrize(
+    ("total", "free", "said"),
+    [
+        (
+            64 << 20,
+            64 << 20,
+            "need 1.72 GiB of /dev/shm, of which 51.2 MiB can be used. Start the container with --shm-size=3g",
+        ),
+        (0, 0, "Workers need a /dev/shm, which is missing or read-only here. Start the container with --shm-size=3g"),
+        (64 << 30, 64 << 30, None),
+        (None, None, None),
+    ],
+)
+def test_workers_that_do_not_fit_into_shm_are_named_with_the_remedy(
+    tmp_path: Path, total: int | None, free: int | None, said: str | None
+) -> None:
+    host = replace(fake_host(), shm_total_bytes=total, shm_free_bytes=free)
+    result = tune_fake(FakeBench(), tmp_path, host=host)
+    notes = [note for note in result.notes if "/dev/shm" in note]
+    assert [said in note for note in notes] == [True] * (said is not None)
+    assert result.best is not None
+    assert total != 0 or not any(trial.config.loader.num_workers for trial in result.trials)
+
+
 def test_where_pinning_does_not_limit_the_most_workers_win(tmp_path: Path) -> None:
     surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
     result = tune_fake(FakeBench(surface), tmp_path, host=fake_host(num_usable_cores=12))

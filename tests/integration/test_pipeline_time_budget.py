@@ -7,6 +7,7 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import OutOfTimeError
 from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
+from loadtune.report.view import summary
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
@@ -111,23 +112,26 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
     assert result.best is None
 
 
-def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(7)
+@pytest.mark.parametrize("stuck", [None, STUCK])
+def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, stuck: str | None) -> None:
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(7, stuck=stuck)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
-    assert result.cut_short is not None
+    assert (stuck or "") in (result.cut_short or "")
     assert result.best is not None
     assert result.best.half_width_fraction is not None
     assert result.bottleneck is not None
+    assert "fewer runs than planned" in (summary(result).warning or "")
 
 
-def test_a_finalist_that_hung_as_the_time_ended_is_not_called_confirmed(tmp_path: Path) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(6, stuck=STUCK)
-    result = tune_fake(bench, tmp_path, listener=bench.listen)
-    hung = [finalist.config for finalist in result.finalists if finalist.failures]
-    assert len(hung) == 1
-    assert result.best is None or result.best.config != hung[0]
+def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "remedies":
+            raise KeyboardInterrupt
+
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0), interrupt)
     assert result.cut_short is not None
-    assert STUCK in result.cut_short
+    assert result.best is not None
+    assert "The confirmation was complete before that." in (summary(result).warning or "")
 
 
 def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(tmp_path: Path) -> None:

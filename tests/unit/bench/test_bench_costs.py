@@ -1,4 +1,4 @@
-"""Epochs cut short that cost what whole ones do, and checkpoints that have no room."""
+"""Checkpoints that have no room."""
 
 import shutil
 from collections import namedtuple
@@ -8,25 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from loadtune.bench.epochs import ShortEpoch
-from torch.utils.data import RandomSampler
 
 from loadtune.bench.saving import time_saving
 from loadtune.records import LoaderConfig, TrialFailure
-
-
-def test_a_short_epoch_is_the_beginning_of_a_whole_ones_order() -> None:
-    def shuffle() -> RandomSampler:
-        return RandomSampler(range(1000), generator=torch.Generator().manual_seed(3))
-
-    short, whole = list(ShortEpoch(shuffle(), 10)), list(shuffle())
-    assert short == whole[:10]
-    assert len(ShortEpoch(shuffle(), 10)) == 10
-
-
-def test_every_epoch_draws_another_order() -> None:
-    sampler = ShortEpoch(RandomSampler(range(1000)), 10)
-    assert list(sampler) != list(sampler)
 
 
 def test_a_checkpoint_without_room_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

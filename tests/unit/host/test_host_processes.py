@@ -10,7 +10,7 @@ from loadtune.host import processes as processes_module
 from loadtune.host.bench_use import BenchUse, DiskReads
 from loadtune.host.proc_stat import ProcStat, parse_proc_stat, read_proc_stat
 from loadtune.host.process_roles import WORKER_NAME
-from loadtune.host.processes import ProcessTree, kernels_use, psutils_use
+from loadtune.host.processes import ProcessTree
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 
@@ -19,7 +19,7 @@ class FakeProcess:
 
     def __init__(self, pid, cpu_s=0.0, rss=100, name="python", started_s=0.0, read=0):
         self.pid, self.cpu_s, self.rss, self.read = pid, cpu_s, rss, read
-        self.process_name, self.started_s = name, started_s
+        self.process_name, self.started_s, self.waited_s = name, started_s, 0.0
         self.below, self.gone = [], False
 
     def alive(self):
@@ -37,13 +37,8 @@ class FakeProcess:
     def create_time(self):
         return self.started_s
 
-    def cpu_times(self):
-        self.alive()
-        return SimpleNamespace(user=self.cpu_s, system=0.0)
-
-    def memory_info(self):
-        self.alive()
-        return SimpleNamespace(rss=self.rss)
+    def used(self):
+        return None if self.gone else ProcStat(self.process_name, self.cpu_s, self.rss, self.waited_s)
 
     def io_counters(self):
         self.alive()
@@ -60,7 +55,7 @@ def world(monkeypatch):
 
     made = SimpleNamespace(now_s=0.0, pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
     monkeypatch.setattr(processes_module, "_process", made.table.get)
-    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s, use=psutils_use)
+    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s, use=FakeProcess.used)
     made.bench = BenchUse(made.tree)
     return made
 
@@ -86,12 +81,10 @@ def test_workers_stand_in_order_of_their_start_and_others_apart(world):
     assert (seen["main_rss_bytes"], seen["other_rss_bytes"]) == (100, 7)
 
 
-@pytest.mark.parametrize(("platform", "held"), [("linux", 130), ("darwin", 137)])
-def test_what_a_compiler_holds_is_no_memory_of_the_training(world, monkeypatch, platform, held):
-    """torch.compile's processes stay. Where names do not tell workers apart, all there is counts."""
-    monkeypatch.setattr("sys.platform", platform)
+def test_what_a_compiler_holds_is_no_memory_of_the_training(world):
+    """torch.compile's processes stay."""
     world.table[1].below = [worker(3, rss=30), FakeProcess(40, rss=7, name="python")]
-    assert world.bench.look(0.0)["bench_rss_bytes"] == held
+    assert world.bench.look(0.0)["bench_rss_bytes"] == 130
 
 
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
@@ -104,26 +97,43 @@ def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     assert seen["other_rss_bytes"] is None
 
 
-def test_a_worker_that_ends_takes_nothing_back(world):
+@pytest.mark.parametrize("waited_s", [(0.0, 50.01), (50.01, 50.01), (0.0, 0.0)])
+def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
+    """The kernel adds what it used to its parent's account of children, at once or a moment later; or nobody waits."""
     main, first = world.table[1], worker(11, cpu_s=50.0)
     main.below = [first]
     world.bench.look(0.0)
-    world.now_s, main.cpu_s, first.gone = 0.1, 0.1, True
-    seen = world.bench.look(0.1)
-    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(1.0), 100)
-    assert seen[EACH_WORKERS_CORES] is None
+    used_s = 0.0
+    for number, main.waited_s in enumerate(waited_s, 1):
+        world.now_s, main.cpu_s, first.gone = 0.1 * number, 0.1 * number, True
+        seen = world.bench.look(world.now_s)
+        used_s += 0.1 * seen["bench_cpu_cores"]
+        assert (seen["main_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(1.0), 100)
+        assert seen[EACH_WORKERS_CORES] is None
+    assert used_s == pytest.approx(0.2 + max(0.0, waited_s[1] - 50.0))
 
 
-def test_a_new_worker_counts_from_when_it_is_seen(world):
+def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(world):
+    first = worker(11)
+    world.table[1].below = [first]
     world.bench.look(0.0)
-    first = worker(11, cpu_s=7.0)
+    world.now_s, first.cpu_s, first.waited_s = 0.1, 0.01, 0.07
+    seen = world.bench.look(0.1)
+    assert (seen["bench_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
+    assert (seen["other_cpu_cores"], seen["other_rss_bytes"]) == (pytest.approx(0.7), None)
+
+
+def test_a_new_worker_counts_from_its_start(world):
+    world.bench.look(0.0)
+    first = worker(11, cpu_s=0.1)
     world.table[1].below = [first]
     world.now_s = 0.4
     assert world.bench.look(0.4)["bench_rss_bytes"] == 100  # not looked for again yet
     world.now_s = 0.6
     seen = world.bench.look(0.6)
-    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"], seen[EACH_WORKERS_CORES]) == (0.0, 200, (None,))
-    world.now_s, first.cpu_s = 0.7, 7.1
+    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(0.5), 200)
+    assert seen[EACH_WORKERS_CORES] == (None,)
+    world.now_s, first.cpu_s = 0.7, 0.2
     assert world.bench.look(0.7)["bench_cpu_cores"] == pytest.approx(1.0)
 
 
@@ -193,20 +203,20 @@ def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
 
 
 STAT = (
-    "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 9 0 0 0 {user} {system} 0 0 20 0 68 0 51 900000 {pages} 18446744\n"
+    "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 9 0 0 0 {user} {system} {waited} 0 20 0 68 0 51 900000 {pages} 9\n"
 )
 TICKS_PER_S, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
-def stat_text(name="pt_data_pin", user=0, system=0, pages=7):
-    return STAT.format(user=user, system=system, pages=pages).replace("pt_data_pin", name)
+def stat_text(name="pt_data_pin", user=0, system=0, waited=0, pages=7):
+    return STAT.format(user=user, system=system, waited=waited, pages=pages).replace("pt_data_pin", name)
 
 
 @pytest.mark.parametrize(
     ("text", "stat"),
     [
-        (stat_text(user=2 * TICKS_PER_S, system=TICKS_PER_S), ProcStat("pt_data_pin", 3.0, 7 * PAGE)),
-        (stat_text(name="odd) name (x"), ProcStat("odd) name (x", 0.0, 7 * PAGE)),
+        (stat_text(user=2 * TICKS_PER_S, system=TICKS_PER_S), ProcStat("pt_data_pin", 3.0, 7 * PAGE, 0.0)),
+        (stat_text(name="odd) name (x", waited=TICKS_PER_S), ProcStat("odd) name (x", 0.0, 7 * PAGE, 1.0)),
         ("7 (short) R 1 2 3\n", None),
         (stat_text(user="x"), None),
         ("", None),
@@ -219,12 +229,11 @@ def test_the_kernels_line_on_a_process_is_read(text, stat):
 def test_the_kernel_and_psutil_say_the_same_of_a_process():
     """Of this one, which works a little between the two."""
     process = psutil.Process()
-    (before_s, _), (kernels_s, kernels_rss), (after_s, psutils_rss) = (
-        use(process) for use in (psutils_use, kernels_use, psutils_use)
-    )
+    before, kernels, after = process.cpu_times(), read_proc_stat("/proc/self/stat"), process.cpu_times()
     rounding_s = 1e-9
-    assert before_s - rounding_s <= kernels_s <= after_s + rounding_s
-    assert kernels_rss == pytest.approx(psutils_rss, rel=0.1)
+    assert before.user + before.system - rounding_s <= kernels.cpu_s <= after.user + after.system + rounding_s
+    assert kernels.rss_bytes == pytest.approx(process.memory_info().rss, rel=0.1)
+    assert kernels.waited_s == pytest.approx(after.children_user + after.children_system)
 
 
 def test_a_process_that_ended_has_no_line():

@@ -18,16 +18,6 @@ def test_what_is_in_flight() -> None:
     assert prefetch_bytes(LoaderConfig(batch_size=10), 100) == 10 * 100
 
 
-def test_a_small_shm_refuses_many_workers_and_names_both_figures() -> None:
-    host = replace(fake_host(), shm_free_bytes=64 * MIB)
-    loader = LoaderConfig(batch_size=256, num_workers=8)
-    reason = host_memory_refusal(loader, MIB // 2, host)
-    assert reason is not None
-    assert "3.00 GiB of /dev/shm" in reason
-    assert "51.2 MiB" in reason
-    assert host_memory_refusal(replace(loader, num_workers=0), MIB // 2, host) is None
-
-
 def test_ram_refuses_what_shm_would_take() -> None:
     host = replace(fake_host(), ram_available_bytes=2 * GIB)
     assert "of RAM" in (host_memory_refusal(LoaderConfig(batch_size=4096, num_workers=2), MIB, host) or "")

@@ -59,12 +59,9 @@ def test_a_run_cut_short_claims_nothing(result: TuningResult) -> None:
     assert "×" not in line
 
 
-@pytest.mark.parametrize(
-    ("stage", "scope"),
-    [("bounds", "confirmation was complete"), ("confirm", "fewer runs than planned")],
-)
-def test_a_run_cut_short_says_what_stands(result: TuningResult, stage: str, scope: str) -> None:
-    cut = dataclasses.replace(result, cut_short="interrupted", stage_seconds={"start": 1.0, stage: 1.0})
+@pytest.mark.parametrize(("whole", "scope"), [(True, "confirmation was complete"), (False, "fewer runs than planned")])
+def test_a_run_cut_short_says_what_stands(result: TuningResult, whole: bool, scope: str) -> None:
+    cut = dataclasses.replace(result, cut_short="interrupted", confirmed_whole=whole)
     assert scope in (summary(cut).warning or "")
 
 

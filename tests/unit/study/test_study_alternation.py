@@ -87,10 +87,12 @@ def test_after_an_interruption_the_looks_fall_out_as_they_did(num_known):
     assert [again.count(each) for each in (A, B, C)] == [whole.count(each) for each in (A, B, C)]
 
 
-def test_who_failed_is_not_run_again():
+def test_who_failed_is_run_once_more_after_the_others_and_then_not_again():
     order = ran(fails=[B])
-    assert order.count(B) == 1
+    assert order[:4] == [A, B, C, B]
+    assert order.count(B) == 2
     assert order.count(A) == order.count(C) == LOOKS[-1]
+    assert ran(35.0, fails=[C]) == [A, B, C], "there is no time for it"
 
 
 @pytest.mark.parametrize(("until_s", "expected"), [(0.0, [A, B]), (25.0, [A, B]), (35.0, [A, B, C])])
@@ -124,5 +126,6 @@ def test_who_missed_a_round_before_an_interruption_is_not_run_again():
     assert order.count(A) == order.count(B) == LOOKS[-1]
 
 
-def test_what_failed_before_an_interruption_is_not_run_again():
-    assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1
+def test_what_failed_once_before_an_interruption_is_asked_again():
+    assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1 + LOOKS[-1]
+    assert ran(known=[(A, measured()), (B, FAILURE), (B, FAILURE)]).count(B) == 2

@@ -127,11 +127,11 @@ def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
         "The second run was cut short: interrupted by Ctrl-C. It has no confirmed winner, so no throughput of it is"
         " compared.",
     )
-    early = dataclasses.replace(fast, cut_short="interrupted by Ctrl-C", stage_seconds={"study": 9.0, "confirm": 2.0})
+    early = dataclasses.replace(fast, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
     assert compare(fast, early).notes == (
         "The second run was cut short: interrupted by Ctrl-C. Fewer runs stand behind its figures than planned.",
     )
-    late = dataclasses.replace(early, stage_seconds={"study": 9.0, "confirm": 20.0, "bounds": 0.5})
+    late = dataclasses.replace(early, confirmed_whole=True)
     assert compare(fast, late).notes == ()  # what is compared was measured to its end
     unasked = dataclasses.replace(fast, best_at_your_batch=None)
     assert "no batch size to keep" in compare(unasked, fast, keep_batch_size=True).notes[0]

@@ -97,10 +97,10 @@ def test_where_nothing_ran_there_are_no_finalists() -> None:
     assert pick_finalists([], YOURS, []) == (YOURS,)
 
 
-def test_a_winner_never_failed_also_where_all_did() -> None:
+def test_a_winner_never_failed_twice_also_where_all_did() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     fast, slow = config(64, 8), config(64, 4)
-    outcomes = [(fast, measured(1000.0)), (fast, failure), (slow, measured(500.0))]
+    outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
     winner = pick_winner(ruled_out(finalists(outcomes)), None)
     assert winner is not None
     assert winner.config == slow
@@ -171,12 +171,12 @@ def test_where_all_are_too_uncertain_all_go_on() -> None:
     assert set(undecided(judged, config(64, 0))) == {config(64, 8), config(64, 0)}
 
 
-def test_a_baseline_that_failed_is_not_waited_for() -> None:
+def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
     beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
     own = config(64, 0)
-    failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure)]))
+    failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]))
     assert undecided(failed, own) == ()
     waiting = ruled_out(finalists([*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]))
     assert set(undecided(waiting, own)) == {config(64, 8), own}
