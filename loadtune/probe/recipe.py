@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.records import (
+    BatchTry,
     ComputePoint,
     MemoryFormat,
     OptimizerName,
@@ -40,6 +41,9 @@ UNLIKELY = 3.0
 
 HOPELESS = 2.0
 """A precision whose step takes twice as long as fp32's is emulated, not accelerated; it is not looked at further."""
+
+EMULATED = 4.0
+"""The same of a single first step, which tells less."""
 
 BREAKS_FUSED: tuple[tuple[Precision, OptimizerName], ...] = (("fp16", "sgd"),)
 """Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones: from
@@ -74,13 +78,20 @@ def choose_recipes(
     whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises
     WorkloadError where no precision trains.
     """
-    batch_size, point_s = _moderate_batch(bench, facts, largest), point_seconds(time_budget_s)
+    (batch_size, known), point_s = _moderate_batch(bench, facts, largest), point_seconds(time_budget_s)
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     failures: list[TrialFailure] = []
     reference: ComputePoint | None = None
     for precision in precisions:
-        plain = _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
+        if reference is not None and (slower := _first_step_slower(bench, facts, precision, reference)) > EMULATED:
+            than = reference.recipe.precision
+            notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
+            continue
+        is_known = known is not None and known.recipe.precision == precision and _seconds(known) >= point_s
+        plain = (
+            known if known and is_known else _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
+        )
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
             failures.append(plain)
@@ -102,6 +113,21 @@ def choose_recipes(
             raise_for_the_user(failure)
         raise WorkloadError(f"No precision trains on this device. Found: {' '.join(notes)}")
     return Recipes(tuple(choices), tuple(notes))
+
+
+def _first_step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, reference: ComputePoint) -> float:
+    """Times as long as in the reference's precision the first step of a small batch takes; 0: one of them failed.
+
+    An emulated precision takes minutes at the moderate batch: 28 s a step where fp32 took 3 s (bf16, two CPU cores).
+    """
+    size = min(reference.batch_size, max(2, facts.smallest_batch))
+    recipes = (Recipe(precision=precision), Recipe(precision=reference.recipe.precision))
+    took = [bench.try_batch(BatchTry(recipe=recipe, batch_size=size, num_steps=1)) for recipe in recipes]
+    return took[0].seconds / took[1].seconds if all(report.fits for report in took) and took[1].seconds else 0.0
+
+
+def _seconds(point: ComputePoint) -> float:
+    return sum(window.seconds for window in point.windows)
 
 
 def _again(bench: Bench, point: ComputePoint, point_s: float) -> ComputePoint:
@@ -126,8 +152,8 @@ def point_seconds(time_budget_s: float) -> float:
     return min(1.0, 0.002 * time_budget_s)
 
 
-def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None) -> int:
-    """A power of two whose step shows what a recipe gains, `MODERATE_BATCH` at the most.
+def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None) -> tuple[int, ComputePoint | None]:
+    """A power of two whose step shows what a recipe gains, `MODERATE_BATCH` at the most, and what was timed of it.
 
     Doubled until a step takes `CLEAR` times the quickest one. On two CPU cores that is a batch of 8 for ResNet-50,
     which is timed in 1 s and trains about as fast as one of 256, which takes 30 s.
@@ -138,12 +164,12 @@ def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None) -> 
     while size > point.batch_size:
         larger = _time_plain(bench, point.recipe.precision, size, point.batch_size, 0.0)
         if isinstance(larger, TrialFailure):
-            return size  # not for lack of memory: another precision may well train it
+            return size, None  # not for lack of memory: another precision may well train it
         if larger.batch_size < size or larger.quickest_step_s >= CLEAR * quickest_s:
-            return larger.batch_size
+            return larger.batch_size, larger
         quickest_s = min(quickest_s, larger.quickest_step_s)
         point, size = larger, min(2 * size, largest)
-    return size
+    return size, point
 
 
 def _power_of_two_from(size: int) -> int:
