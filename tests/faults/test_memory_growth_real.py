@@ -24,7 +24,7 @@ def test_memory_that_grows_with_each_sample_is_told(tmp_path):
     config = TuneConfig(
         device="cpu",
         num_trials=3,
-        time_budget_s=30.0,
+        time_budget_s=60.0,
         max_batch_size=16,
         precisions=("fp32",),
         fix=(Fixed(name="num_workers", value=1),),

@@ -7,7 +7,7 @@ from cli_rig import Command
 
 from loadtune.records import Recipe, TrialFailure
 
-SHORT = ("--device", "cpu", "--time-budget", "30", "--max-batch-size", "64", "--quiet", "--json")
+SHORT = ("--device", "cpu", "--time-budget", "60", "--max-batch-size", "64", "--quiet", "--json")
 
 
 def ended(folder, dataset, *words):

@@ -59,7 +59,7 @@ def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
     job = next(code for code in blocks(page, "python") if code.startswith("# job.py"))
     (tmp_path / "job.py").write_text(job, encoding="utf-8")
     command = next(code for code in blocks(page, "sh") if "job:make_dataset" in code)
-    short = ["--time-budget", "20", "--trials", "2", "--device", "cpu", "--quiet"]
+    short = ["--time-budget", "40", "--trials", "2", "--device", "cpu", "--quiet"]
     ran = subprocess.run(
         [sys.executable, "-m", *shlex.split(command), *short], cwd=tmp_path, capture_output=True, text=True, timeout=170
     )

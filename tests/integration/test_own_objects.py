@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     config = TuneConfig(
         device="cpu",
         num_trials=2,
-        time_budget_s=30.0,
+        time_budget_s=60.0,
         max_workers=1,
         max_batch_size=16,
         precisions=("fp32",),

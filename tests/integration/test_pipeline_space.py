@@ -50,7 +50,7 @@ def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path:
 
 
 def test_what_is_tuned_is_searched_and_the_rest_is_not(tmp_path: Path) -> None:
-    tuned = TuneConfig(tune=("prefetch_factor", "memory_format", "in_order"), num_trials=24)
+    tuned = TuneConfig(tune=("prefetch_factor", "memory_format", "in_order"), num_trials=24, time_budget_s=900.0)
     result = tune_fake(FakeBench(), tmp_path, tuned)
     assert len(values(result, "prefetch_factor")) >= 3
     assert values(result, "in_order") == {False, True}
@@ -106,7 +106,8 @@ def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path
 def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> None:
     first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
     path = elsewhere(tmp_path / "elsewhere", first)
-    config, folder = TuneConfig(warm_start=str(path), num_trials=3), tmp_path / "resumed"
+    config = TuneConfig(warm_start=str(path), num_trials=3, yours=YourSettings(batch_size=64))
+    folder = tmp_path / "resumed"
     folder.mkdir()
 
     def interrupt(progress: Progress) -> None:
