@@ -30,7 +30,7 @@ class StepLimit:
 
 
 def largest_within(limit_s: float, step_s: Mapping[int, float]) -> int:
-    """The largest batch whose step is foretold to stay within `limit_s`; `step_s` holds seconds above 0 by batch size.
+    """The largest batch whose step is predicted to stay within `limit_s`; `step_s` holds seconds above 0 by batch size.
 
     A line through the largest size and one at most half as large says what further samples cost. It is trusted to
     `OVERSHOOT` times what the best rate alone allows: n times the batch takes n times as long at most. One size alone
@@ -43,5 +43,5 @@ def largest_within(limit_s: float, step_s: Mapping[int, float]) -> int:
     smaller = max((size for size in step_s if 2 * size <= last), default=min(step_s))
     per_sample_s = (step_s[last] - step_s[smaller]) / (last - smaller)
     most = OVERSHOOT * surely
-    foretold = last + (limit_s - step_s[last]) / per_sample_s if per_sample_s > 0 else most
-    return int(min(max(foretold, surely), most))
+    predicted = last + (limit_s - step_s[last]) / per_sample_s if per_sample_s > 0 else most
+    return int(min(max(predicted, surely), most))

@@ -81,7 +81,7 @@ class Tries:
 
     @property
     def cap(self) -> int:
-        """No larger size is tried: there is a bound on it, or its step is foretold to take too long."""
+        """No larger size is tried: there is a bound on it, or its step is predicted to take too long."""
         quick = self.quick_cap
         return self._cap if quick is None else min(self._cap, quick)
 
