@@ -137,11 +137,8 @@ class ThroughputModel:
         evidence = -solution.cost - np.log(np.diag(lower)).sum() + np.linalg.slogdet(covariance)[1] / 2
         factor = cho_factor(total, lower=True)
         solved = cho_solve(factor, logs - self._model(solution.x, seen.points))
-        slope = self._jacobian(solution.x, seen.points)
+        slope = _slope(self._model(_around(solution.x), seen.points))
         return _Fitted(scale, solution.x, covariance, float(evidence) + math.log(weight), solved, factor, slope)
-
-    def _jacobian(self, theta: Array, points: Points) -> Array:
-        return _slope(self._model(_around(theta), points))
 
     def learned(self) -> tuple[Array, Array]:
         """(Mean, standard deviation) of the logarithm of each parameter."""
@@ -198,7 +195,9 @@ class ThroughputModel:
         return Prediction(np.asarray(mean), variance, covariance)
 
     def _predict(self, fit: _Fitted, points: Points, anchors: list[int]) -> Prediction:
-        mean, left = self._model(fit.theta, points), self._jacobian(fit.theta, points)
+        # One-sided slopes, which take half the time of those at two sides.
+        at = self._model(np.vstack([fit.theta, fit.theta + STEP * np.eye(len(fit.theta))]), points)
+        mean, left = at[0], (at[1:] - at[0]).T / STEP
         variance, covariance = np.full(len(points), fit.scale**2), fit.scale**2 * kernel(points, points.at(anchors))
         if fit.factor is not None and self.segments is not None:
             cross = fit.scale**2 * kernel(points, self.segments.points)

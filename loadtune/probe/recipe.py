@@ -29,9 +29,9 @@ MODERATE_BATCH = 256
 launch it, and once no recipe showed a gain there, most likely on a slow host (H200; at 256 channels_last gains 1.4 to
 1.9)."""
 
-CLEAR = 2.5
-"""Times the quickest step of any batch that the step of the moderate one takes at least. On a GPU that quickest step is
-what launching takes, which no recipe shortens; channels_last and a fused optimizer together gained up to 2.1 (H200)."""
+STEP_S = 1.0
+"""Of one step of the moderate batch at the most. On two CPU cores that is a batch of 2 for ResNet-50, where a recipe
+gains what it gains at 256."""
 
 MIN_GAIN = 1.01
 """A recipe is changed for more than 1% only: below that, one second of timing on a GPU cannot tell."""
@@ -153,27 +153,27 @@ def point_seconds(time_budget_s: float) -> float:
 
 
 def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None) -> tuple[int, ComputePoint | None]:
-    """A power of two whose step shows what a recipe gains, `MODERATE_BATCH` at the most, and what was timed of it.
-
-    Doubled until a step takes `CLEAR` times the quickest one. On two CPU cores that is a batch of 8 for ResNet-50,
-    which is timed in 1 s and trains about as fast as one of 256, which takes 30 s.
-    """
+    """The largest power of two up to `MODERATE_BATCH` whose step takes at most `STEP_S`, and what was timed of it."""
     largest = min(largest or MODERATE_BATCH, MODERATE_BATCH)
     point = _scout(bench, facts, min(_power_of_two_from(max(2, facts.smallest_batch)), largest))
-    quickest_s, size = point.quickest_step_s, min(4 * point.batch_size, largest)
-    while size > point.batch_size:
+    while (
+        size := min(_power_of_two_to(point.batch_size * STEP_S / point.quickest_step_s), largest)
+    ) > point.batch_size:
         larger = _time_plain(bench, point.recipe.precision, size, point.batch_size, 0.0)
         if isinstance(larger, TrialFailure):
             return size, None  # not for lack of memory: another precision may well train it
-        if larger.batch_size < size or larger.quickest_step_s >= CLEAR * quickest_s:
-            return larger.batch_size, larger
-        quickest_s = min(quickest_s, larger.quickest_step_s)
-        point, size = larger, min(2 * size, largest)
-    return size, point
+        point = larger
+        if point.batch_size < size:
+            break
+    return point.batch_size, point
 
 
 def _power_of_two_from(size: int) -> int:
     return 1 << (size - 1).bit_length()
+
+
+def _power_of_two_to(size: float) -> int:
+    return 1 << (int(max(1.0, size)).bit_length() - 1)
 
 
 def _scout(bench: Bench, facts: WorkloadFacts, smallest: int) -> ComputePoint:

@@ -12,7 +12,9 @@ from loadtune.records.telemetry import Telemetry
 from loadtune.records.window import Window, delivered_samples, half_width_fraction, samples_per_s
 from loadtune.units import counted
 
-FailureKind = Literal["oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss"]
+FailureKind = Literal[
+    "oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss", "too_slow"
+]
 
 
 MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
@@ -26,7 +28,8 @@ class TrialFailure:
     kind: FailureKind
     """``oom`` device memory; ``host_oom`` killed for RAM; ``shm`` /dev/shm ran full; ``crash`` the process died;
     ``hang`` no sign of life; ``user_error`` the dataset's or model's own code raised; ``unsupported`` the device
-    cannot do this; ``non_finite_loss`` the loss became NaN or infinite."""
+    cannot do this; ``non_finite_loss`` the loss became NaN or infinite; ``too_slow`` its queue was not turned over in
+    time."""
     phase: str
     """What was being done: ``build``, ``warm-up``, ``first batch``, ``training``, …"""
     message: str

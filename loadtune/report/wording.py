@@ -58,6 +58,7 @@ FAILURE_TEXT: Mapping[FailureKind, str] = {
     "user_error": "raised",
     "unsupported": "unsupported",
     "non_finite_loss": "NaN/inf loss",
+    "too_slow": "too slow",
 }
 """Of a table's width: 13 characters at most."""
 

@@ -190,7 +190,7 @@ def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome
 
 def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
     """Measure a configuration and keep the outcome."""
-    outcome = timed(run, config, TRIAL_SHARE, None)
+    outcome = timed(run, config, TRIAL_SHARE)
     measurement, failure = split(outcome)
     run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
     return outcome

@@ -11,11 +11,12 @@ from loadtune.stages.run import Run
 
 def feasible(run: Run, facts: WorkloadFacts, configs: Sequence[TrialConfig]) -> list[TrialConfig]:
     """Those of them that can run, by all that is known now."""
+    failed = [trial for trial in run.standing if trial.failure is not None]
+    fits = {size: excess_now(run, *size) <= 0 for size in {(config.precision, config.batch_size) for config in configs}}
     able = [
         config
         for config in configs
-        if excess_now(run, config.precision, config.batch_size) <= 0
-        and not any(_rules_out(trial, config, facts) for trial in run.standing)
+        if fits[config.precision, config.batch_size] and not any(_rules_out(trial, config, facts) for trial in failed)
     ]
     with_room = [config for config in able if _has_room(config, facts, run.found.host)]
     if len(with_room) == len(able):

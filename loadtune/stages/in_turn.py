@@ -39,7 +39,7 @@ class Pair:
 def _outcome(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
     """A job that a change of the code made unfit for training is that change's failure, not the run's."""
     try:
-        return timed(run, config, TRIAL_SHARE, None)
+        return timed(run, config, TRIAL_SHARE)
     except OutOfTimeError:
         raise
     except LoadtuneError as error:

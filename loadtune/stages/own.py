@@ -50,7 +50,7 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
     if host_memory_refusal(config.loader, facts.sample_bytes, run.host_now()) is not None:
         return
     with found.stage(OWN_STAGE):
-        outcome = timed(run, config, TRIAL_SHARE, None)
+        outcome = timed(run, config, TRIAL_SHARE)
         raise_for_the_user(outcome)
         measurement, failure = split(outcome)
         found.ahead = Trial(number=0, config=config, origin="yours", measurement=measurement, failure=failure)

@@ -87,11 +87,11 @@ def _has_ended(run: Run) -> bool:
 
 def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
     """The loop over a study."""
-    found, by_speed = run.found, run.found.config.objective == "samples-per-s"
+    found = run.found
     return StudyLoop(
         study=asked,
         search=search,
-        run=lambda trial, best: timed(run, trial, TRIAL_SHARE, best if by_speed else None),
+        run=lambda config: timed(run, config, TRIAL_SHARE),
         clock=run.clock,
         num_trials=found.config.num_trials,
         until_s=run.study_until_s,

@@ -1,5 +1,6 @@
 """One configuration timed for a stage: how long it may take, who is shown its windows, how its outcome reads."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ from loadtune.records.confirmed import is_barred
 from loadtune.report.utilization import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
+from loadtune.study.confirm import MIN_RUNS
 from loadtune.study.disturbance import LEAST, Disturbance, disturbance
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
@@ -20,20 +22,17 @@ REPEAT_OF_LEFT = 0.1
 """Share of the time left that a repeat may take."""
 
 
-def timed(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
-    """`best` is the incumbent's samples/s, to end what cannot reach it early. None: every run counts.
-
-    A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run fails
-    the first one does, unless the loss was not finite.
-    """
-    found, outcome = run.found, _timed_once(run, config, share, best)
+def timed(run: Run, config: TrialConfig, share: float) -> Measurement | TrialFailure:
+    """A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
+    fails the first one does, unless the loss was not finite."""
+    found, outcome = run.found, _timed_once(run, config, share)
     before = disturbance(outcome, found.host.num_usable_cores)
     if not before.matters or not isinstance(outcome, Measurement):
         return outcome
     if found.disturbed_repeats >= MAX_DISTURBED_REPEATS or outcome.seconds > REPEAT_OF_LEFT * found.left_s:
         return outcome
     found.tell(f"Other processes used {_taken_text(before)} during this measurement. It is repeated.")
-    again = _timed_once(run, config, share, best)
+    again = _timed_once(run, config, share)
     if isinstance(again, TrialFailure):
         if is_barred([again]):
             return again
@@ -73,11 +72,13 @@ def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
         )
 
 
-def _timed_once(run: Run, config: TrialConfig, share: float, best: float | None) -> Measurement | TrialFailure:
+def _timed_once(run: Run, config: TrialConfig, share: float) -> Measurement | TrialFailure:
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
-    segment, facts = Segment(config.loader, seconds, best), run.found.facts
+    # What cannot be run again twice in the time left is of no use, unless it is the user's own.
+    limit_s = math.inf if config == run.found.yours else run.found.left_s / (1 + MIN_RUNS)
+    segment, facts = Segment(config.loader, seconds, limit_s), run.found.facts
     epoch_samples = None if facts is None else facts.dataset_length
     outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window, epoch_samples)
     if isinstance(outcome, Measurement):

@@ -57,8 +57,7 @@ class StudyLoop:
     study: Study
     search: Search
     """What the study's sampler asks. It has seen ``known``."""
-    run: Callable[[TrialConfig, float | None], Measurement | TrialFailure]
-    """Runs a configuration; the second argument is the best score so far, None while there is none."""
+    run: Callable[[TrialConfig], Measurement | TrialFailure]
     clock: Clock
     num_trials: int
     until_s: float
@@ -72,8 +71,6 @@ class StudyLoop:
     keep: Callable[[Trial], None] = lambda trial: None
     """Told each trial before the study is: what the study knows is then never lost."""
     objective: Objective = "samples-per-s"
-    best: float | None = None
-    """The highest score so far."""
     ended: str = ""
     """Why it ended, for people."""
     out_of_time: bool = False
@@ -125,7 +122,7 @@ class StudyLoop:
             self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else 0.0)
         else:
             started = self.clock.now()
-            outcome = self.run(config, self.best)
+            outcome = self.run(config)
             took_s = self.clock.now() - started
             self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else took_s)
         raise_for_the_user(outcome)
@@ -133,8 +130,6 @@ class StudyLoop:
 
     def _count(self, trial: Trial) -> None:
         self._num_run += trial.outcome is not None
-        if trial.measurement is not None:
-            self.best = max(self.best or 0.0, trial.measurement.score(self.objective))
 
 
 def _trial(asked: Asked, outcome: Measurement | TrialFailure) -> Trial:

@@ -64,6 +64,7 @@ class Search:
     _held: list[bool] = field(default_factory=list)
     _next: Next | None = None
     _fitted: ThroughputModel | None = None
+    _all: list[TrialConfig] | None = None
     too_long: list[TrialConfig] = field(default_factory=list)
     """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
     ended: str = ""
@@ -188,7 +189,9 @@ class Search:
 
     def able(self) -> list[TrialConfig]:
         """All that the model knows of, that fits into memory and has not failed."""
-        return [config for config in self.feasible(self._candidates()) if config not in self._failed]
+        if self._all is None:
+            self._all = list(self.space.modelled())
+        return [config for config in self.feasible(self._all) if config not in self._failed]
 
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
         scores = self._expected(configs)
@@ -236,9 +239,6 @@ class Search:
         if self.objective == "samples-per-s":
             return 1.0
         return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in known]))
-
-    def _candidates(self) -> list[TrialConfig]:
-        return list(self.space.modelled())
 
     def is_modelled(self, config: TrialConfig) -> bool:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""

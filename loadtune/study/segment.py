@@ -1,11 +1,12 @@
 """One segment of training under one configuration: windows that settle are left out, those after are kept. Pure."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtune.records import LoaderConfig, Window, half_width_fraction, samples_per_s
+from loadtune.records import LoaderConfig, Window, samples_per_s
 
 START_S = 0.025
 """Of one worker: on two CPU cores 148 of them took 3.4 s to start."""
@@ -22,9 +23,6 @@ eight of them read 9% apart over fewer."""
 
 FEWEST_WINDOWS = 3
 """Below, an interval says next to nothing. Where steps are long two have to do."""
-
-HOPELESS = 0.8
-"""A segment whose interval lies wholly below this share of the best so far cannot win; it ends early."""
 
 SETTLING = 2.0
 """Times the seconds that a segment is measured at most: locking the pages of a queue of 16 workers takes 2 to 5 s."""
@@ -43,16 +41,22 @@ class Segment:
     delivered `ROUNDS` times, but no longer than ``max_s`` for that.
     """
 
-    def __init__(self, loader: LoaderConfig, max_s: float, best: float | None = None) -> None:
-        """``best``: samples/s of the incumbent, to end what cannot reach it. None: this segment counts in any case."""
+    def __init__(self, loader: LoaderConfig, max_s: float, limit_s: float = math.inf) -> None:
+        """``limit_s``: seconds after which a segment that has not seen enough ends all the same, as `gave_up`."""
         self.kept: list[Window] = []
         self.settled = True
         self._measuring = loader.num_workers == 0
         self._left_out: list[Window] = []
-        self._loader, self._max_s, self._best = loader, max_s, best
+        self.gave_up = False
+        self._loader, self._max_s, self._limit_s = loader, max_s, limit_s
 
     def add(self, window: Window) -> bool:
-        """Take one window; False once enough was seen."""
+        """Take one window; False once enough was seen, or it takes too long."""
+        going_on = self._goes_on(window)
+        self.gave_up = going_on and _seconds([*self._left_out, *self.kept]) > self._limit_s
+        return going_on and not self.gave_up
+
+    def _goes_on(self, window: Window) -> bool:
         may_settle = _seconds([*self._left_out, *self.kept]) < SETTLING * self._max_s or not self._has_had_a_round()
         if self._measuring and not (window.is_settling and may_settle):
             self.kept.append(window)
@@ -78,9 +82,6 @@ class Segment:
             return True
         if len(self.kept) < FEWEST_WINDOWS:
             return False
-        width = half_width_fraction(self.kept)
-        if self._best and width is not None and samples_per_s(self.kept) * (1 + width) < HOPELESS * self._best:
-            return True
         return seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
 
 

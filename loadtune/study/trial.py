@@ -13,6 +13,7 @@ from loadtune.records import (
 )
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.study.segment import Segment
+from loadtune.units import counted, seconds_text
 
 WINDOW_S = 0.4
 """Long enough that the synchronisation at its ends costs a fraction of a per cent, short enough for several a trial."""
@@ -41,6 +42,11 @@ def run_trial(
         return run
     if seen and seen[-1].loss_is_finite is False:
         return non_finite_loss(config.precision, seen, phase="training")
+    if segment.gave_up:
+        message = (
+            f"it trained {counted(sum(w.num_steps for w in seen), 'step')} in {seconds_text(clock.now() - started)}"
+        )
+        return TrialFailure(kind="too_slow", phase="training", message=message)
     if not segment.kept or samples_per_s(segment.kept) <= 0:
         return TrialFailure(kind="crash", phase="training", message="the run ended before there was a rate to measure")
     refill_s = _batch_s(run) if config.loader.num_workers else 0.0

@@ -218,7 +218,7 @@ def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
 
     class SlowCurve(FakeBench):
         def time_compute(self, recipe, batch_size, seconds):
-            self.clock.spend(50.0)
+            self.clock.spend(100.0 if batch_size > 256 else 0.0)
             return FakeBench.time_compute(self, recipe, batch_size, seconds)
 
     result = tune_fake(SlowCurve(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))

@@ -309,27 +309,12 @@ def test_a_model_that_trains_on_one_sample_is_not_warned_of(tmp_path: Path) -> N
     assert not leaves_one_over(result)
 
 
-def test_a_step_of_mostly_fixed_cost_does_not_keep_larger_batches_out(tmp_path: Path) -> None:
-    """0.1 s a step and 0.5 ms a sample: 1% of a minute is 1000 samples, and 12 by the rate of two of them."""
-    surface = Surface(compute_per_s={"fp32": 2000.0}, half_batch=200.0, sample_s=1e-5, channels_last_gain=1.0)
-    bench = bench_with(replace(surface, fused_gain=1.0))
-    result = tune(bench, tmp_path, TuneConfig(time_budget_s=60.0))
-    (ceiling,) = result.ceilings
-    assert 800 <= ceiling.batch_size <= 1000
-    assert max(size / surface.compute_rate(RECIPE, size) for kind, size in bench.requests if kind == "memory") <= 0.61
-    (note,) = (note for note in result.notes if "were not tried" in note)
-    assert note.startswith(f"Batch sizes above {ceiling.batch_size} ")
-    assert "0.6 s, 1% of the time budget" in note
-    assert result.yours is not None
-    assert result.yours.batch_size == 64
-
-
 def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
-    """25 ms a sample: 0.6 s are 24 of them."""
+    """25 ms a sample: a second is 40 of them."""
     surface = Surface(compute_per_s={"fp32": 40.0}, half_batch=0.1, channels_last_gain=1.0, fused_gain=1.0)
     result = tune(bench_with(surface), tmp_path, TuneConfig(time_budget_s=60.0))
     assert result.yours is not None
-    assert result.yours.batch_size < 25
+    assert result.yours.batch_size == 32
     told = "baseline has batch size"
     assert any(f"{told} {result.yours.batch_size} instead of 64" in note for note in result.notes)
     named = TuneConfig(time_budget_s=60.0, yours=YourSettings(batch_size=16))
@@ -348,7 +333,8 @@ class Listing(FakeBench):
     """By the first size that is verified."""
 
     def try_batch(self, asked: BatchTry) -> FitReport:
-        self.asked.append(("memory", asked.recipe.precision))
+        if asked.num_steps > 1:  # a single step only shows whether the precision is emulated
+            self.asked.append(("memory", asked.recipe.precision))
         if asked.verify and self.raises is not None:
             raise self.raises
         self.clock.spend(self.takes_s)
@@ -424,7 +410,7 @@ def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(t
 
 def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> None:
     """Only the largest batches keep this GPU busy; an evaluation fails from 70% of the memory on."""
-    surface = replace(HALF, compute_per_s={"fp32": 2300.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6)
+    surface = replace(HALF, compute_per_s={"fp32": 23_000.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6)
     result = tune_fake(Listing(surface, ends_at=0.7), tmp_path, device=GPU)
     (ceiling,) = result.ceilings
     assert ceiling.verified

@@ -37,7 +37,7 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     def quiet() -> FakeBench:
         return FakeBench(noise=0.0, between_runs=0.0)
 
-    config = TuneConfig(num_trials=7)
+    config = TuneConfig(num_trials=7, time_budget_s=3000.0)  # no trial takes more than its share of the time left
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = tune_fake(quiet(), tmp_path / "whole", config)

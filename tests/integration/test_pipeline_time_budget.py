@@ -1,5 +1,6 @@
 """The end of the time budget: nothing goes on after it, nothing is claimed that was not confirmed, and why is said."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,26 @@ def test_hung_trials_end_a_search_early_and_that_is_said(tmp_path: Path) -> None
     assert not any("larger --time-budget may find" in note for note in result.notes)
 
 
+def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: Path) -> None:
+    """The queue of 32 batches of any other than the first would take minutes."""
+
+    class Crawling(FakeBench):
+        def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+            slow = config.loader.batch_size > 256
+            surface = replace(self.surface, sample_s=0.1) if slow else self.surface
+            self.surface, before = surface, self.surface
+            try:
+                return FakeBench.time_training(self, config, window_s, watch)
+            finally:
+                self.surface = before
+
+    result = tune_fake(Crawling(), tmp_path)
+    assert any(trial.failure is not None and trial.failure.kind == "too_slow" for trial in result.trials)
+    assert result.cut_short is None
+    assert result.best is not None
+    assert result.best.config.batch_size <= 256
+
+
 @pytest.mark.parametrize("run", [1, 2, 3, 4])
 def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
     bench = EndsInConfirmation().ends_in(run)
@@ -114,7 +135,7 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
 
 @pytest.mark.parametrize("stuck", [None, STUCK])
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, stuck: str | None) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(7, stuck=stuck)
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(9, stuck=stuck)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
     assert (stuck or "") in (result.cut_short or "")
     assert result.best is not None

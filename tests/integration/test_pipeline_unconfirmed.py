@@ -109,7 +109,7 @@ def test_a_precision_whose_loss_is_not_finite_is_not_the_answer(tmp_path: Path) 
     assert len(failed) == 1  # the others of that precision are not run
     (note,) = (note for note in result.notes if "NaN or infinite" in note)
     assert note.startswith("fp16 is not recommended")
-    assert "within the first" in note
+    assert "in the first step" in note
 
 
 def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_path: Path) -> None:

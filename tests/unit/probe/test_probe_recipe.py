@@ -77,7 +77,7 @@ def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
 
 @pytest.mark.parametrize(
     ("tight", "sizes"),
-    [("fp32", [8, 8]), ("bf16", [32, 8])],
+    [("fp32", [8, 8]), ("bf16", [256, 8])],
     ids=["the first sets the size for all", "a later one steps back alone"],
 )
 def test_a_precision_that_does_not_fit_at_the_moderate_batch_is_timed_at_a_smaller_one(

@@ -56,7 +56,7 @@ def measured(config: TrialConfig) -> Measurement:
 def loop_over(rising: Rising, until_s: float = 1e6, enough_until_s: float = 1e6, **more: object) -> StudyLoop:
     clock = FakeClock()
 
-    def run(config: TrialConfig, best: float | None) -> Measurement | TrialFailure:
+    def run(config: TrialConfig) -> Measurement | TrialFailure:
         clock.spend(TRIAL_S)
         if config.loader.num_workers == 1:
             return TrialFailure(kind="crash", phase="training", message="planted")

@@ -67,11 +67,13 @@ def test_what_never_settles_is_measured_as_it_is_and_says_so():
     assert 0 < len(segment.kept) <= 11
 
 
-def test_what_cannot_reach_the_incumbent_ends_early():
-    enough = feed(Segment(IN_PROCESS, 4.0), [window()] * 90)
-    hopeless = feed(Segment(IN_PROCESS, 4.0, best=1000.0), [window()] * 90)
-    near = feed(Segment(IN_PROCESS, 4.0, best=260.0), [window()] * 90)
-    assert hopeless < near == enough
+def test_a_segment_whose_queue_is_not_turned_over_in_time_gives_up():
+    segment = Segment(EIGHT, 4.0, limit_s=20.0)
+    assert feed(segment, [window(num_steps=1, seconds=2.0)] * 90) == 11
+    assert segment.gave_up
+    segment = Segment(EIGHT, 4.0, limit_s=20.0)
+    assert feed(segment, [window(num_steps=8, seconds=2.0)] * 90) is not None
+    assert not segment.gave_up
 
 
 def test_windows_of_nothing_are_no_rate():
