@@ -24,7 +24,6 @@ from loadtune.records import (
     Recipe,
     RecipeChoice,
     Remedies,
-    SavingCost,
     Trial,
     TrialConfig,
     TuneConfig,
@@ -79,7 +78,6 @@ class Findings:
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
     remedies: Remedies | None = None
-    saving_cost: SavingCost | None = None
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
@@ -186,7 +184,6 @@ class Findings:
             best_at_your_batch=self.best_at_your_batch,
             bottleneck=self.bottleneck,
             remedies=self.remedies,
-            saving_cost=self.saving_cost,
             notes=tuple(self.notes),
         )
 

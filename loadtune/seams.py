@@ -11,7 +11,6 @@ from loadtune.records import (
     Progress,
     Reading,
     Recipe,
-    SavingCost,
     Telemetry,
     TrainingRun,
     TrialConfig,
@@ -73,13 +72,6 @@ class Bench(Protocol):
         """Train on real batches, shuffled and full, until ``watch`` says enough.
 
         A window lasts at least ``window_s`` and, where that is affordable, a multiple of num_workers steps.
-        """
-        ...
-
-    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
-        """Save checkpoints while training with this loader's workers, and without any; about ``seconds``, or once.
-
-        The files lie in the run's own folder and are gone afterwards.
         """
         ...
 

@@ -20,7 +20,6 @@ from loadtune.records import (
     Precision,
     Reading,
     Recipe,
-    SavingCost,
     Telemetry,
     TrainingRun,
     TrialConfig,
@@ -257,17 +256,6 @@ class FakeBench:
             if not watch(windows[-1]):
                 break
         return TrainingRun(windows=tuple(windows), first_batch_s=1.0, ready_s=1.0)
-
-    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
-        self._begin("saving", config.batch_size)
-        self._compile(config.recipe, config.batch_size)
-        self._spend(2.0, "saving")
-        return SavingCost(
-            num_workers=config.loader.num_workers,
-            checkpoint_bytes=200_000_000,
-            alone_s=(0.25,),
-            beside_workers_s=(0.5,),
-        )
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         self._begin("examine", config.batch_size)

@@ -244,5 +244,4 @@ def story(run: Run) -> None:
         if found.best is not None:
             write_result(found.result(), run.folder)
         found.aside("The bottleneck is not named", lambda: stages.name_bottleneck(run, facts, space))
-    found.aside("Saving a checkpoint was not timed", lambda: stages.costs(run))
     found.aside("Not all changes of the code were tried", lambda: stages.remedies(run, facts, space))

@@ -64,7 +64,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
         assert isinstance(point, ComputePoint), point
         measured = list[tuple[TrialConfig, Measurement]]()
         for each in (half, config):
-            outcome = timed(run, each, TRIAL_SHARE, None)
+            outcome = timed(run, each, TRIAL_SHARE)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
         known = Known(

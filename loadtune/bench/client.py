@@ -26,7 +26,6 @@ from loadtune.bench.protocol import (
     Stop,
     Streamed,
     TimeCompute,
-    TimeSaving,
     TimeTraining,
     Value,
     failed_value,
@@ -44,7 +43,6 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     Recipe,
-    SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
@@ -175,12 +173,6 @@ class BenchClient:
         assert isinstance(value, (TrainingRun, TrialFailure))
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
-        return value
-
-    def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost | TrialFailure:
-        """Time saving a checkpoint into a nameless file beside the log."""
-        value = self._ask(TimeSaving(config=config, folder=self._log_path.parent.absolute(), seconds=seconds))
-        assert isinstance(value, (SavingCost, TrialFailure))
         return value
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:

@@ -5,7 +5,6 @@ exactly one `Answer` or `Refused`. Only `Stop` may be sent while a request is un
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from loadtune import errors
 from loadtune.records import (
@@ -16,7 +15,6 @@ from loadtune.records import (
     FitReport,
     LiveObjects,
     Recipe,
-    SavingCost,
     StepAccount,
     StepVariant,
     TrainingRun,
@@ -66,15 +64,6 @@ class TimeTraining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeSaving:
-    """Answered by a SavingCost."""
-
-    config: TrialConfig
-    folder: Path
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Examine:
     """Answered by a tuple of Examined, one for each remedy."""
 
@@ -92,18 +81,9 @@ class Exit:
     """No more requests: go."""
 
 
-Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | TimeSaving | Examine
+Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | Examine
 """A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
-Value = (
-    WorkloadFacts
-    | ComputePoint
-    | FitReport
-    | StepAccount
-    | TrainingRun
-    | SavingCost
-    | tuple[Examined, ...]
-    | TrialFailure
-)
+Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | tuple[Examined, ...] | TrialFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,14 +26,12 @@ from loadtune.bench.protocol import (
     Examine,
     Request,
     TimeCompute,
-    TimeSaving,
     TimeTraining,
     Value,
 )
 from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
-from loadtune.bench.saving import time_saving
 from loadtune.bench.training import NO_MODEL, OwnStep, ResidentModel, Trainer, resident_batch, resized
 from loadtune.bench.warmup import WarmUp
 from loadtune.errors import DeviceError
@@ -44,7 +42,6 @@ from loadtune.records import (
     FitReport,
     LoaderConfig,
     Recipe,
-    SavingCost,
     StepAccount,
     StepOptimizer,
     StepVariant,
@@ -93,8 +90,6 @@ class Session:
             return self._try_batch(request)
         if isinstance(request, StepVariant):
             return self._account(request)
-        if isinstance(request, TimeSaving):
-            return self._time_saving(request)
         if isinstance(request, Examine):
             return self._jobs.examine(request.config, request.names, self._device)
         return self._time_training(request)
@@ -220,18 +215,6 @@ class Session:
             f"{counted(length, 'sample')}: no full batch can be made."
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
-
-    def _time_saving(self, request: TimeSaving) -> SavingCost | TrialFailure:
-        loader, recipe = request.config.loader, request.config.recipe
-        if self._with_own_step:
-            return TrialFailure(kind="unsupported", phase="saving", message=NO_MODEL)
-        self._keep_pinned_for(loader)
-        trainer = self._trainer(recipe, loader.batch_size)
-        batch = self._samples.resident(loader.batch_size, trainer)
-        self._warm_up.run(trainer, recipe, batch, self._line)
-        cost = time_saving(trainer, batch, self._workload, loader, request.folder, request.seconds, self._line)
-        trainer.close()
-        return cost
 
     def _keep_pinned_for(self, loader: LoaderConfig) -> None:
         self._pinned.keep_for(loader, self._samples.pinned_bytes)

@@ -1,6 +1,6 @@
 """A request that took nearly all of the machine's RAM, as a failure. The controller's side, so it needs no torch."""
 
-from loadtune.bench.protocol import Request, TimeSaving, TimeTraining
+from loadtune.bench.protocol import Request, TimeTraining
 from loadtune.host.ram_guard import RamShort
 from loadtune.records import LoaderConfig, TrialFailure
 from loadtune.units import bytes_text
@@ -17,7 +17,7 @@ COPY_ADVICE = (
 
 def loader_of(request: Request) -> LoaderConfig | None:
     """The loader that this request runs. None: it runs none, and keeps to a limit of its own."""
-    return request.config.loader if isinstance(request, TimeTraining | TimeSaving) else None
+    return request.config.loader if isinstance(request, TimeTraining) else None
 
 
 def ram_failure(

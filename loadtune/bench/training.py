@@ -215,10 +215,6 @@ class Trainer:
         # Below the smallest float the scale is 0 and stays there: every step since is a skipped one, uncounted.
         return -math.log2(scale) if scale > 0 else math.inf
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint of this training holds."""
-        return {"model": self._model.module.state_dict(), "optimizer": self._optimizer.state_dict()}
-
     def close(self) -> None:
         """Drop gradients and the optimizer's state; the model stays."""
         self._model.drop_gradients()
@@ -252,9 +248,6 @@ class OwnStep(Trainer):
 
     def evaluate(self, batch: Batch) -> None:
         raise WorkloadError("A training step of your own has no evaluation pass.")
-
-    def state(self) -> dict[str, Any]:
-        return {}
 
     def close(self) -> None:
         """Nothing is dropped: the next trial goes on with the same step."""

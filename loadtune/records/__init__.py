@@ -40,7 +40,6 @@ from loadtune.records.configs import (
     Setting,
     TrialConfig,
 )
-from loadtune.records.costs import SavingCost
 from loadtune.records.footprint import (
     BatchEstimate,
     Checkpoint,

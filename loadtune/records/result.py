@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loadtune.records.bottleneck import Bottleneck
 from loadtune.records.configs import Precision, TrialConfig
-from loadtune.records.costs import SavingCost
 from loadtune.records.host import Device, HostFacts
 from loadtune.records.memory import MemoryCeiling
 from loadtune.records.remedies import Remedies
@@ -213,8 +212,6 @@ class TuningResult:
     """Of ``best``. None: nothing was confirmed, or its precision was not searched."""
     remedies: Remedies | None = None
     """Changes outside of DataLoader's arguments, tried on ``best``. None: none was looked at."""
-    saving_cost: SavingCost | None = None
-    """Of the best loader. None: it has no workers, or there was no time."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
 

@@ -24,7 +24,6 @@ from loadtune.records import (
     RecipeChoice,
     Remedies,
     RemedyMode,
-    SavingCost,
     Trial,
     TrialConfig,
     TrialFailure,
@@ -121,13 +120,6 @@ class Timed(msgspec.Struct, frozen=True, tag="compute"):
     point: ComputePoint
 
 
-class Winners(msgspec.Struct, frozen=True, tag="winner"):
-    """One more figure of the winner was timed, after the confirmation; fields as in `TuningResult`."""
-
-    config: TrialConfig
-    saving_cost: SavingCost | None = None
-
-
 class Remedied(msgspec.Struct, frozen=True, tag="remedies"):
     """The remedies of this winner were tried."""
 
@@ -138,9 +130,7 @@ class Remedied(msgspec.Struct, frozen=True, tag="remedies"):
     """Whether nothing was left out for want of time."""
 
 
-Line = (
-    Remedied | Timed | Head | Probed | Ahead | Tried | Searched | Verified | Reopened | Confirmed | Concluded | Winners
-)
+Line = Remedied | Timed | Head | Probed | Ahead | Tried | Searched | Verified | Reopened | Confirmed | Concluded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +153,6 @@ class Kept:
     """Since the last trial that was run: what was confirmed before it was another choice of finalists."""
     concluded: Concluded | None = None
     """Likewise. None: the confirmation had not ended."""
-    winners: tuple[Winners, ...] = ()
-    """Of any winner so far; each names its configuration."""
     remedied: Remedied | None = None
     """The last. None: none were tried."""
 
@@ -228,7 +216,6 @@ def read_journal(folder: Path) -> Kept:
         searched=_search_end(lines[since:]),
         confirmed=tuple(line for line in lines[since:] if isinstance(line, Confirmed)),
         concluded=next((line for line in reversed(lines[since:]) if isinstance(line, Concluded)), None),
-        winners=tuple(line for line in lines if isinstance(line, Winners)),
         remedied=next((line for line in reversed(lines) if isinstance(line, Remedied)), None),
     )
 

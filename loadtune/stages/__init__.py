@@ -2,7 +2,6 @@
 
 from loadtune.stages.bottleneck import name_bottleneck
 from loadtune.stages.confirming import confirmation
-from loadtune.stages.costs import costs
 from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory, verify_memory
 from loadtune.stages.own import own
@@ -18,7 +17,6 @@ __all__ = [
     "check_energy",
     "compute",
     "confirmation",
-    "costs",
     "ended_text",
     "memory",
     "name_bottleneck",

@@ -27,7 +27,7 @@ from loadtune.report.journal import Concluded, Confirmed, Timed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import batch_excess, check_budget
-from loadtune.stages.run import CONFIRM_OF_LEFT, TRIAL_SHARE, Run
+from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.searching import search_of
 from loadtune.stages.timing import note_disturbance, outcome_text, split, timed
 from loadtune.study.alternation import LOOKS, Outcome, alternate, barred
@@ -41,7 +41,7 @@ from loadtune.study.failed import (
     worker_note,
 )
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import ROUGH, is_confirmed, not_told_apart, pick_winner, undecided
+from loadtune.study.winner import is_confirmed, not_told_apart, pick_winner, undecided
 from loadtune.units import counted, seconds_text
 
 COMPUTE_STEPS = 4
@@ -102,8 +102,7 @@ def _rounds(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) 
         run.confirm_until_s,
         needed=lambda seen, able: needed(seen, able, found.yours, at_your_batch=at_your_batch, objective=objective),
         undecided=lambda seen: _undecided(run, finalists(seen)),
-        answer_by_s=run.until(CONFIRM_OF_LEFT),
-        is_rough=lambda seen: _is_rough(run, finalists(seen)),
+        answer_by_s=run.answer_until_s,
         known=known,
         seed=found.config.seed,
     )
@@ -144,15 +143,6 @@ def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
         f"The confirmation uses {size} instead."
     )
     return replace(config, loader=replace(config.loader, batch_size=size))
-
-
-def _is_rough(run: Run, measured: Sequence[Finalist]) -> bool:
-    """Whether the best so far is not known to within `ROUGH`."""
-    objective = run.found.config.objective
-    judged = ruled_out(measured, run.found.trials, objective=objective)
-    best = pick_winner(judged, run.found.yours, objective=objective)
-    half = None if best is None else best.picked_by.half_width_fraction
-    return half is None or half > ROUGH
 
 
 def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:

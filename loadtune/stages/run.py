@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from loadtune.findings import Findings
 from loadtune.probe.memory import verifying_seconds
-from loadtune.records import HostFacts, MemoryCeiling, Trial, TrialConfig
+from loadtune.records import HostFacts, MemoryCeiling, Trial
 from loadtune.records.confirmed import is_barred
-from loadtune.report.journal import Confirmed, Head, Journal, Kept, Line, Probed, Reopened, Searched, Winners
+from loadtune.report.journal import Confirmed, Head, Journal, Kept, Line, Probed, Reopened, Searched
 from loadtune.seams import Bench, Clock, Sensor
 
 T = TypeVar("T")
@@ -27,10 +27,6 @@ AIM_SHARE = 0.48
 more are before that clock and after it. The rest is a reserve, for the trials
 that are enough and for two rounds of a confirmation, where a workload is slow to probe or to train."""
 
-CONFIRM_OF_LEFT = 0.85
-"""Of the time that is left when the confirmation begins, where its answer is still rough; the rest is for the last
-figures."""
-
 CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.17, 0.25
 """Of the time budget, for the whole confirmation: three rounds of three finalists take about 50 s on an H200."""
 
@@ -42,7 +38,7 @@ VERIFY_AT_MOST = 0.1
 longer stays predicted."""
 
 LAST_SHARE = 0.04
-"""Of the time budget, for what comes after the confirmation: epochs and checkpoints took 8 to 10 s on an H200."""
+"""Of the time budget, for what comes after the confirmation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +118,6 @@ class Run:
             )
         )
 
-    def known(self, winner: TrialConfig, figure: Callable[[Winners], T | None]) -> T | None:
-        """A figure of this winner that was timed before an interruption. None: it was not."""
-        lines = () if self.kept is None else self.kept.winners
-        figures = (figure(line) for line in lines if line.config == winner)
-        return next((each for each in figures if each is not None), None)
-
     @property
     def search_until_s(self) -> float:
         """No trial begins that would end later, once enough were run: half of what is left of the aim, or less where
@@ -164,7 +154,12 @@ class Run:
         budget_s = self.found.config.time_budget_s
         aimed_s = self._aim_left_s - LAST_SHARE * budget_s
         seconds = min(CONFIRM_AT_MOST * budget_s, max(CONFIRM_AT_LEAST * budget_s, aimed_s))
-        return min(self.until(CONFIRM_OF_LEFT), self.clock.now() + seconds)
+        return min(self.answer_until_s, self.clock.now() + seconds)
+
+    @property
+    def answer_until_s(self) -> float:
+        """The same of the second run of those that the answer is made of."""
+        return self.until(1 - LAST_SHARE)
 
     @property
     def _aim_left_s(self) -> float:

@@ -1,10 +1,11 @@
 """The search: the study that tries configurations of the space, as the throughput model proposes them."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loadtune.findings import Findings
-from loadtune.records import Trial, TrialConfig, WorkloadFacts
+from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, WorkloadFacts
 from loadtune.report.journal import Searched, Tried
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.stages.feasible import feasible, tell_shm
@@ -12,6 +13,7 @@ from loadtune.stages.gpu_contention import check_budget
 from loadtune.stages.run import TRIAL_SHARE, Run
 from loadtune.stages.search_notes import end_notes
 from loadtune.stages.timing import outcome_text, timed
+from loadtune.study.alternation import MIN_RUNS
 from loadtune.study.loop import Study, StudyLoop
 from loadtune.study.search import Next, Search
 from loadtune.study.space import SearchSpace
@@ -91,7 +93,7 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
     return StudyLoop(
         study=asked,
         search=search,
-        run=lambda config: timed(run, config, TRIAL_SHARE),
+        run=lambda config: _tried(run, config),
         clock=run.clock,
         num_trials=found.config.num_trials,
         until_s=run.study_until_s,
@@ -101,6 +103,12 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         ahead=found.ahead,
         keep=lambda trial: run.keep(Tried(trial=trial)),
     )
+
+
+def _tried(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
+    """What cannot be run again twice in the time left is of no use, unless it is the user's own."""
+    limit_s = math.inf if config == run.found.yours else run.found.left_s / (1 + MIN_RUNS)
+    return timed(run, config, TRIAL_SHARE, limit_s)
 
 
 def _trial_line(found: Findings, trial: Trial) -> str:

@@ -9,7 +9,6 @@ from loadtune.records.confirmed import is_barred
 from loadtune.report.utilization import utilization_text
 from loadtune.report.wording import FAILURE_TEXT, settings_text
 from loadtune.stages.run import Run
-from loadtune.study.confirm import MIN_RUNS
 from loadtune.study.disturbance import LEAST, Disturbance, disturbance
 from loadtune.study.segment import Segment
 from loadtune.study.trial import run_trial
@@ -22,17 +21,19 @@ REPEAT_OF_LEFT = 0.1
 """Share of the time left that a repeat may take."""
 
 
-def timed(run: Run, config: TrialConfig, share: float) -> Measurement | TrialFailure:
-    """A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
+def timed(run: Run, config: TrialConfig, share: float, limit_s: float = math.inf) -> Measurement | TrialFailure:
+    """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
+
+    A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
     fails the first one does, unless the loss was not finite."""
-    found, outcome = run.found, _timed_once(run, config, share)
+    found, outcome = run.found, _timed_once(run, config, share, limit_s)
     before = disturbance(outcome, found.host.num_usable_cores)
     if not before.matters or not isinstance(outcome, Measurement):
         return outcome
     if found.disturbed_repeats >= MAX_DISTURBED_REPEATS or outcome.seconds > REPEAT_OF_LEFT * found.left_s:
         return outcome
     found.tell(f"Other processes used {_taken_text(before)} during this measurement. It is repeated.")
-    again = _timed_once(run, config, share)
+    again = _timed_once(run, config, share, limit_s)
     if isinstance(again, TrialFailure):
         if is_barred([again]):
             return again
@@ -72,12 +73,10 @@ def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
         )
 
 
-def _timed_once(run: Run, config: TrialConfig, share: float) -> Measurement | TrialFailure:
+def _timed_once(run: Run, config: TrialConfig, share: float, limit_s: float) -> Measurement | TrialFailure:
     run.found.running = config
     run.found.tell()
     seconds = max(0.5, share * run.found.config.time_budget_s)
-    # What cannot be run again twice in the time left is of no use, unless it is the user's own.
-    limit_s = math.inf if config == run.found.yours else run.found.left_s / (1 + MIN_RUNS)
     segment, facts = Segment(config.loader, seconds, limit_s), run.found.facts
     epoch_samples = None if facts is None else facts.dataset_length
     outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window, epoch_samples)

@@ -15,6 +15,9 @@ from loadtune.seams import Clock
 LOOKS = (3, 5, 8)
 """Rounds after which the figures are looked at; the last is the end."""
 
+MIN_RUNS = 2
+"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
+
 ERROR = 0.01
 """Probability of calling equal configurations different in one confirmation, over all its looks."""
 
@@ -30,16 +33,15 @@ def alternate(
     needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
     undecided: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
     answer_by_s: float | None = None,
-    is_rough: Callable[[Sequence[Outcome]], bool] = lambda outcomes: False,
     known: Sequence[Outcome] = (),
     seed: int = 0,
 ) -> Iterator[Outcome]:
     """Measure these in rounds. Who fails is run once more at the end of the round, and is out with a second failure.
 
     ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
-    made of. They are run once whatever the time, and again while the answer ``is_rough`` where that ends by
-    ``answer_by_s``; the others, and all further rounds, where they end by ``until_s``. Where a round does not fit, one
-    of the needed alone may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
+    made of. They are run once whatever the time, and once more where that ends by ``answer_by_s``; the others, and all
+    further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone
+    may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
     ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
     ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
     """
@@ -61,8 +63,9 @@ def alternate(
             first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
         else:
-            late_s = answer_by_s - clock.now() if answer_by_s is not None and is_rough(outcomes) else 0.0
-            turn = _fitting(turn, needed(outcomes, turn), took_s, until_s - clock.now(), late_s)
+            left_s = until_s - clock.now()
+            late_s = answer_by_s - clock.now() if answer_by_s is not None and number < MIN_RUNS else left_s
+            turn = _fitting(turn, needed(outcomes, turn), took_s, left_s, late_s)
             if not turn:
                 return
         again = set[TrialConfig]()

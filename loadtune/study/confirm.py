@@ -10,14 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import largest_t, quantile_of_t
-from loadtune.study.alternation import ERROR, LOOKS, Outcome, barred
+from loadtune.study.alternation import ERROR, LOOKS, MIN_RUNS, Outcome, barred
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
 median of four sets of runs on an H200, 2.0 on two cores, where little is compiled."""
-
-MIN_RUNS = 2
-"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
 
 
 def pick_finalists(

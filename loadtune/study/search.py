@@ -17,7 +17,8 @@ from loadtune.model.fit import SEGMENT_SD, ThroughputModel
 from loadtune.model.proposals import CHANCE, is_enough, propose
 from loadtune.model.resources import Job
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
-from loadtune.study.confirm import MIN_RUNS, size
+from loadtune.study.alternation import MIN_RUNS
+from loadtune.study.confirm import size
 from loadtune.study.segment import expected_seconds
 from loadtune.study.space import MODELLED, SearchSpace
 from loadtune.study.throughput import points_at, segments_of

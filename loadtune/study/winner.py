@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from loadtune.records import Efficiency, Finalist, Objective, TrialConfig, Winner
 from loadtune.records.confirmed import may_be_kept
-from loadtune.study.confirm import MIN_RUNS, difference, size
+from loadtune.study.alternation import MIN_RUNS
+from loadtune.study.confirm import difference, size
 
 TIE = 0.98
 """Means within 2% of the best count as equal; the smallest of them wins."""
@@ -15,9 +16,6 @@ MARGIN = 0.03
 
 PRECISE = 0.04
 """Half width of the winner's 95% interval at which its rate is known well enough."""
-
-ROUGH = 0.08
-"""Half width above which the answer is worth more time than the confirmation was to take."""
 
 
 def pick_winner(

@@ -156,7 +156,7 @@ def test_workers_that_are_ended_leave_no_shared_memory(tmp_path, ended):
             bench.time_training(trial(num_workers=2), 0.05, watch)
         assert len(workers) == 2
         if ended == "by the stop":  # the workers go on, for the next trial
-            bench.time_saving(trial(num_workers=0), 0.05)
+            bench.time_training(trial(num_workers=0), 0.05, lambda window: False)
         assert until(lambda: not segments_of(workers))
 
 

@@ -34,7 +34,6 @@ from loadtune.records import (
     Remedies,
     ResourceLimit,
     RooflinePoint,
-    SavingCost,
     Telemetry,
     Timeline,
     Trial,
@@ -384,9 +383,6 @@ def fixed_result() -> TuningResult:
             ),
         ),
         remedies=fixed_remedies(),
-        saving_cost=SavingCost(
-            num_workers=16, checkpoint_bytes=204_800_000, alone_s=(0.21, 0.2), beside_workers_s=(0.52, 0.55)
-        ),
         notes=("Steps at batch sizes above 3296 were not tried.",),
     )
 

@@ -149,15 +149,6 @@ def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(tmp_path)
     assert sum(worker.num_made for worker in run.workers) > 0
 
 
-def test_a_checkpoint_is_saved_both_ways_and_nothing_stays(bench, tmp_path_factory):
-    cost = bench.time_saving(trial(num_workers=2), 0.5)
-    assert cost.num_workers == 2
-    assert cost.checkpoint_bytes == 2 * 4 * (3 * 8 * 8 * 3 + 3)  # weights and their momentum
-    assert min(*cost.alone_s, *cost.beside_workers_s) > 0
-    files = [path.name for path in tmp_path_factory.getbasetemp().glob("bench0/**/*") if path.is_file()]
-    assert files == ["bench.log"]
-
-
 def test_a_batch_larger_than_the_dataset_is_refused(bench):
     failure = bench.time_training(trial(batch_size=1024), 0.1, Windows(enough=1))
     assert isinstance(failure, TrialFailure)

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import loadtune
 from loadtune.cli import app
 from loadtune.ending import exit_code
-from loadtune.errors import BenchError
 from loadtune.records import (
     ComputePoint,
     Fixed,
@@ -252,17 +251,3 @@ def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tm
     assert table is not None
     (shares,) = (row[1:] for row in table.rows if row[0] == "share of compute-only")
     assert set(shares) <= {"98%", "99%", "100%"}
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_a_checkpoint_that_cannot_be_timed_takes_nothing_from_the_answer(tmp_path: Path, dies: bool) -> None:
-    class Failing(FakeBench):
-        def time_saving(self, config: TrialConfig, seconds: float) -> TrialFailure:
-            if dies:
-                raise BenchError("does not start any more")
-            return TrialFailure(kind="shm", phase="saving", message="/dev/shm ran full")
-
-    result = tune_fake(Failing(), tmp_path, config_of(YourSettings()))
-    assert result.best is not None
-    assert result.best.config != result.yours
-    assert (result.cut_short, result.saving_cost) == (None, None)

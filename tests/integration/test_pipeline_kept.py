@@ -14,13 +14,12 @@ import optuna
 import pytest
 from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
+from loadtune import stages
 from loadtune.errors import ResultError, UsageError
 from loadtune.records import (
     Progress,
     Reading,
-    SavingCost,
     Telemetry,
-    TrialConfig,
     TuneConfig,
     TuningResult,
     YourSettings,
@@ -61,13 +60,16 @@ def test_a_model_that_cannot_be_fitted_costs_no_answer(
 
 
 @pytest.mark.usefixtures("study_in_memory")
-def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(tmp_path: Path) -> None:
-    class Dies(FakeBench):
-        def time_saving(self, config: TrialConfig, seconds: float) -> SavingCost:
-            raise Killed
+def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(*given: object) -> None:
+        raise Killed
 
+    monkeypatch.setattr(stages, "name_bottleneck", dies)
     with pytest.raises(Killed):
-        tune_fake(Dies(), tmp_path, ALL_TRIALS)
+        tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    monkeypatch.undo()
     best = load_result(tmp_path).best
     assert best is not None
     assert resumed(tmp_path, ALL_TRIALS).best == best

@@ -27,7 +27,6 @@ def ran(
     known=(),
     answer_by_s=None,
     configs=(A, B, C),
-    is_rough=lambda seen: False,
 ):
     clock = FakeClock()
     begun = clock.now()
@@ -44,7 +43,6 @@ def ran(
         needed=lambda seen, able: needed,
         undecided=undecided,
         answer_by_s=None if answer_by_s is None else begun + answer_by_s,
-        is_rough=is_rough,
         known=known,
     )
     return [config for config, _ in outcomes]
@@ -105,11 +103,10 @@ def test_where_a_round_does_not_fit_the_needed_run_alone():
     assert ran(49.0) == [A, B, C]
 
 
-def test_while_the_answer_is_rough_the_needed_may_run_late():
-    assert ran(0.0, answer_by_s=45.0, is_rough=lambda seen: True) == [A, B, B, A]
-    assert ran(0.0, answer_by_s=35.0, is_rough=lambda seen: True) == [A, B]
-    assert ran(0.0, answer_by_s=65.0, is_rough=lambda seen: len(seen) < 4) == [A, B, B, A]
-    assert ran(0.0, answer_by_s=65.0) == [A, B]
+def test_the_needed_run_a_second_time_although_it_is_late():
+    assert ran(0.0, answer_by_s=45.0) == [A, B, B, A]
+    assert ran(0.0, answer_by_s=35.0) == [A, B]
+    assert ran(0.0, answer_by_s=65.0) == [A, B, B, A]
 
 
 def test_what_is_known_comes_first_and_is_not_run_again():
