@@ -112,7 +112,6 @@ def run(
     out: options.Out = _DEFAULT.out,
     seed: options.Seed = _DEFAULT.seed,
     json: options.Json = False,
-    verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> None:
@@ -163,7 +162,7 @@ def run(
         check_options(given)
         folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
         reopen = folder is not None and "trials" in given
-        _run(config, folder, Printed(as_json=json, verbose=verbose, quiet=quiet), reopen=reopen, debug=debug)
+        _run(config, folder, Printed(as_json=json, quiet=quiet), reopen=reopen, debug=debug)
 
 
 @app.command()
@@ -226,7 +225,6 @@ class Printed:
     """What `loadtune run` prints, and where: with `as_json` only the JSON goes to stdout."""
 
     as_json: bool
-    verbose: bool
     quiet: bool
 
     @property
@@ -261,13 +259,10 @@ def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen
 def _print_machine(facts: HostFacts, requested: str | None, printed: Printed) -> None:
     """The device is chosen even where nothing is printed: one that is not there ends the run before it begins."""
     from loadtune.host import choose_device
-    from loadtune.report.text import banner_text
-    from loadtune.report.view import banner, machine_line
+    from loadtune.report.view import machine_line
 
     device = choose_device(facts, requested)
-    if printed.verbose:
-        show(banner_text(banner(facts, device)), printed.stream)
-    elif not printed.quiet:
+    if not printed.quiet:
         typer.echo(machine_line(facts, device), file=printed.stream)
 
 
@@ -285,15 +280,11 @@ def _warn_of_workers(config: TuneConfig, facts: HostFacts) -> None:
 def _print_result(result: TuningResult, folder: Path, printed: Printed, resume_command: str | None) -> None:
     """`resume_command` is set where the run was cut short and can go on."""
     from loadtune.report import store
-    from loadtune.report.answer import answer
     from loadtune.report.page.write import PAGE_FILE
-    from loadtune.report.text import answer_text, summary_text
-    from loadtune.report.view import summary
+    from loadtune.report.terminal_answer import terminal_answer
 
-    if printed.verbose:
-        show(summary_text(summary(result)), printed.stream)
     if not (printed.as_json and printed.quiet):
-        has_page = (folder / PAGE_FILE).exists()
-        show(answer_text(answer(result, folder, has_page=has_page, resume_command=resume_command)), printed.stream)
+        report = folder / (PAGE_FILE if (folder / PAGE_FILE).exists() else store.RESULT_FILE)
+        typer.echo("\n".join(("", *terminal_answer(result, report, resume_command))), file=printed.stream)
     if printed.as_json:
         typer.echo(store.as_json(result), nl=False)

@@ -138,7 +138,6 @@ TimeBudget = Annotated[float, typer.Option(help="Time limit of the whole run, in
 Out = Annotated[str, typer.Option(help="Folder in which the run makes its own folder.")]
 Seed = Annotated[int, typer.Option(help="Seed of the data order and of the order of measurements.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout, everything else to stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Print every figure that was measured, not only the answer.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress; warnings stay.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks; keep the log of a run that failed.")]
 

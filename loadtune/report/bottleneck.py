@@ -1,10 +1,7 @@
 """What limits the winner and what a change would bring, in words. In: a `TuningResult`. Out: whole sentences."""
 
-from loadtune.records import Bottleneck, Estimate, PredictedChange, Resource, ResourceLimit, TuningResult
+from loadtune.records import Bottleneck, PredictedChange, Resource, ResourceLimit, TuningResult
 from loadtune.units import MISSING, counted, number_text, percent_text, ratio_text
-
-SURE = 0.8
-"""Probability from which on one resource alone is named."""
 
 MOSTLY = 0.5
 """Share of a resource's time from which on one part of it is named."""
@@ -44,15 +41,19 @@ def resource_text(limit: ResourceLimit) -> str:
     return RESOURCE_TEXT[limit.resource]
 
 
-def short_lines(result: TuningResult) -> tuple[str, ...]:
-    """For the answer: what limits, and of the changes that are sure to gain the one predicted to gain most."""
-    found = result.bottleneck
-    if found is None or result.best is None:
+def one_sentence(result: TuningResult) -> tuple[str, ...]:
+    """One resource and its probability. A limit below the measured rate is none that can be told."""
+    found, best = result.bottleneck, result.best
+    if found is None or best is None:
         return ()
     if not found.holds:
-        return (*_late(found), _unnamed(found))
-    sure = [each for each in found.changes if each.kind != "twice_the_cores" and each.gain.low > 1.0]
-    return (*_late(found), _limited(found), *(change_line(change) for change in sure[:1]))
+        return (_unnamed(found),)
+    first, rate = found.limits[0], found.limits[0].samples_per_s.value
+    of = [] if best == (result.best_at_your_batch or best) else [f"at batch {best.config.batch_size}"]
+    of += ["without the change"] if result.remedies is not None and result.remedies.config is not None else []
+    limited = f"{' '.join(of)}, limited".removeprefix(", ").capitalize()
+    to = f" to {number_text(rate)} samples/s" if rate > best.samples_per_s else ""
+    return (f"{limited}{to} by {resource_text(first)} (probability {percent_text(first.probability)}).",)
 
 
 def lines(result: TuningResult) -> tuple[str, ...]:
@@ -64,11 +65,8 @@ def lines(result: TuningResult) -> tuple[str, ...]:
     tested = "No prediction of the model was tested: every setting was fixed, or only one was measured."
     if found.num_predicted:
         tested = f"{held} of {counted(found.num_predicted, 'trial')} lay within the predicted 95% interval."
-    if not found.holds:
-        return tuple(line for line in (*_late(found), _unnamed(found), tested) if line)
-    each = [_limit_line(limit) for limit in found.limits]
-    changes = [change_line(change) for change in found.changes]
-    return tuple(line for line in (_limited(found), *_late(found), *each, *changes, tested) if line)
+    limits = [*map(_limit_line, found.limits), *map(change_line, found.changes)] if found.holds else []
+    return (*one_sentence(result), *late_lines(result), *limits, tested)
 
 
 def change_line(change: PredictedChange) -> str:
@@ -82,21 +80,6 @@ def change_line(change: PredictedChange) -> str:
     return f"Predicted: {what} {number_text(change.samples_per_s.value)} samples/s ({gain})."
 
 
-def _limited(found: Bottleneck) -> str:
-    first, *others = found.limits
-    sure = [first, *(other for other in others if other.probability > 1 - SURE and first.probability < SURE)]
-    highest = max(limit.samples_per_s.value for limit in sure)  # "next" has to be above all that are named
-    likely = sorted(
-        (limit for limit in found.limits if limit in sure or limit.samples_per_s.value <= highest),
-        key=lambda limit: limit.samples_per_s.value,
-    )
-    each = [f"{resource_text(limit)} ({_rate(limit.samples_per_s)} samples/s)" for limit in likely]
-    names = " or ".join(([", ".join(each[:-1])] if each[1:] else []) + each[-1:])
-    after = min((o for o in others if o not in likely), key=lambda o: o.samples_per_s.value, default=None)
-    following = f" Next: {resource_text(after)} at {_rate(after.samples_per_s)}." if after is not None else ""
-    return f"Limited by {names}.{following}"
-
-
 def _unnamed(found: Bottleneck) -> str:
     reasons = []
     if found.num_missed:
@@ -105,8 +88,9 @@ def _unnamed(found: Bottleneck) -> str:
     return f"No bottleneck is named: the throughput model does not describe this job ({'; '.join(reasons)})."
 
 
-def _late(found: Bottleneck) -> tuple[str, ...]:
-    late = found.late
+def late_lines(result: TuningResult) -> tuple[str, ...]:
+    """One slow worker, or single slow batches, where they cause most of the waiting."""
+    late = None if result.bottleneck is None else result.bottleneck.late
     if late is None:
         return ()
     share = f"{percent_text(late.wait_fraction)} of the time blocked in next(loader)"
@@ -118,14 +102,7 @@ def _late(found: Bottleneck) -> tuple[str, ...]:
 def _limit_line(limit: ResourceLimit) -> str:
     parts = sorted(limit.shares.items(), key=lambda part: -part[1])
     shares = ", ".join(f"{name} {percent_text(share)}" for name, share in parts if share >= 0.05)
-    interval = f"{_rate(limit.samples_per_s)} samples/s ({_rate_range(limit.samples_per_s)})"
+    rate, low, high = (number_text(getattr(limit.samples_per_s, end)) for end in ("value", "low", "high"))
     name, probability = RESOURCE_TEXT[limit.resource], percent_text(limit.probability)
-    return f"{name[0].upper()}{name[1:]}: {interval}, the limit with {probability} probability; {shares}."
-
-
-def _rate(estimate: Estimate) -> str:
-    return number_text(estimate.value)
-
-
-def _rate_range(estimate: Estimate) -> str:
-    return f"{number_text(estimate.low)} to {number_text(estimate.high)}"
+    limit_text = f"{rate} samples/s ({low} to {high}), the limit with {probability} probability"
+    return f"{name[0].upper()}{name[1:]}: {limit_text}; {shares}."

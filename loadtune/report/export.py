@@ -4,7 +4,11 @@ The code uses the names ``dataset``, ``model`` and ``loss_fn``, which the user's
 because code is tested by running it.
 """
 
-from loadtune.records import TrialConfig, TuningResult, WorkloadSpec
+import ast
+import re
+from dataclasses import replace
+
+from loadtune.records import Recipe, TrialConfig, TuningResult, WorkloadSpec
 from loadtune.records.chosen import loader_kwargs
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
@@ -62,12 +66,21 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
     )
 
 
-def step_lines(config: TrialConfig, spec: WorkloadSpec, device: str, structure: str | None) -> list[str]:
-    """What the precision decides of a training step: forward and update, before them the scaler."""
-    scaler = (
-        [f'scaler = torch.amp.GradScaler("{device}")  # once, before the loop'] if config.precision == "fp16" else []
-    )
-    return [*scaler, *_forward(config, device, _whole_batch(spec, structure)), *_update(config, spec)]
+def changed_statements(result: TuningResult, config: TrialConfig, before: Recipe) -> list[str]:
+    """What the recipe changes in a training step with another one: of the lines of `recipe_code` a statement each."""
+    if config.precision == "own":
+        return []
+    step = (result.config.workload, result.device.kind, structure_of(result))
+    known = _statements(recipe_code(replace(config, recipe=before), *step))
+    changed = [each for each in _statements(recipe_code(config, *step)) if each not in known]
+    return re.sub(r"\n(scaler\.(?:step|update))", r"; \1", "\n".join(changed)).splitlines()
+
+
+def _statements(code: str) -> list[str]:
+    """Those of the loop beside those before it."""
+    lines = ast.parse(code).body
+    inner = [each for line in lines for each in (line.body if isinstance(line, ast.For) else [line])]
+    return [ast.unparse(each).replace("'", '"') for each in inner]
 
 
 def _optimizer(config: TrialConfig, spec: WorkloadSpec) -> str:

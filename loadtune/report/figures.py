@@ -1,4 +1,4 @@
-"""The winners beside the baseline (the user's own settings): one table for the answer, a longer one for the details.
+"""The winners beside the baseline (the user's own settings), with every figure of them that was measured.
 
 In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only figures of the confirmation are shown.
 """
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner, sample_tokens
+from loadtune.records.chosen import finalist_of
 from loadtune.records.confirmed import compute_fraction
-from loadtune.report.utilization import cpu_text, gpu_text, mean_known, utilization_rows
+from loadtune.report.utilization import mean_known, utilization_rows
 from loadtune.report.wording import memory_format_text, precision_text
 from loadtune.units import (
     MISSING,
@@ -46,22 +47,13 @@ class _Column:
         return " (assumed)" if setting in self.assumed else ""
 
 
-def answer_table(result: TuningResult) -> Table | None:
-    """The rows of the answer. None: nothing was confirmed."""
-    return _table(result, "", _answer_rows)
-
-
 def figures(result: TuningResult) -> Table | None:
     """Every row that was measured. None: nothing was confirmed."""
     title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
-    return _table(result, title, _rows)
-
-
-def _table(result: TuningResult, title: str, rows_of: "_RowsOf") -> Table | None:
     columns = _columns(result)
     if not columns:
         return None
-    rows = [(name, *(cell(column) for column in columns)) for name, cell in rows_of(columns, result.device.kind)]
+    rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(columns, result.device.kind)]
     return Table(title=title, columns=("", *(column.title for column in columns)), rows=tuple(rows))
 
 
@@ -82,14 +74,14 @@ def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
         title=title,
         config=winner.config,
         winner=winner,
-        finalist=_finalist(result, winner.config),
+        finalist=finalist_of(result, winner.config),
         assumed=(),
         compute_fraction=winner.compute_fraction,
     )
 
 
 def _baseline_column(result: TuningResult, yours: TrialConfig, kept: Winner | None) -> _Column:
-    finalist = _finalist(result, yours)
+    finalist = finalist_of(result, yours)
     return _Column(
         title="baseline",
         config=yours,
@@ -102,52 +94,20 @@ def _baseline_column(result: TuningResult, yours: TrialConfig, kept: Winner | No
     )
 
 
-def _finalist(result: TuningResult, config: TrialConfig) -> Finalist | None:
-    return next((finalist for finalist in result.finalists if finalist.config == config and finalist.runs), None)
-
-
 _Cell = Callable[[_Column], str]
-_RowsOf = Callable[[Sequence[_Column], str], list[tuple[str, _Cell]]]
 
 
-def _answer_rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
-    settings, optional = _settings(), _optional_settings()
-    return [
-        *settings,
-        *((name, cell) for name, (cell, usual) in optional.items() if any(cell(column) != usual for column in columns)),
-        *_objective_rows(columns)[:2],
-        *_token_rows(columns),
-        *_epoch_rows(columns),
-        *([] if device_kind == "cpu" else [("GPU utilization", lambda c: gpu_text(_telemetry(c)))]),
-        ("CPU utilization", lambda c: cpu_text(_telemetry(c))),
-        _peak_row(device_kind),
-    ]
-
-
-def _settings() -> list[tuple[str, _Cell]]:
+def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
     return [
         ("batch_size", lambda c: f"{c.config.batch_size}{c.assumed_mark('batch_size')}"),
         ("num_workers", lambda c: f"{c.config.loader.num_workers}{c.assumed_mark('num_workers')}"),
         ("pin_memory", lambda c: f"{c.config.loader.pin_memory}{c.assumed_mark('pin_memory')}"),
         ("precision", lambda c: f"{precision_text(c.config.precision)}{c.assumed_mark('precision')}"),
         ("memory format", lambda c: memory_format_text(c.config.recipe)),
-    ]
-
-
-def _optional_settings() -> dict[str, tuple[_Cell, str]]:
-    """Each with the value that PyTorch uses by default: the answer leaves out a row in which every cell has it."""
-    return {
-        "fused optimizer": (lambda c: "yes" if c.config.recipe.fused_optimizer else "no", "no"),
-        "torch.compile": (lambda c: "yes" if c.config.recipe.compile else "no", "no"),
-        "prefetch_factor": (lambda c: str(c.config.loader.prefetch_factor), "2"),
-        "in_order": (lambda c: str(c.config.loader.in_order), "True"),
-    }
-
-
-def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
-    return [
-        *_settings(),
-        *((name, cell) for name, (cell, _) in _optional_settings().items()),
+        ("fused optimizer", lambda c: "yes" if c.config.recipe.fused_optimizer else "no"),
+        ("torch.compile", lambda c: "yes" if c.config.recipe.compile else "no"),
+        ("prefetch_factor", lambda c: str(c.config.loader.prefetch_factor)),
+        ("in_order", lambda c: str(c.config.loader.in_order)),
         *_objective_rows(columns),
         *_token_rows(columns),
         *_epoch_rows(columns),

@@ -1,46 +1,14 @@
-"""What fits, as plain data: the ceilings side by side, and memory over batch size for one of them.
+"""What fits, as plain data: the ceilings side by side, and what is known of one of them in words.
 
-In: `MemoryCeiling`. Out: a `Table`, or a `CeilingView`, which `text` renders. A module of its own because a ceiling is
-also an answer by itself, without a run around it.
+In: `MemoryCeiling`. Out: a `Table`, or sentences.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from loadtune.records import FitReport, MemoryCeiling
+from loadtune.records import MemoryCeiling
 from loadtune.report.figures import Table
-from loadtune.report.wording import FAILURE_TEXT, holders_text, limit_text
-from loadtune.units import MISSING, bytes_text, counted, departure_text, percent_text, seconds_text
-
-ALLOCATED, RESERVED, BUDGET_END = "█▒│"
-"""What a bar is drawn with."""
-
-_COLUMNS = ("batch", "first\nstep", "steady", "reserved", "line\nsays", "off", "re-\ntries", "of the budget")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurveRow:
-    """One size that was run."""
-
-    cells: tuple[str, ...]
-    allocated_fraction: float | None
-    """Of the budget, above 1 where it was overrun. None: there is no bar, it did not fit or is not known."""
-    reserved_fraction: float | None
-    """The same for what the allocator held. None on CPU."""
-    mark: str
-    """How it failed, or which ceiling it is; mostly empty."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CeilingView:
-    """Memory over batch size in one precision, and what can be said of it."""
-
-    title: str
-    columns: tuple[str, ...]
-    """One more than a row has cells: the last is of bar and mark."""
-    rows: tuple[CurveRow, ...]
-    """Smallest size first."""
-    lines: tuple[str, ...]
+from loadtune.report.wording import holders_text, limit_text
+from loadtune.units import bytes_text, counted, percent_text, seconds_text
 
 
 def ceilings_table(ceilings: Iterable[MemoryCeiling], device_kind: str | None) -> Table | None:
@@ -65,74 +33,9 @@ def _ceiling_cells(ceiling: MemoryCeiling, device_kind: str | None) -> tuple[str
     )
 
 
-def ceiling_view(ceiling: MemoryCeiling) -> CeilingView:
-    """The curve as measured beside the line, and the line, the budget and who shares it in words."""
-    reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
-    lines = (
-        *_legend(ceiling),
-        *_predicted_words(ceiling),
-        *_line_words(ceiling),
-        *_budget_words(ceiling),
-        *_conf_words(ceiling),
-    )
-    return CeilingView(
-        title=f"Memory over batch size, {ceiling.precision}",
-        columns=_COLUMNS,
-        rows=tuple(_row(ceiling, report) for report in reports),
-        lines=lines,
-    )
-
-
-def _row(ceiling: MemoryCeiling, report: FitReport) -> CurveRow:
-    predicted = _by_line(ceiling, report.batch_size)
-    off = None if predicted is None or report.peak_bytes is None else report.peak_bytes / predicted - 1
-    cells = (
-        str(report.batch_size),
-        bytes_text(report.first_step_peak_bytes),
-        bytes_text(report.steady_peak_bytes),
-        bytes_text(report.reserved_peak_bytes),
-        bytes_text(predicted),
-        departure_text(off),
-        _retries(report),
-    )
-    return CurveRow(
-        cells=cells,
-        allocated_fraction=_share(report.peak_bytes, ceiling.budget_bytes) if report.fits else None,
-        reserved_fraction=_share(report.reserved_peak_bytes, ceiling.budget_bytes) if report.fits else None,
-        mark=_mark(ceiling, report),
-    )
-
-
-def _by_line(ceiling: MemoryCeiling, batch_size: int) -> float | None:
-    """None also where a line that was drawn for larger sizes says that there is nothing, or less."""
-    if ceiling.bytes_per_sample is None or ceiling.fixed_bytes is None:
-        return None
-    predicted = ceiling.fixed_bytes + ceiling.bytes_per_sample * batch_size
-    return predicted if predicted >= 1 else None
-
-
-def _retries(report: FitReport) -> str:
-    if report.num_alloc_retries is None:
-        return MISSING
-    return f"{report.num_alloc_retries}{'!' if report.num_steady_retries else ''}"
-
-
-def _share(taken: int | None, budget: int | None) -> float | None:
-    return taken / budget if taken is not None and budget else None
-
-
-def _mark(ceiling: MemoryCeiling, report: FitReport) -> str:
-    if report.failure is not None:
-        return FAILURE_TEXT[report.failure.kind]
-    named = {"safe": ceiling.safe_batch_size, "hard": ceiling.batch_size}
-    return ", ".join(name for name, size in named.items() if size == report.batch_size)
-
-
-def _legend(ceiling: MemoryCeiling) -> tuple[str, ...]:
-    bars = f"{ALLOCATED} allocated, {RESERVED} reserved beyond it, {BUDGET_END} end of the budget"
-    retries = "! the allocator retries in a steady step too: every step pays for it"
-    steady = any(report.num_steady_retries for report in ceiling.probes)
-    return (*((bars,) if ceiling.budget_bytes else ()), *((retries,) if steady else ()))
+def memory_words(ceiling: MemoryCeiling) -> tuple[str, ...]:
+    """The line through the sizes that were run, the budget, and who shares it."""
+    return (*_predicted_words(ceiling), *_line_words(ceiling), *_budget_words(ceiling), *_conf_words(ceiling))
 
 
 def _predicted_words(ceiling: MemoryCeiling) -> tuple[str, ...]:

@@ -3,20 +3,16 @@
 In: a `TuningResult`. Out: a `RemediesView`, plain data that `text` and the page render.
 """
 
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from loadtune.records import Estimate, Objective, Ratio, Remedies, TrialConfig, TriedRemedy, TuningResult, Winner
-from loadtune.report.export import step_lines, structure_of
+from loadtune.records import Estimate, Objective, Remedies, TrialConfig, TriedRemedy, TuningResult
+from loadtune.report.export import changed_statements
 from loadtune.report.figures import Table
 from loadtune.report.wording import remedy_text
-from loadtune.units import MISSING, counted, percent_text, rate_text, ratio_text
+from loadtune.units import MISSING, counted, number_text, rate_text, ratio_text
 
 TITLE = "What a change in your code would bring"
-
-_REASON_WIDTH = 60
-"""Characters of a reason in the answer; all of it is in the details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,28 +34,6 @@ class RemediesView:
     code: tuple[RemedyCode, ...]
 
 
-def remedies_answer(result: TuningResult) -> RemediesView | None:
-    """Those that gain and those that were not measured; code of those that gain. None: there is nothing to say."""
-    found = result.remedies
-    if found is None or result.best is None or not found.tried:
-        return None
-    shown = [each for each in _sorted(found.tried) if each.kept or each.gain is None]
-    rows = tuple(
-        (
-            _named(each),
-            MISSING if each.predicted is None else ratio_text(each.predicted.value),
-            textwrap.shorten(_measured(each), _REASON_WIDTH, placeholder=" …"),
-            each.changes,
-        )
-        for each in shown
-    )
-    return RemediesView(
-        table=_table(rows, result.config.objective) if rows else None,
-        lines=best_with_changes(result) or _without_gain(found),
-        code=(*_code([each for each in found.tried if each.kept], result), *_settings(found, result)),
-    )
-
-
 def remedies_view(result: TuningResult) -> RemediesView | None:
     """All of them. None: there are none."""
     found = result.remedies
@@ -77,49 +51,37 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     )
 
 
-def best_with_changes(result: TuningResult) -> tuple[str, ...]:
-    """One sentence: the throughput with all changes that gain. Another one where the best configuration was faster or
-    slower beside them than its interval says. Empty: none gains."""
-    found = result.remedies
-    if found is None or result.best is None or found.config is None or found.samples_per_s is None:
+def kept_code(result: TuningResult) -> tuple[RemedyCode, ...]:
+    """Of those that gain, in the order in which they can be pasted."""
+    found = result.best and result.remedies
+    if not found:
         return ()
-    several = sum(each.kept for each in found.tried) > 1
-    which = "the code changes that gain" if several else "the code change that gains"
-    half, share, in_turn = found.half_width_fraction, found.compute_fraction, _best_in_turn(found)
-    rate = rate_text(found.samples_per_s) + ("" if half is None else f" ± {percent_text(half)}")
-    of_compute = "" if share is None else f", {percent_text(share)} of the compute-only rate"
-    gain = "" if found.gain is None else f", {_over_the_best(found.gain, in_turn, result.config.objective)}"
-    said = f"With {which}{_other_settings(found.config, result.best.config)}: {rate}{of_compute}{gain}."
-    return tuple(line for line in (said, _apart(in_turn, result.best)) if line)
+    return (*_code([each for each in found.tried if each.kept], result), *_settings(found, result))
 
 
-def _best_in_turn(found: Remedies) -> float | None:
-    """Samples/s of the best configuration in the runs that the gain is over. None: it is a product of several gains."""
+def best_with_changes(result: TuningResult) -> tuple[str, ...]:
+    """One sentence: what all changes that gain bring together, in turn with the best alone. Empty: none gains."""
+    found, best = result.remedies, result.best
+    if found is None or best is None or found.config is None or found.gain is None:
+        return ()
     kept = [each for each in found.tried if each.kept]
-    runs = found.base_runs or (kept[0].base_runs if len(kept) == 1 else ())
-    return sum(run.samples_per_s for run in runs) / len(runs) if runs else None
-
-
-def _apart(in_turn: float | None, best: Winner) -> str:
-    """Where the machine was another one than in the confirmation."""
-    if in_turn is None or best.half_width_fraction is None:
-        return ""
-    apart = in_turn / best.samples_per_s - 1
-    if abs(apart) <= best.half_width_fraction:
-        return ""
-    return f"The best was {'slower' if apart < 0 else 'faster'} in these runs than its interval in the table says."
+    without = found.base_runs or (kept[0].base_runs if len(kept) == 1 else ())
+    rate = rate_text(found.samples_per_s)
+    if without:
+        rate = f"{number_text(sum(run.samples_per_s for run in without) / len(without))} to {rate} in turn"
+    of = "" if result.config.objective == "samples-per-s" else " in samples/J"
+    on = "" if best == (result.best_at_your_batch or best) else f" of batch {best.config.batch_size}"
+    settings = _other_settings(found.config, best.config).replace(" and ", ", with ", 1)
+    interval = interval_text(found.gain.low, found.gain.high)
+    said = (
+        f"{ratio_text(found.gain.ratio)}{of} on top{on} ({'' if found.gain.low is None else '95%: '}{interval}; {rate})"
+    )
+    return (f"Changing your code gains {said}: {'; '.join(each.title for each in kept)}{settings}.",)
 
 
 def interval_text(low: float | None, high: float | None) -> str:
     """``1.24 to 1.38``."""
     return "no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
-
-
-def _over_the_best(gain: Ratio, in_turn: float | None, objective: Objective) -> str:
-    known = f"{gain.ratio:.2f} times ({interval_text(gain.low, gain.high)})"
-    if objective == "samples-per-joule":
-        return f"{known} the samples per joule of the best, in turn"
-    return f"{known} " + ("the best, in turn" if in_turn is None else f"the {rate_text(in_turn)} of the best in turn")
 
 
 def _named(each: TriedRemedy) -> str:
@@ -238,15 +200,10 @@ def _settings(found: Remedies, result: TuningResult) -> tuple[RemedyCode, ...]:
 
 
 def _settings_lines(config: TrialConfig, base: TrialConfig, result: TuningResult) -> list[str]:
-    before, recipe = base.loader.kwargs(), config.recipe
+    """Without what the changes themselves set in the recipe: their own lines have that."""
+    before, plain = base.loader.kwargs(), replace(base.recipe, compile=config.recipe.compile)
+    if "fused_optimizer" in config.remedies:
+        plain = replace(plain, fused_optimizer=config.recipe.fused_optimizer)
     changed = [f"{name}={value!r}" for name, value in config.loader.kwargs().items() if before.get(name) != value]
-    lines = [f"# loader = DataLoader(..., {', '.join(changed)})"] if changed else []
-    if recipe.memory_format != base.recipe.memory_format:
-        name = "channels_last" if recipe.memory_format == "channels_last" else "contiguous_format"
-        lines.append(f"model = model.to(memory_format=torch.{name})  # and the inputs")
-    if recipe.fused_optimizer != base.recipe.fused_optimizer and "fused_optimizer" not in config.remedies:
-        lines.append(f"# optimizer {'with' if recipe.fused_optimizer else 'without'} fused=True")
-    if config.precision != base.precision:
-        step = step_lines(config, result.config.workload, result.device.kind, structure_of(result))
-        lines += [f"# the training step in {config.precision}", *step]
-    return lines
+    loader = [f"# loader = DataLoader(..., {', '.join(changed)})"] if changed else []
+    return [*loader, *changed_statements(result, config, plain)]

@@ -1,6 +1,6 @@
 """What a report says, as plain data: rows of strings, with units, in order. Judges nothing, prints nothing.
 
-In: `HostFacts` or a `TuningResult`. Out: a `Banner` or a `Summary`, which `text` renders and tests read as data.
+In: `HostFacts` or a `TuningResult`. Out: a `Banner`, which `text` renders, or a `Summary`, which the page shows.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from loadtune.report.bottleneck import lines as bottleneck_lines
 from loadtune.report.costs import cost_lines
 from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.figures import Table, figures
-from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
+from loadtune.report.memory import ceilings_table
 from loadtune.report.remedies import RemediesView, remedies_view
 from loadtune.report.wording import STAGE_TEXT, failures_text, held_text, keep_text, recipe_line, settings_text
 from loadtune.units import (
@@ -52,8 +52,6 @@ class Summary:
     sections: tuple[Section, ...]
     """Only those that have lines."""
     ceilings: Table | None
-    curve: CeilingView | None
-    """Memory over batch size in the winner's precision; the others' is in the result. None: there is no winner."""
     remedies: RemediesView | None
     """Changes of the code, all that were tried or predicted. None: there are none."""
     code: tuple[Section, ...]
@@ -136,7 +134,7 @@ def summary(result: TuningResult) -> Summary:
         Section(title="Batch size", lines=batch_caution(result)),
         Section(title="Bottleneck", lines=bottleneck_lines(result)),
         Section(title="Epochs and checkpoints", lines=cost_lines(result)),
-        Section(title="Memory format and optimizer, compute only", lines=_recipes(result)),
+        Section(title="Memory format and optimizer, compute only", lines=tuple(map(recipe_line, result.recipes))),
         Section(title="Time taken", lines=_took(result)),
         Section(title="Notes", lines=result.notes),
     )
@@ -146,7 +144,6 @@ def summary(result: TuningResult) -> Summary:
         figures=table,
         sections=tuple(section for section in sections if section.lines),
         ceilings=ceilings_table(result.ceilings, result.device.kind),
-        curve=_curve(result),
         remedies=remedies_view(result),
         code=_code(result),
     )
@@ -180,14 +177,11 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
     if not timed:
         return ("No trial was measured.",)
     best, config = max(timed, key=lambda pair: pair[0].score(result.config.objective))
-    efficiency = f", {efficiency_text(best.samples_per_joule)}" if _by_energy(result) else ""
+    by_energy = result.config.objective == "samples-per-joule"
+    efficiency = f", {efficiency_text(best.samples_per_joule)}" if by_energy else ""
     return (
         f"The fastest trial, measured once: {rate_text(best.samples_per_s)}{efficiency} with {settings_text(config)}.",
     )
-
-
-def _by_energy(result: TuningResult) -> bool:
-    return result.config.objective == "samples-per-joule"
 
 
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
@@ -200,10 +194,6 @@ def batch_caution(result: TuningResult) -> tuple[str, ...]:
     )
 
 
-def _recipes(result: TuningResult) -> tuple[str, ...]:
-    return tuple(recipe_line(choice) for choice in result.recipes)
-
-
 def _took(result: TuningResult) -> tuple[str, ...]:
     stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
     total = f"{seconds_text(result.seconds)}: {stages}" if stages else seconds_text(result.seconds)
@@ -214,11 +204,6 @@ def _trial_counts(trials: tuple[Trial, ...]) -> str:
     measured = sum(trial.measurement is not None for trial in trials)
     failed = failures_text(trial.failure for trial in trials if trial.failure is not None)
     return f"{counted(len(trials), 'trial')}: {measured} measured, {failed}"
-
-
-def _curve(result: TuningResult) -> CeilingView | None:
-    precision = None if result.best is None else result.best.config.precision
-    return next((ceiling_view(ceiling) for ceiling in result.ceilings if ceiling.precision == precision), None)
 
 
 def _code(result: TuningResult) -> tuple[Section, ...]:

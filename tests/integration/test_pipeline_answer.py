@@ -28,10 +28,10 @@ from loadtune.records import (
     WorkerShare,
     YourSettings,
 )
-from loadtune.report.answer import answer
 from loadtune.report.forms.write import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE
+from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.view import summary
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench, Surface, fake_facts
@@ -52,8 +52,8 @@ def config_of(yours: YourSettings, **more: Any) -> TuneConfig:
     return TuneConfig(yours=yours, remedies="none", num_trials=6, **more)
 
 
-def said_of(result: TuningResult, folder: Path) -> str:
-    return "\n".join(answer(result, folder, has_page=False).lines)
+def said_of(result: TuningResult) -> str:
+    return " ".join(terminal_answer(result, Path(RESULT_FILE)))
 
 
 @pytest.mark.parametrize("between_runs", [0.004, 0.3])
@@ -63,11 +63,8 @@ def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path:
     assert result.best.config == result.yours == TrialConfig(loader=OWN_LOADER, recipe=Recipe())
     assert result.best_at_your_batch == result.best
     assert exit_code(result) == 0
-    told = answer(result, tmp_path, has_page=False)
-    assert told.table is not None
-    assert told.table.columns == ("", "baseline")
-    assert told.lines[0] == "Keep your settings: nothing else that was tried is proven faster."
-    assert "batch_size=64, num_workers=8," in " ".join(" ".join(told.code).split())
+    assert said_of(result).startswith("Keep your settings: nothing else that was tried is proven faster. ")
+    assert "DataLoader(" not in said_of(result), "there is nothing to change"
     assert page_view(result).headline.startswith("Keep your settings: batch 64, 8 workers, not pinned, fp32")
     file = tmp_path / RESULT_FILE
     for keep_batch_size in (False, True):
@@ -87,7 +84,7 @@ def test_an_assumed_baseline_is_kept_as_well(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(flat), tmp_path, config_of(YourSettings()))
     assert result.best is not None
     assert result.best.config == result.yours
-    assert said_of(result, tmp_path).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
+    assert said_of(result).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
 
 
 def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path) -> None:
@@ -101,10 +98,8 @@ def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path
     assert result.best.config.batch_size > 64
     assert result.best_at_your_batch.config == result.yours
     said = "Keep your settings at batch size 64: nothing else that was tried there is proven faster."
-    assert said in said_of(result, tmp_path)
-    table = answer(result, tmp_path, has_page=False).table
-    assert table is not None
-    assert table.columns == ("", "best", "baseline")
+    assert said_of(result).startswith(f"{said} ")
+    assert f"At batch {result.best.config.batch_size}: " in said_of(result)
 
 
 class Hurried(FakeBench):

@@ -1,15 +1,9 @@
 """One ceiling as text: 80 columns and a row a size, whatever was measured."""
 
-import io
-
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from loadtune.records import FitReport, MemoryCeiling, TrialFailure
-from loadtune.report.memory import ceiling_view
-from loadtune.report.text import summary_text
-from loadtune.report.view import Summary
 from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT
 
 SIZES = st.integers(1, 10**6)
@@ -54,18 +48,6 @@ def ceilings(draw: st.DrawFn) -> MemoryCeiling:
     )
 
 
-def curve_of(ceiling: MemoryCeiling) -> list[str]:
-    """As it stands in a run's summary on a terminal of 80 columns."""
-    curve = ceiling_view(ceiling)
-    alone = Summary(
-        title="", warning=None, figures=None, sections=(), ceilings=None, curve=curve, remedies=None, code=()
-    )
-    console = Console(file=io.StringIO(), width=80, color_system=None)
-    with console.capture() as capture:
-        console.print(summary_text(alone))
-    return [line.rstrip() for line in capture.get().rstrip().split("\n")]
-
-
 @given(ceiling=ceilings())
 def test_a_printed_ceiling_has_a_row_for_each_size_within_80_columns(ceiling: MemoryCeiling) -> None:
     lines = str(ceiling).split("\n")
@@ -74,16 +56,3 @@ def test_a_printed_ceiling_has_a_row_for_each_size_within_80_columns(ceiling: Me
     rows = lines[4 : 4 + len(tried)]
     assert [row.split()[0] for row in rows] == [f"{size:,}" for size in tried]
     assert lines[4 + len(tried)] == ""
-
-
-@given(ceiling=ceilings())
-def test_no_line_is_wider_than_80_columns_and_no_cell_is_cut(ceiling: MemoryCeiling) -> None:
-    lines = curve_of(ceiling)
-    assert max(map(len, lines)) <= 80
-    start = next(number for number, line in enumerate(lines) if line.startswith("Memory over")) + 3
-    reports = sorted((*ceiling.small_sizes, *ceiling.probes), key=lambda report: report.batch_size)
-    rows = lines[start : start + len(reports)]
-    assert [row.split()[0] for row in rows] == [str(report.batch_size) for report in reports]
-    assert not any("…" in row for row in rows)
-    for report, row in zip(reports, rows, strict=True):
-        assert report.failure is None or row.endswith(FAILURE_TEXT[report.failure.kind])

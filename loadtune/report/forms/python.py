@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from loadtune.report.export import loader_code, recipe_code, structure_of
 from loadtune.report.forms.export_context import ExportContext, assignment, comment
+from loadtune.report.remedies import kept_code
 
 
 def python_module(context: ExportContext) -> str:
@@ -20,8 +21,15 @@ def python_module(context: ExportContext) -> str:
 
 
 def pytorch_loop(context: ExportContext) -> str:
-    """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``."""
+    """Loader and training step; the user's script defines ``dataset``, ``model`` and ``loss_fn``.
+
+    Changes of the code that gain follow as comments, because they belong into several places of that script.
+    """
     step = recipe_code(
         context.config, context.result.config.workload, context.result.device.kind, structure_of(context.result)
     )
-    return "\n".join([comment(context.provenance), loader_code(context.result, context.config), step])
+    changes = kept_code(context.result) if context.winner == context.result.best else ()
+    lines = [line for each in changes for line in ("", each.title, *each.lines)]
+    on_top = [f"# {line}".rstrip() for line in ("What gains on top, in your own code:", *lines)] if lines else []
+    loader = loader_code(context.result, context.config)
+    return "\n".join([comment(context.provenance), loader, step, *on_top, *([""] if on_top else [])])

@@ -1,7 +1,6 @@
 """Memory over batch size, with its ceilings. In: a `TuningResult`. Out: a `Figure`."""
 
 from loadtune.records import FitReport, MemoryCeiling, TuningResult
-from loadtune.report.memory import ceiling_view
 from loadtune.report.page.figure import (
     BLUE,
     GREEN,
@@ -94,8 +93,3 @@ def _failed(failed: list[FitReport], ceiling: MemoryCeiling) -> list[Trace]:
     height = (ceiling.budget_bytes or 0) / GIB
     marker = {"color": RED, "symbol": "x", "size": 10}
     return [points("failed", [r.batch_size for r in failed], [height] * len(failed), words, marker=marker)]
-
-
-def memory_words(ceiling: MemoryCeiling) -> tuple[str, ...]:
-    """The line, the budget and who shares it, as the terminal says it, without the legend of its table."""
-    return tuple(line for line in ceiling_view(ceiling).lines if not line.startswith(("█", "!")))

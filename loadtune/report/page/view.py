@@ -6,11 +6,12 @@ In: a `TuningResult`. Out: a `Page`, which `render` turns into HTML and tests re
 from dataclasses import dataclass
 
 from loadtune.records import Efficiency, TuningResult, Winner
+from loadtune.report.memory import memory_words
 from loadtune.report.page.compute import compute_curve
 from loadtune.report.page.figure import Figure
 from loadtune.report.page.finalists import finalists
 from loadtune.report.page.history import history
-from loadtune.report.page.memory import memory_lines, memory_words
+from loadtune.report.page.memory import memory_lines
 from loadtune.report.page.roofline import roofline
 from loadtune.report.page.step_time import step_time
 from loadtune.report.page.table import TrialTable, trial_table
@@ -50,7 +51,7 @@ class Page:
     with_changes: str | None
     """The throughput with all changes of the code that gain. None: none does."""
     summary: Summary
-    """The same words as in the terminal."""
+    """Every figure, in words."""
     machine: tuple[tuple[str, str], ...]
     chapters: tuple[Chapter, ...]
     memory_words: tuple[Section, ...]
@@ -64,7 +65,7 @@ def page_view(result: TuningResult) -> Page:
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         headline=_headline(result),
         tiles=_tiles(result),
-        with_changes=next(iter(best_with_changes(result)), None),
+        with_changes=_with_changes(result),
         summary=said,
         machine=banner(result.host, result.device).rows,
         chapters=(
@@ -89,6 +90,12 @@ def _headline(result: TuningResult) -> str:
         return "No configuration could be confirmed."
     kept = "Keep your settings: " if result.best.config == result.yours else ""
     return f"{kept}{settings_text(result.best.config)}"
+
+
+def _with_changes(result: TuningResult) -> str | None:
+    share = None if result.remedies is None else result.remedies.compute_fraction
+    of_compute = "" if share is None else f" That is {percent_text(share)} of the compute-only rate."
+    return next((f"{said}{of_compute}" for said in best_with_changes(result)), None)
 
 
 def _tiles(result: TuningResult) -> tuple[Tile, ...]:

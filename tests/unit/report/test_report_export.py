@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtune.records import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
-from loadtune.report.export import loader_code, recipe_code
+from loadtune.records import Device, LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
+from loadtune.report.export import changed_statements, loader_code, recipe_code
 from loadtune.report.store import load_result
 from loadtune.workload import structure_text
 
@@ -48,6 +48,31 @@ def test_the_training_step_runs_and_trains(precision: Any, optimizer: OptimizerN
     assert not torch.equal(model[0].weight, before)
     assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
     assert names["optimizer"].defaults["fused"] is True
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_the_lines_that_a_recipe_changes_are_statements_that_run(precision: Any) -> None:
+    import torch
+    from torch import nn
+
+    recipe = Recipe(precision=precision, memory_format="channels_last", fused_optimizer=True)
+    result = replace(KEPT, device=Device(kind="cpu", name="Xeon"))
+    lines = changed_statements(result, replace(PLAIN, recipe=recipe), Recipe())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 2))
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": model,
+        "loss_fn": nn.functional.cross_entropy,
+        "inputs": torch.randn(8, 3, 8, 8),
+        "targets": torch.zeros(8, dtype=torch.long),
+    }
+    exec("\n".join(lines), names)
+    assert names["inputs"].is_contiguous(memory_format=torch.channels_last)
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert names["optimizer"].defaults["fused"] is True
+    assert any("autocast" in line for line in lines)
+    assert (precision == "fp16") == any(line.startswith("scaler.scale(loss).backward(); scaler.step") for line in lines)
+    assert changed_statements(KEPT, PLAIN, Recipe()) == []
 
 
 def test_a_plain_recipe_says_nothing_it_does_not_need() -> None:

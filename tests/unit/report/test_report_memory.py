@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from loadtune.records import FitReport, MemoryCeiling, TrialFailure
-from loadtune.report.memory import CeilingView, ceiling_view, ceilings_table
+from loadtune.report.memory import ceilings_table, memory_words
 from loadtune.testing import GIB
 
 OOM = TrialFailure(kind="oom", phase="training", message="out of memory")
@@ -43,52 +43,14 @@ def but(**changes: object) -> MemoryCeiling:
     return dataclasses.replace(CEILING, **changes)  # type: ignore[arg-type]
 
 
-def cell(view: CeilingView, batch_size: int, column: str) -> str:
-    number = [title.replace("\n", " ") for title in view.columns].index(column)
-    return next(row.cells[number] for row in view.rows if row.cells[0] == str(batch_size))
-
-
 def row_of(ceiling: MemoryCeiling) -> tuple[str, ...]:
     table = ceilings_table([ceiling], "cuda")
     assert table is not None
     return table.rows[0]
 
 
-def test_every_size_that_was_run_is_a_row_smallest_first() -> None:
-    assert [row.cells[0] for row in ceiling_view(CEILING).rows] == ["1", "3", "32", "88", "95", "98"]
-
-
-def test_how_memory_departs_from_the_line_is_told_where_it_does() -> None:
-    view = ceiling_view(CEILING)
-    assert [cell(view, size, "off") for size in (1, 3, 32, 88, 98)] == ["+50.0%", "+25.0%", "+0.0%", "+1.1%", "–"]
-    assert cell(view, 98, "line says") == "99.0 GiB"
-
-
-def test_both_ceilings_and_the_failed_size_are_marked() -> None:
-    assert [row.mark for row in ceiling_view(CEILING).rows] == ["", "", "", "safe", "hard", "out of memory"]
-    assert [row.mark for row in ceiling_view(but(safe_batch_size=95)).rows][4] == "safe, hard"
-
-
-def test_bars_are_shares_of_the_budget_and_a_failed_size_has_none() -> None:
-    rows = ceiling_view(CEILING).rows
-    assert [row.allocated_fraction for row in rows][2:] == [0.33, 0.9, 0.96, None]
-    assert rows[2].reserved_fraction == 0.34
-    unknown = ceiling_view(but(budget_bytes=None))
-    assert all(row.allocated_fraction is None for row in unknown.rows)
-    assert not any("budget" in line.lower() for line in unknown.lines)
-
-
-def test_retries_that_every_step_pays_for_are_told_from_those_of_the_first() -> None:
-    assert cell(ceiling_view(CEILING), 88, "re- tries") == "0"
-    assert cell(ceiling_view(but(probes=(fit(95, 96.0, num_alloc_retries=None),))), 95, "re- tries") == "–"
-    view = ceiling_view(but(probes=(fit(95, 96.0, num_alloc_retries=6, num_steady_retries=2),)))
-    assert cell(view, 95, "re- tries") == "6!"
-    assert any("every step pays" in line for line in view.lines)
-    assert not any("every step pays" in line for line in ceiling_view(CEILING).lines)
-
-
 def test_the_line_in_words_ends_in_the_interval_it_gives() -> None:
-    lines = ceiling_view(CEILING).lines
+    lines = memory_words(CEILING)
     assert "Line: 1.00 GiB + 1.00 GiB a sample, off by at most 1.1% at the sizes it is meant for" in lines
     assert "Solved for the budget with that error: a batch of 97 to 100" in lines
 
@@ -110,15 +72,14 @@ def test_the_line_in_words_ends_in_the_interval_it_gives() -> None:
     ],
 )
 def test_the_budget_says_who_has_the_rest(changes: dict[str, object], words: str) -> None:
-    assert words in ceiling_view(but(**changes)).lines
+    assert words in memory_words(but(**changes))
 
 
 def test_the_allocators_settings_are_told_where_there_are_some() -> None:
-    assert (
-        "PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True"
-        in ceiling_view(but(alloc_conf="expandable_segments:True")).lines
+    assert "PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True" in memory_words(
+        but(alloc_conf="expandable_segments:True")
     )
-    assert not any("ALLOC_CONF" in line for line in ceiling_view(CEILING).lines)
+    assert not any("ALLOC_CONF" in line for line in memory_words(CEILING))
 
 
 def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
@@ -130,6 +91,6 @@ def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
 def test_a_predicted_ceiling_is_called_so() -> None:
     predicted = but(verified=False, probes=CEILING.probes[:1])
     assert row_of(predicted)[1:4] == ("88\npredicted", "95\npredicted", "–")
-    assert "Predicted, not run: safe batch 88, largest batch 95" in ceiling_view(predicted).lines
-    assert not any("redicted" in line for line in ceiling_view(CEILING).lines)
+    assert "Predicted, not run: safe batch 88, largest batch 95" in memory_words(predicted)
+    assert not any("redicted" in line for line in memory_words(CEILING))
     assert str(predicted).startswith("Predicted largest batch size in fp32: 95; safe batch size: 88\n")

@@ -6,7 +6,7 @@ from page_rig import cut_short, golden
 
 from loadtune.records import Estimate, LeftOut, Remedies, TuningResult
 from loadtune.report.page.view import page_view
-from loadtune.report.remedies import RemediesView, best_with_changes, remedies_answer, remedies_view
+from loadtune.report.remedies import RemediesView, best_with_changes, kept_code, remedies_view
 from loadtune.report.view import summary
 from loadtune.report.wording import searched_text, settings_text
 
@@ -16,8 +16,8 @@ def of(result: TuningResult, **more: object) -> TuningResult:
     return replace(result, remedies=replace(result.remedies, **more))  # type: ignore[arg-type]
 
 
-def answered(result: TuningResult) -> RemediesView:
-    view = remedies_answer(result)
+def detailed(result: TuningResult) -> RemediesView:
+    view = remedies_view(result)
     assert view is not None
     return view
 
@@ -30,60 +30,30 @@ def without_gain() -> TuningResult:
     )  # fmt: skip
 
 
-def test_the_answer_has_those_that_gain_best_first_and_then_those_not_measured() -> None:
-    table = answered(golden()).table
-    assert table is not None
-    assert [(row[0], row[2]) for row in table.rows] == [
+def test_all_that_were_tried_are_in_the_details_best_first_and_those_not_measured_last() -> None:
+    view = detailed(golden())
+    assert view.table is not None
+    assert [(row[0], row[2]) for row in view.table.rows] == [
         ("uint8 transfer", "1.27× (1.22–1.32)"),
         ("copy ahead", "1.04× (1.01–1.07)"),
+        ("forkserver", "0.99× (0.96–1.02)"),
         ("torch.compile", "no time was left to try it"),
     ]
+    assert [one.title.partition(":")[0] for one in kept_code(golden())] == ["uint8 transfer", "copy ahead"]
+    assert len(view.code) == 4
+    assert any("without a certain gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in view.lines)
+    assert any("copy ahead on top of uint8 transfer" in line for line in view.lines)
+    assert view.code[1].changes == "What changes for training: one more batch of GPU memory."
 
 
-def test_code_in_the_answer_is_of_those_that_gain_and_the_details_have_all() -> None:
-    details = remedies_view(golden())
-    assert details is not None
-    assert details.table is not None
-    assert [one.title.partition(":")[0] for one in answered(golden()).code] == ["uint8 transfer", "copy ahead"]
-    assert len(details.code) == len(details.table.rows) == 4
-    assert any("without a certain gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in details.lines)
-    assert any("copy ahead on top of uint8 transfer" in line for line in details.lines)
-    assert details.code[1].changes == "What changes for training: one more batch of GPU memory."
-
-
-def test_the_best_with_all_that_gain_is_one_sentence() -> None:
-    assert best_with_changes(golden()) == (
-        "With the code changes that gain: 5,350 samples/s ± 3%, 87% of the compute-only rate, 1.32 times (1.26 to "
-        "1.38) the best, in turn.",
+def test_what_all_changes_bring_is_one_sentence_with_the_rates_of_their_own_runs() -> None:
+    (said,) = best_with_changes(golden())
+    assert said.startswith(
+        "Changing your code gains 1.32× on top of batch 256 (95%: 1.26 to 1.38; 5,350 samples/s): send"
     )
-
-
-def test_what_the_best_trained_beside_the_changes_is_said_and_that_it_was_another_machine_then() -> None:
-    result = golden()
-    assert result.best is not None
-    half = result.best.half_width_fraction
-    assert half is not None
-    run = next(f for f in result.finalists if f.config == result.best.config).runs[0]
-
-    def beside(times: float) -> tuple[str, ...]:
-        seconds = run.windows[0].num_samples / (times * result.best.samples_per_s)
-        window = replace(run.windows[0], seconds=seconds)
-        return best_with_changes(of(result, base_runs=(replace(run, windows=(window,)),)))
-
-    (alike,) = beside(1 - 0.5 * half)
-    assert alike.endswith(" samples/s of the best in turn.")
-    assert beside(1 - 2 * half)[1] == "The best was slower in these runs than its interval in the table says."
-    assert beside(1 + 2 * half)[1] == "The best was faster in these runs than its interval in the table says."
-
-
-def test_one_change_other_workers_and_figures_that_are_missing() -> None:
-    result, tried = golden(), golden().remedies.tried
-    loader = replace(tried[0].config.loader, num_workers=1)
-    one = of(
-        result, tried=tried[:1], config=replace(tried[0].config, loader=loader), half_width_fraction=None, gain=None,
-        compute_fraction=None,
-    )  # fmt: skip
-    assert best_with_changes(one) == ("With the code change that gains and 1 worker: 5,350 samples/s.",)
+    result = of(golden(), base_runs=golden().finalists[0].runs)
+    assert "; 4,050 to 5,350 samples/s in turn): " in best_with_changes(result)[0]
+    assert best_with_changes(without_gain()) == ()
 
 
 def test_other_settings_that_changes_were_measured_with_stand_below_their_lines() -> None:
@@ -95,15 +65,16 @@ def test_other_settings_that_changes_were_measured_with_stand_below_their_lines(
         loader=replace(first.config.loader, batch_size=48, num_workers=1),
         recipe=replace(first.config.recipe, precision="bf16"),
     )
-    view = answered(of(result, tried=(replace(first, config=config), *others), config=config))
+    changed = of(result, tried=(replace(first, config=config), *others), config=config)
+    view, code = detailed(changed), kept_code(changed)
     assert view.table is not None
     assert view.table.rows[0][0] == "uint8 transfer and batch 48, 1 worker, bf16"
-    assert view.code[-1].title == "settings for these changes"
-    settings, precision, *step = view.code[-1].lines
+    assert code[-1].title == "settings for these changes"
+    settings, *step = code[-1].lines
     assert settings == "# loader = DataLoader(..., batch_size=48, num_workers=1)"
-    assert precision == "# the training step in bf16"
     assert step[0] == 'with torch.autocast("cuda", dtype=torch.bfloat16):'
-    assert "optimizer.step()" in step
+    assert step[-2:] == ["loss.backward()", "optimizer.step()"]
+    assert best_with_changes(changed)[0].endswith(", with batch 48, 1 worker, bf16.")
 
 
 def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_or_why() -> None:
@@ -119,40 +90,28 @@ def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_o
         "Not tried, because too little gain is expected: copy ahead (1.00× (0.90–1.10)).",
         "Not tried: batched fetch (the dataset cannot be indexed with a list).",
     )
-    assert remedies_answer(alone) is None
 
 
 def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
     result = golden()
     result = replace(result, config=replace(result.config, objective="samples-per-joule"))
-    assert "1.32 times (1.26 to 1.38) the samples per joule of the best, in turn" in best_with_changes(result)[0]
-    table = answered(result).table
+    assert "gains 1.32× in samples/J on top" in best_with_changes(result)[0]
+    table = detailed(result).table
     assert table is not None
     assert "measured, samples/J (95% CI)" in table.columns
 
 
-def test_where_nothing_gains_one_line_says_so_and_no_code_is_shown() -> None:
-    view = answered(without_gain())
-    assert view.lines == ("No change of the code was found to gain: forkserver (0.99×, 0.96 to 1.02).",)
-    assert view.code == ()
-    assert view.table is not None
-    assert [row[0] for row in view.table.rows] == ["torch.compile"]
+def test_where_nothing_gains_one_line_says_so_and_there_is_no_code_to_keep() -> None:
+    assert detailed(without_gain()).lines[0] == (
+        "No change of the code was found to gain: forkserver (0.99×, 0.96 to 1.02)."
+    )
+    assert kept_code(without_gain()) == ()
     assert page_view(without_gain()).with_changes is None
-
-
-def test_a_long_reason_is_cut_in_the_answer_alone() -> None:
-    failed = replace(golden().remedies.tried[-1], reason="out of memory: " + "CUDA out of memory. " * 30)
-    view, details = answered(of(golden(), tried=(failed,))), remedies_view(of(golden(), tried=(failed,)))
-    assert view.table is not None
-    assert details is not None
-    assert details.table is not None
-    assert len(view.table.rows[0][2]) <= 60
-    assert details.table.rows[0][2] == failed.reason
 
 
 def test_an_older_result_and_one_without_a_winner_say_nothing_of_them() -> None:
     for result in (replace(golden(), remedies=None), replace(golden(), remedies=Remedies()), cut_short()):
-        assert remedies_answer(result) is None
+        assert kept_code(result) == ()
         assert summary(result).remedies is None
         assert all(chapter.remedies is None for chapter in page_view(result).chapters)
 

@@ -70,16 +70,6 @@ def test_a_run_cut_short_before_any_trial_says_so(result: TuningResult) -> None:
     assert "No trial was measured" in words(summary(cut))
 
 
-def test_the_curve_is_of_the_winners_precision(result: TuningResult) -> None:
-    view = summary(result)
-    assert view.curve is not None
-    assert view.curve.title.endswith("fp16")
-    assert view.ceilings is not None
-    assert [cells[0] for cells in view.ceilings.rows] == ["fp16", "fp32"]
-    assert summary(dataclasses.replace(result, best=None)).curve is None
-    assert summary(dataclasses.replace(result, ceilings=result.ceilings[1:])).curve is None
-
-
 def test_on_cpu_there_is_no_gpu_row(result: TuningResult) -> None:
     view = summary(dataclasses.replace(result, device=Device(kind="cpu", name="Xeon")))
     assert view.figures is not None

@@ -1,0 +1,232 @@
+"""What `loadtune run` prints at its end: at most 22 lines, the code to paste within the first twelve.
+
+In: a `TuningResult` and the file that holds everything else. Out: lines of at most 100 characters; only a path may be
+longer. Where fp16 sums gradients over several batches, the code ends with line 15.
+"""
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from loadtune.records import Finalist, Recipe, Score, TrialConfig, TuningResult, Winner
+from loadtune.records.chosen import finalist_of, loader_kwargs
+from loadtune.records.confirmed import compute_rate
+from loadtune.report.bottleneck import late_lines, one_sentence
+from loadtune.report.export import changed_statements, has_own_loader
+from loadtune.report.remedies import best_with_changes
+from loadtune.report.view import batch_caution, seen_once, warning
+from loadtune.report.wording import keep_text, settings_text
+from loadtune.units import counted, number_text, ratio_text
+
+LINES, CODE_END, WIDTH = 22, 12, 100
+
+_EXPORT = "Code: loadtune export --format pytorch".replace(" ", "\N{NO-BREAK SPACE}")
+
+_ASSUMED = ("batch_size", "num_workers", "pin_memory", "precision")
+
+
+def terminal_answer(result: TuningResult, report: Path, resume_command: str | None = None) -> tuple[str, ...]:
+    """`report` is the page, or the result where there is none; `resume_command` continues a run that was cut short."""
+    winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
+    if winner is None:
+        head, beside, code, said = [warned or ""], seen_once(result), list[str](), list[str]()
+    else:
+        head = [_headline(result, winner)]
+        beside = (*_other_batch(result, winner), *([warned] if warned else []))
+        code = _code(result, winner)
+        said = _wrapped([*_gains(result, winner), *one_sentence(result)])
+    head, more = _wrapped(head), _wrapped(beside)
+    if len(head) + len(more) + len(code) <= CODE_END:
+        head, more = [*head, *more], []
+    below = _wrapped(f"{changed} {_EXPORT}" for changed in best_with_changes(result)) + more
+    end = [] if resume_command is None else [f"To continue: {resume_command}"]
+    room = LINES - 1 - sum(map(len, (head, code, below, end)))
+    said = said if len(said) <= room else []
+    table = _table(result, winner, room - len(said))
+    notes = (*late_lines(result), *result.notes)
+    shown = len(notes)
+    while shown and len(_wrapped(notes[:shown])) > room - len(said) - len(table) - (2 if winner else 0):
+        shown -= 1
+    left = f" (with {counted(len(notes) - shown, 'more note' if shown else 'note')})" if notes[shown:] else ""
+    end = [*_wrapped(notes[:shown]), f"Report{left}: {report}", *end]
+    return _spaced(head, [*code, *below], [*table, *said], end)
+
+
+def _wrapped(sentences: Iterable[str]) -> list[str]:
+    """A no-break space keeps a command on one line."""
+    lines = [line for each in sentences for line in textwrap.wrap(each, WIDTH)]
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _spaced(head: list[str], code: list[str], *others: list[str]) -> tuple[str, ...]:
+    """With an empty line between blocks, where there is room and the code still ends early enough."""
+    lines, spare = head, LINES - sum(map(len, (head, code, *others)))
+    for block in (code, *others):
+        if block and spare > 0 and (block is not code or len(head) + len(code) < CODE_END):
+            lines, spare = [*lines, ""], spare - 1
+        lines = [*lines, *block]
+    return tuple(lines)
+
+
+def _headline(result: TuningResult, winner: Winner) -> str:
+    """The rate, the gain over the user's settings, and how many runs each is from."""
+    if winner.config == result.yours:
+        return f"{keep_text(result, winner)} {_rate(result, winner)}."
+    at = f"At batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
+    base = "PyTorch's defaults" if set(_ASSUMED) <= set(result.assumed) else "your settings"
+    gain = _gain(winner)
+    over = f"; {base} could not be measured" if gain is None else f", {gain} {base}{_runs(result, result.yours)}"
+    return f"{at}{_rate(result, winner)}{over}."
+
+
+def _rate(result: TuningResult, winner: Winner) -> str:
+    return f"{_figure(winner.picked_by)} {_unit(result)}{_runs(result, winner.config)}"
+
+
+def _unit(result: TuningResult) -> str:
+    return "samples/s" if result.config.objective == "samples-per-s" else "samples/J"
+
+
+def _figure(score: Score) -> str:
+    """``2,890 ± 479``; the value alone where there is no interval."""
+    half = score.half_width_fraction
+    return number_text(score.value) + ("" if half is None else f" ± {number_text(half * score.value)}")
+
+
+def _runs(result: TuningResult, config: TrialConfig | None) -> str:
+    found = config and finalist_of(result, config)
+    return f" ({counted(len(found.runs), 'run')})" if found else ""
+
+
+def _gain(winner: Winner) -> str | None:
+    """``1.72× (99%: 1.31–2.27)``. None: the user's settings could not be measured."""
+    by = winner.efficiency
+    low, high = (winner.speedup_low, winner.speedup_high) if by is None else (by.gain_low, by.gain_high)
+    interval = "no interval" if low is None or high is None else f"99%: {low:.2f}–{high:.2f}"
+    return None if winner.gain is None else f"{ratio_text(winner.gain)} ({interval})"
+
+
+def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
+    """What another batch size than the user's brings. It changes the optimization, so it is said apart."""
+    best = result.best
+    if best is None or best.config.batch_size == winner.config.batch_size:
+        return batch_caution(result)
+    over = "" if (gain := _gain(best)) is None else f", {gain}"
+    return (f"At batch {best.config.batch_size}: {_rate(result, best)}{over}; tune the learning rate again.",)
+
+
+def _code(result: TuningResult, winner: Winner) -> list[str]:
+    """The loader, and what the recipe changes in a plain training step. Empty: the user's settings are the answer."""
+    if winner.config == result.yours:
+        return []
+    settings = loader_kwargs(result, winner.config)
+    step = changed_statements(result, winner.config, Recipe())
+    if result.yours is not None and loader_kwargs(result, result.yours) == settings:
+        return ["Your DataLoader is right as it is. All of the gain is in the training step:", *step]
+    others = ["..."] if has_own_loader(result) else ["shuffle=True", "drop_last=True"]
+    call = ", ".join(["dataset", *others, *(f"{name}={value!r}" for name, value in settings.items())])
+    return [*textwrap.wrap(f"loader = DataLoader({call})", WIDTH, subsequent_indent="    "), *step]
+
+
+def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
+    """The contestants of the final, fastest first; where not all fit, the answers and the baseline stay."""
+    labels = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
+    labels |= {} if winner is None else {winner.config: "best"}
+    labels |= {} if result.yours is None else {result.yours: "baseline"}
+    places = ["best", "baseline", *labels.values(), _CHANGE, ""]
+    rows = [_row(result, found, labels.get(found.config, "")) for found in result.finalists if found.runs]
+    rows = sorted([*rows, *_change_row(result)], key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]
+    if not rows:
+        return []
+    title = f"{result.config.workload.title} on {result.device.name}, measured in turn"
+    cells = [("", title, f"{_unit(result)} (95%)", "runs"), *(row[1:] for row in sorted(rows, key=lambda row: -row[0]))]
+    label, _, rate, runs = (max(map(len, column)) for column in zip(*cells, strict=True))
+    lines = []
+    for name, words, figure, count in cells:
+        first = "" if words is title else f"{name:<{label}}  "
+        shown = textwrap.shorten(words, WIDTH - len(first) - rate - runs - 4, placeholder=" …")
+        lines.append(f"{f'{first}{shown}':<{WIDTH - rate - runs - 4}}  {figure:>{rate}}  {count:>{runs}}")
+    return lines
+
+
+_CHANGE = "+ change"
+
+_Row = tuple[float, str, str, str, str]
+"""Rate, label, settings, rate with its interval, number of runs."""
+
+
+def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
+    assumed = [name for name in _ASSUMED if name in result.assumed and found.config == result.yours]
+    marks = ["all assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
+    marks += [] if found.unconfirmed is None else ["not confirmed"]
+    settings = settings_text(found.config) + (f" ({'; '.join(marks)})" if marks else "")
+    score = found.scored(result.config.objective)
+    return score.value, label, settings, _figure(score), str(len(found.runs))
+
+
+def _change_row(result: TuningResult) -> list[_Row]:
+    """Of the best with all changes of the code that gain."""
+    found = result.best and result.remedies
+    if not found or found.config is None or found.samples_per_s is None or _unit(result) != "samples/s":
+        return []
+    score = Score(objective="samples-per-s", value=found.samples_per_s, half_width_fraction=found.half_width_fraction)
+    runs = found.runs or next((each.runs for each in reversed(found.tried) if each.kept), ())
+    settings = settings_text(replace(found.config, remedies=()))
+    return [(score.value, _CHANGE, settings, _figure(score), str(len(runs)))]
+
+
+def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
+    """What each lever brings, pulled one after another from the user's settings to the answer.
+
+    Measured where the settings between two levers are a contestant's, else predicted; levers between which neither is
+    known are told together.
+    """
+    start, end = result.yours, winner.config
+    if start is None or start == end or winner.efficiency is not None:
+        return ()
+    loader = replace(end.loader, batch_size=start.batch_size)
+    path = {
+        "baseline": start,
+        "workers and pinning": replace(start, loader=loader),
+        "precision and memory format": replace(end, loader=loader),
+        "batch size": end,
+    }
+    steps, names = list[str](), list[str]()
+    last, mark = _measured(result, start), ""
+    for (_, before), (name, after) in pairwise(path.items()):
+        names += [name] if before != after else []
+        measured = _measured(result, after)
+        rate = measured or _predicted(result, winner, after)
+        if names and last is not None and rate is not None:
+            mark = "" if measured and not mark else " (predicted)"
+            steps.append(f"{' together with '.join(names)} {ratio_text(rate / last)}{mark}")
+            names, last, mark = [], rate, "" if measured else mark
+    if steps and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
+        steps.append(f"change of the code {ratio_text(result.remedies.gain.ratio)}")
+    return (f"Gains, one after another: {'; '.join(steps)}.",) if steps else ()
+
+
+def _measured(result: TuningResult, config: TrialConfig) -> float | None:
+    found = finalist_of(result, config)
+    return None if found is None else found.samples_per_s
+
+
+def _predicted(result: TuningResult, winner: Winner, config: TrialConfig) -> float | None:
+    """By the slower of the step without a loader and what the loader's parts allow by the throughput model.
+
+    What the winner's rate is below its own slower part, this rate is below its own. None: the model does not hold, or
+    the step was not timed at this batch size.
+    """
+    here, there = _slowest(result, config), _slowest(result, winner.config)
+    return None if here is None or there is None else here * winner.samples_per_s / there
+
+
+def _slowest(result: TuningResult, config: TrialConfig) -> float | None:
+    found, alone = result.bottleneck, compute_rate(result.compute_points, config)
+    if found is None or not found.holds or alone is None or found.config.loader.pin_memory != config.loader.pin_memory:
+        return None
+    limits = next((each.limits for each in found.roofline if each.num_workers == config.loader.num_workers), {})
+    parts = [rate for name, rate in limits.items() if name in ("workers", "cores", "pinning")]
+    return min(alone.samples_per_s, *parts) if parts else None

@@ -1,0 +1,145 @@
+"""What the last lines of a run say, and that no more is said than was measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from page_rig import explained, golden
+
+from loadtune import export
+from loadtune.records import Efficiency, Finalist, Recipe, TrialConfig, TuningResult
+from loadtune.report.terminal_answer import terminal_answer
+
+PAGE = Path("runs/report.html")
+
+
+def said(result: TuningResult) -> str:
+    return "\n".join(terminal_answer(result, PAGE))
+
+
+def won(result: TuningResult, config: TrialConfig, **figures: object) -> TuningResult:
+    """With this winner, measured as the golden result's was; no batch size was given."""
+    assert result.best is not None
+    best = replace(result.best, config=config, **figures)  # type: ignore[arg-type]
+    finalists = (replace(result.finalists[0], config=config), *result.finalists[1:])
+    return replace(result, best=best, best_at_your_batch=None, finalists=finalists, remedies=None)
+
+
+def gains(result: TuningResult) -> str:
+    text = " ".join(terminal_answer(result, PAGE))
+    return text.partition("Gains, one after another: ")[2].partition(".  ")[0].partition(". ")[0]
+
+
+def test_the_headline_is_at_the_users_batch_size_and_another_one_is_a_line_of_its_own() -> None:
+    first, second, *others = terminal_answer(golden(), PAGE)
+    assert first == "At batch 64: 2,800 samples/s (1 run), 1.73× (no interval) your settings (2 runs)."
+    assert second.startswith("At batch 256: 4,050 ± 162 samples/s (2 runs), 2.50× (99%: 2.38–2.63); tune the learning")
+    assert any("batch_size=64, " in line for line in others)
+    assert not any("batch_size=256" in line for line in others)
+
+
+def test_without_a_batch_size_of_theirs_the_best_is_the_headline() -> None:
+    result = golden()
+    first, second, *_ = terminal_answer(replace(result, best_at_your_batch=None), PAGE)
+    assert first == "4,050 ± 162 samples/s (2 runs), 2.50× (99%: 2.38–2.63) your settings (2 runs)."
+    assert second == "Batch size 256 instead of 64: tune the learning rate again, check accuracy."
+    every = ("batch_size", "num_workers", "pin_memory", "precision")
+    assert "PyTorch's defaults (2 runs)." in said(replace(result, best_at_your_batch=None, assumed=every))
+
+
+def test_a_baseline_that_failed_is_compared_with_nothing() -> None:
+    result = golden()
+    assert result.best is not None
+    failed = won(result, result.best.config, speedup=None, speedup_low=None, speedup_high=None)
+    text = said(replace(failed, finalists=failed.finalists[:2]))
+    assert text.startswith("4,050 ± 162 samples/s (2 runs); your settings could not be measured.")
+    assert "×" not in text
+
+
+def test_a_winner_by_energy_is_told_in_samples_per_joule() -> None:
+    result = golden()
+    assert result.best is not None
+    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5, gain_low=1.45, gain_high=1.55)
+    result = won(result, result.best.config, efficiency=efficiency)
+    text = said(replace(result, config=replace(result.config, objective="samples-per-joule")))
+    assert text.startswith("7.40 ± 0.07 samples/J (2 runs), 1.50× (99%: 1.45–1.55) your settings (2 runs).")
+    assert "samples/J (95%)" in text
+
+
+def test_where_only_the_step_gains_the_loader_is_called_right_and_the_lines_of_the_step_are_shown() -> None:
+    result = golden()
+    assert result.yours is not None
+    result = won(result, replace(result.yours, recipe=Recipe(precision="bf16", memory_format="channels_last")))
+    text = said(result)
+    assert "Your DataLoader is right as it is. All of the gain is in the training step:\nmodel = model.to(" in text
+    assert "DataLoader(" not in text
+    assert "GradScaler" not in text
+    assert gains(result) == "precision and memory format 2.50×"
+
+
+def test_a_gain_is_measured_where_contestants_differ_in_one_lever_alone() -> None:
+    result = golden()
+    assert result.best is not None
+    assert result.yours is not None
+    best, run = result.best.config, result.finalists[1].runs[0]
+    loader = replace(best.loader, batch_size=64)
+    typed = Finalist(config=replace(result.yours, loader=loader), runs=(run,))
+    same_batch = Finalist(config=replace(best, loader=loader), runs=(run,))
+    result = replace(won(result, best), bottleneck=None)
+    assert (
+        gains(result) == "workers and pinning together with precision and memory format together with batch size 2.50×"
+    )
+    result = replace(result, finalists=(*result.finalists, same_batch))
+    assert gains(result) == "workers and pinning together with precision and memory format 1.73×; batch size 1.45×"
+    result = replace(result, finalists=(*result.finalists, typed))
+    assert gains(result) == "workers and pinning 1.73×; precision and memory format 1.00×; batch size 1.45×"
+
+
+def test_a_gain_that_no_contestant_shows_is_predicted_and_called_so() -> None:
+    """The loader's parts allow 4,200 samples/s, the step alone 1,966 in fp32 and 6,121 with the winner's recipe."""
+    result = explained()
+    assert result.best is not None
+    first, second = gains(won(result, result.best.config)).split("; ")
+    assert first == "workers and pinning 1.17× (predicted)"
+    assert second == "precision and memory format together with batch size 2.14× (predicted)"
+
+
+def test_the_change_that_gains_is_told_in_short_and_exported_whole() -> None:
+    result = replace(golden(), best_at_your_batch=None)
+    text = said(result)
+    assert "Changing your code gains 1.32× on top (95%: 1.26 to 1.38; 5,350 samples/s): send" in text
+    assert "loadtune export --format pytorch" in text
+    assert "PILToTensor" not in text
+    whole = export(result, "pytorch")
+    assert "# dataset.transform = transforms.Compose([transforms.PILToTensor()])\n" in whole
+    assert "# for inputs, targets in copied_ahead(loader, device):\n" in whole
+    assert "PILToTensor" not in export(replace(result, remedies=None), "pytorch")
+
+
+def test_a_training_step_of_ones_own_has_a_loader_and_no_other_line() -> None:
+    result = golden()
+    assert result.best is not None
+    text = said(won(result, replace(result.best.config, recipe=Recipe(precision="own"))))
+    assert "loader = DataLoader(" in text
+    assert "step(batch)" not in text
+    assert "autocast" not in text
+
+
+def test_where_not_all_contestants_fit_the_answer_and_the_baseline_stay() -> None:
+    result = golden()
+    more = tuple(replace(result.finalists[0], config=_with_workers(result, number)) for number in range(1, 12))
+    text = said(replace(result, finalists=(*result.finalists, *more), cut_short="interrupted"))
+    assert len(text.splitlines()) <= 22
+    assert "\nbest " in text
+    assert "\nbaseline " in text
+
+
+def test_notes_that_do_not_fit_are_counted() -> None:
+    result = replace(golden(), notes=("One sentence.", "Another one."))
+    assert said(result).endswith("\nReport (with 2 notes): runs/report.html")
+    roomy = replace(result, remedies=None, best=None, best_at_your_batch=None, finalists=())
+    assert said(roomy).endswith("\nOne sentence.\nAnother one.\nReport: runs/report.html")
+
+
+def _with_workers(result: TuningResult, number: int) -> TrialConfig:
+    config = result.finalists[0].config
+    return replace(config, loader=replace(config.loader, num_workers=number))
