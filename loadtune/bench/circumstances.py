@@ -8,7 +8,7 @@ workspace" at one size and "cannot do this at all" at another.
 from dataclasses import dataclass
 
 from loadtune.bench.memory import DeviceMemory
-from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.memory import read_oom_kills
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from loadtune.bench.protocol import (
 from loadtune.bench.scratch import Scratch
 from loadtune.bench.short_ram import loader_of, ram_failure
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
-from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.memory import read_oom_kills
 from loadtune.host.ram_guard import RamGuard, RamShort
 from loadtune.records import (
     BatchTry,

@@ -1,36 +1,22 @@
 """Host memory of this very process: resident now, its high-water mark, freed heap given back, growth limited.
 
-What the machine and its limits leave is `loadtune.host.memory`'s to say. Parsers are apart from reads, so tests feed
-them text.
+What the machine and its limits leave is `loadtune.host.memory`'s to say.
 """
 
 import contextlib
 import ctypes
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadtune.host.cgroup import read_text
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from loadtune.host.processes import field_bytes
 
 _PROC = Path("/proc/self")
 
 
-def status_bytes(status: str, field: str) -> int | None:
-    """A field of ``/proc/self/status``, which counts in kB. None: not there."""
-    for line in status.splitlines():
-        name, _, rest = line.partition(":")
-        if name == field:
-            return int(rest.split()[0]) * 1024
-    return None
-
-
 def rss_bytes() -> int:
     """Resident memory right now; 0 where the platform does not say."""
-    return _status_bytes("VmRSS") or 0
+    return status_bytes("VmRSS") or 0
 
 
 class PeakRss:
@@ -47,14 +33,14 @@ class PeakRss:
         """Start the mark anew (``5`` does that, see proc(5)); sandboxes may refuse, or ignore it."""
         with contextlib.suppress(OSError):
             (_PROC / "clear_refs").write_text("5")
-        mark = _status_bytes("VmHWM") or 0
+        mark = status_bytes("VmHWM") or 0
         # Believed where it came down to what is resident: a stale mark would be some earlier, larger batch's.
         # 5%: the two numbers are read one after the other.
         self._stale = 0 if mark <= rss_bytes() * 1.05 else mark
 
     def read_bytes(self) -> int:
         """The highest since `reset`."""
-        return peak_since(self._stale, _status_bytes("VmHWM") or 0, rss_bytes())
+        return peak_since(self._stale, status_bytes("VmHWM") or 0, rss_bytes())
 
 
 def peak_since(stale: int, mark: int, resident: int) -> int:
@@ -68,10 +54,10 @@ def growth_limited(num_bytes: int) -> Iterator[None]:
 
     The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched, so what was mapped earlier and
     never touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
-    the platform has no such limit, and nothing is loosened that somebody else has set.
+    the kernel does not count it, and nothing is loosened that somebody else has set.
     """
-    mapped = _status_bytes("VmData")
-    if resource is None or mapped is None or not hasattr(resource, "RLIMIT_DATA"):
+    mapped = status_bytes("VmData")
+    if mapped is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -94,5 +80,6 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _status_bytes(field: str) -> int | None:
-    return status_bytes(read_text(_PROC / "status") or "", field)
+def status_bytes(field: str) -> int | None:
+    """A field of ``/proc/self/status``. None: not there."""
+    return field_bytes(_PROC / "status", field)

@@ -3,9 +3,7 @@
 Importing it costs nothing: psutil, pynvml and the readers of the machine are loaded by the first question.
 """
 
-from loadtune.host.alloc_conf import read_alloc_conf
-from loadtune.host.clock import MonotonicClock
 from loadtune.host.devices import choose_device, freest_gpu
-from loadtune.host.facts import read_host
+from loadtune.host.facts import read_alloc_conf, read_host
 from loadtune.host.gpu import read_gpus
-from loadtune.host.telemetry import Sampler, read_telemetry
+from loadtune.host.telemetry import MonotonicClock, Sampler, read_telemetry

@@ -7,12 +7,8 @@ and in a container those show the host. Every read takes the root of the file sy
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
-
-Parsed = TypeVar("Parsed")
 
 UNIFIED = ""
 """Stands for cgroup v2's single hierarchy where v1 has a controller's name, as in ``0::/path``."""
@@ -136,26 +132,25 @@ def parse_memory_limit(text: str) -> int | None:
 
 def parse_inactive_file(text: str) -> int:
     """``memory.stat`` → droppable page cache. v1's ``total_`` line counts the groups below too, as its usage does."""
-    fields = dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)
-    value = fields.get("total_inactive_file", fields.get("inactive_file", "0"))
-    return int(value) if value.isdigit() else 0
+    counts = parse_counters(text)
+    return counts.get("total_inactive_file", counts.get("inactive_file", 0))
+
+
+def parse_counters(text: str) -> dict[str, int]:
+    """Lines such as ``nr_throttled 17``. What is none is left out."""
+    fields = (line.split() for line in text.splitlines())
+    return {field[0]: int(field[1]) for field in fields if len(field) == 2 and field[1].isdigit()}
 
 
 def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:
     """The tightest quota from this process's groups up. None: none is set."""
-    found = [(_cpu_max(folder), folder) for folder in read_group_folders(UNIFIED, system)]
-    found += [(_cfs_quota(folder), folder) for folder in read_group_folders("cpu", system)]
+    found = [(parse_cpu_max(_text(folder / "cpu.max")), folder) for folder in read_group_folders(UNIFIED, system)]
+    found += [
+        (cores_of(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")), folder)
+        for folder in read_group_folders("cpu", system)
+    ]
     quotas = [CpuQuota(cores=cores, folder=folder) for cores, folder in found if cores is not None]
     return min(quotas, key=lambda quota: quota.cores, default=None)
-
-
-def _cpu_max(folder: Path) -> float | None:
-    return _parsed(parse_cpu_max, folder / "cpu.max")
-
-
-def _cfs_quota(folder: Path) -> float | None:
-    quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
-    return None if quota is None or period is None else cores_of(quota, period)
 
 
 def read_memory_limits(system: Path = Path("/")) -> tuple[MemoryLimit, ...]:
@@ -172,17 +167,17 @@ def read_memory_limits(system: Path = Path("/")) -> tuple[MemoryLimit, ...]:
 
 
 def _memory_limit(folder: Path, limit_file: str, usage_file: str) -> MemoryLimit | None:
-    limit = _parsed(parse_memory_limit, folder / limit_file)
+    limit = parse_memory_limit(_text(folder / limit_file))
     if limit is None:
         return None
-    usage = _parsed(parse_memory_limit, folder / usage_file) or 0
-    droppable = _parsed(parse_inactive_file, folder / "memory.stat") or 0
+    usage = parse_memory_limit(_text(folder / usage_file)) or 0
+    droppable = parse_inactive_file(_text(folder / "memory.stat"))
     return MemoryLimit(limit_bytes=limit, used_bytes=max(0, usage - droppable))
 
 
-def _parsed(parse: Callable[[str], Parsed | None], file: Path) -> Parsed | None:
-    text = read_text(file)
-    return None if text is None else parse(text)
+def _text(file: Path) -> str:
+    """Empty where there is none, which no parser understands."""
+    return read_text(file) or ""
 
 
 def read_text(file: Path) -> str | None:

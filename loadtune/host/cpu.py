@@ -29,21 +29,6 @@ def read_affinity() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def read_num_listed_cores(system: Path = Path("/")) -> int:
-    """Logical cores as lscpu's ``CPU(s)`` counts them: those present, also if some are offline or not ours."""
-    present = read_text(system / "sys/devices/system/cpu/present")
-    return (present and count_cpu_list(present)) or os.cpu_count() or 1
-
-
-def count_cpu_list(text: str) -> int | None:
-    """The kernel's list format, ``0-3,8,10-11`` → 7. None: not understood, or empty."""
-    try:
-        ranges = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
-    except ValueError:
-        return None
-    return sum(ends[-1] - ends[0] + 1 for ends in ranges)
-
-
 def read_cpu_name(system: Path = Path("/")) -> str | None:
     """The model, for people. None: the platform does not say."""
     cpuinfo = read_text(system / "proc/cpuinfo")

@@ -1,7 +1,7 @@
 """Which device the training runs on: what was asked for, or the best of what is there. Pure, over `HostFacts`."""
 
 from loadtune.errors import DeviceError
-from loadtune.host.visible import matching
+from loadtune.host.gpu import matching
 from loadtune.records import Device, GpuFacts, HostFacts
 from loadtune.units import bytes_text, percent_text
 

@@ -6,6 +6,7 @@ for in the text of its ``version.py``. Importing it would cost the controller se
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import socket
@@ -14,10 +15,18 @@ from pathlib import Path
 from loadtune.host import cgroup, cpu, gpu, memory
 from loadtune.records import HostFacts
 
+# PyTorch is renaming the first to the second.
+_ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def read_alloc_conf() -> str | None:
+    """The settings of PyTorch's caching allocator, as the environment gives them. None: it gives none."""
+    return next((os.environ[name] for name in _ALLOC_CONF if os.environ.get(name)), None)
+
 
 def read_host() -> HostFacts:
     """Read afresh on every call: free memory changes, and virtual machines grow."""
-    ram, shm = memory.read_ram(), memory.read_shm()
+    ram, (shm_total, shm_free) = memory.read_ram(), memory.read_shm()
     return HostFacts(
         hostname=socket.gethostname(),
         os=platform.platform(),
@@ -27,12 +36,12 @@ def read_host() -> HostFacts:
         driver=gpu.read_driver(),
         cpu_name=cpu.read_cpu_name(),
         num_usable_cores=cpu.read_num_usable_cores(),
-        num_listed_cores=cpu.read_num_listed_cores(),
+        num_listed_cores=os.sysconf("SC_NPROCESSORS_CONF"),  # also those that are offline, as lscpu lists them
         ram_total_bytes=ram.total_bytes,
         ram_limit_bytes=ram.limit_bytes,
         ram_available_bytes=ram.available_bytes,
-        shm_total_bytes=shm[0] if shm else None,
-        shm_free_bytes=shm[1] if shm else None,
+        shm_total_bytes=shm_total,
+        shm_free_bytes=shm_free,
         gpus=gpu.read_gpus(),
     )
 

@@ -4,16 +4,20 @@ In: NVML's answers. Out: `GpuFacts` and single readings by UUID; what cannot be 
 """
 
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+import re
+from collections.abc import Sequence
+from typing import Any
 
-from loadtune.host.gpu_processes import read_process_memory
 from loadtune.host.memory import read_ram
-from loadtune.host.nvml import NVML, Nvml
-from loadtune.host.visible import visible_uuids
+from loadtune.host.nvml import NOT_SUPPORTED, NVML, Answer, Nvml
 from loadtune.records import GpuFacts, GpuProcess
 
-Figure = TypeVar("Figure", int, float)
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+"""A process may stand in several, with the same figure in each."""
 
 _MEMORY_V2 = 0x02000028
 """NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
@@ -42,20 +46,11 @@ def read_driver(nvml: Nvml = NVML) -> str | None:
     return _text(nvml.ask("nvmlSystemGetDriverVersion"))
 
 
-def read_utilization_fraction(uuid: str, nvml: Nvml = NVML) -> float | None:
-    """Share of the last 1/6 to 1 s in which any kernel ran. None under MIG."""
-    return _figure(nvml, "nvmlDeviceGetUtilizationRates", uuid, lambda rates: float(rates.gpu) / 100)
-
-
 def read_memory_used_bytes(uuid: str, nvml: Nvml = NVML) -> int | None:
     """Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`."""
-    return _figure(nvml, "nvmlDeviceGetMemoryInfo", uuid, lambda memory: int(memory.total - memory.free))
-
-
-def _figure(nvml: Nvml, function: str, uuid: str, taken: Callable[[Any], Figure]) -> Figure | None:
     handle = nvml.device(uuid)
-    answer = None if handle is None else nvml.ask(function, handle)
-    return None if answer is None else taken(answer)
+    memory = None if handle is None else nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    return None if memory is None else int(memory.total - memory.free)
 
 
 def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
@@ -67,23 +62,20 @@ def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
     index = None if parent is None else nvml.ask("nvmlDeviceGetIndex", parent)
     if memory is None or index is None:
         return None
+    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)  # of the last 1/6 to 1 s; under MIG there is none
+    capability = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
     return GpuFacts(
         uuid=uuid,
         index=index,
         name=_text(nvml.ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
-        total_bytes=memory.total_bytes,
-        free_bytes=memory.free_bytes,
-        utilization_fraction=read_utilization_fraction(uuid, nvml),
+        total_bytes=memory[0],
+        free_bytes=memory[1],
+        utilization_fraction=None if rates is None else float(rates.gpu) / 100,
         processes=_read_processes(handle, nvml),
-        driver_bytes=memory.driver_bytes,
+        driver_bytes=memory[2],
         num_multiprocessors=_read_multiprocessors(handle, nvml),
-        compute_capability=_read_compute_capability(handle, nvml),
+        compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
     )
-
-
-def _read_compute_capability(handle: Any, nvml: Nvml) -> str | None:
-    found = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
-    return None if found is None else f"{found[0]}.{found[1]}"
 
 
 def _read_multiprocessors(handle: Any, nvml: Nvml) -> int | None:
@@ -95,23 +87,18 @@ def _read_multiprocessors(handle: Any, nvml: Nvml) -> int | None:
     return None if not cores or per_sm is None else int(cores) // per_sm
 
 
-class _Memory(NamedTuple):
-    total_bytes: int
-    free_bytes: int
-    driver_bytes: int | None
-
-
-def _read_memory(handle: Any, nvml: Nvml) -> _Memory | None:
-    """A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML refuses to say."""
+def _read_memory(handle: Any, nvml: Nvml) -> tuple[int, int, int | None] | None:
+    """Total, free, and the driver's own. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML
+    refuses to say."""
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
     if memory is not None:
-        return _Memory(int(memory.total), int(memory.free), int(memory.reserved))
-    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
-    if memory is not None:
-        return _Memory(int(memory.total), int(memory.free), None)
-    if nvml.refuses("nvmlDeviceGetMemoryInfo", handle):
+        return int(memory.total), int(memory.free), int(memory.reserved)
+    answer = nvml.attempt("nvmlDeviceGetMemoryInfo", handle)
+    if answer.value is not None:
+        return int(answer.value.total), int(answer.value.free), None
+    if answer.code == NOT_SUPPORTED:
         ram = read_ram()
-        return _Memory(ram.limit_bytes, ram.available_bytes, None)
+        return ram.limit_bytes, ram.available_bytes, None
     return None
 
 
@@ -120,6 +107,18 @@ def _read_processes(handle: Any, nvml: Nvml) -> tuple[GpuProcess, ...]:
     used = read_process_memory(handle, nvml).value or {}
     found = [GpuProcess(pid=pid, name=_program(pid, nvml), used_bytes=held) for pid, held in used.items()]
     return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
+
+
+def read_process_memory(handle: Any, nvml: Nvml) -> Answer:
+    """Process id → bytes it holds, None where the driver does not say; a reason where no list can be had."""
+    answers = [nvml.attempt(function, handle) for function in _PROCESS_LISTS]
+    if all(answer.reason is not None for answer in answers):
+        return answers[0]
+    used: dict[int, int | None] = {}
+    for process in (process for answer in answers for process in answer.value or ()):
+        known = (held for held in (used.get(process.pid), process.usedGpuMemory) if held is not None)
+        used[int(process.pid)] = max(map(int, known), default=None)
+    return Answer(value=used)
 
 
 def _program(pid: int, nvml: Nvml) -> str | None:
@@ -133,3 +132,40 @@ def _text(answer: Any) -> str | None:
     if answer is None:
         return None
     return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+
+
+def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, ...]:
+    """UUIDs in the order CUDA numbers them; ``variable`` None is "not set": all of them.
+
+    As CUDA reads it: an empty text hides all; an entry it cannot resolve (-1 among them) ends the list; a GPU named
+    twice empties it. Entries are indices, UUIDs or prefixes of one. ``MIG-…`` entries are handed on as they are.
+    Indices are NVML's, in PCI order: CUDA's too with CUDA_DEVICE_ORDER=PCI_BUS_ID, or where all GPUs are of one model.
+    """
+    if variable is None:
+        return tuple(installed)
+    visible: list[str] = []
+    for entry in variable.split(","):
+        uuid = _resolve(entry.strip(), installed)
+        if uuid is None:
+            break
+        if uuid in visible:
+            return ()
+        visible.append(uuid)
+    return tuple(visible)
+
+
+def _resolve(entry: str, installed: Sequence[str]) -> str | None:
+    if entry.startswith("MIG-"):
+        return entry
+    if re.fullmatch(r"\+?\d+", entry):
+        index = int(entry)
+        return installed[index] if index < len(installed) else None
+    named = matching(entry, installed) if entry.startswith("GPU-") else []
+    return named[0] if len(named) == 1 else None
+
+
+def matching(prefix: str, uuids: Sequence[str]) -> list[str]:
+    """The UUIDs that begin with ``prefix``, whatever its case; one that equals it stands alone."""
+    wanted = prefix.lower()
+    exact = [uuid for uuid in uuids if uuid.lower() == wanted]
+    return exact or [uuid for uuid in uuids if uuid.lower().startswith(wanted)]

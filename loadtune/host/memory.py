@@ -1,20 +1,20 @@
-"""RAM and /dev/shm: what is there, what a limit leaves of it, what is free now.
+"""RAM and /dev/shm: what is there, what a limit leaves of it, what is free now, how often the kernel killed for it.
 
-In: psutil's view of the machine and the cgroup limits. Out: plain numbers for `HostFacts`. Nothing is kept between two
-reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
+In: psutil's view of the machine, the cgroup limits and counters. Out: plain numbers for `HostFacts`, and a probe.
+Nothing is kept between two reads: virtual machines have been seen to show 31 GiB at first and grow to 256.
 """
 
 import os
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtune.host.cgroup import MemoryLimit, read_memory_limits
+from loadtune.host.cgroup import UNIFIED, MemoryLimit, parse_counters, read_group_folders, read_memory_limits, read_text
+from loadtune.host.sensing import Look, Probe
 
 SHM = Path("/dev/shm")
-"""Where torch's shared-memory tensors and Python's semaphores live on Linux; no other platform has it."""
+"""Where torch's shared-memory tensors and Python's semaphores live."""
 
 SHM_ADVICE = (
     "/dev/shm is full, read-only or missing: start the container with a larger --shm-size, or use fewer workers or "
@@ -49,11 +49,38 @@ def bounded_ram(total_bytes: int, available_bytes: int, limits: Iterable[MemoryL
     )
 
 
-def read_shm(folder: Path = SHM) -> tuple[int, int] | None:
-    """Total and free bytes of /dev/shm; 0 of both where it is missing or read-only. None: the platform has none."""
-    if sys.platform != "linux":
-        return None
+def read_shm(folder: Path = SHM) -> tuple[int, int]:
+    """Total and free bytes of /dev/shm; 0 of both where it is missing or read-only."""
     if not os.access(folder, os.W_OK):
         return 0, 0
     usage = shutil.disk_usage(folder)
     return usage.total, usage.free
+
+
+class RamUse(Probe):
+    """Used and left, under every limit in force."""
+
+    figures = ("ram_available_bytes", "ram_used_bytes", "shm_used_bytes")
+
+    def look(self, now_s: float) -> Look:
+        ram, (total, free) = read_ram(), read_shm()
+        return dict(
+            zip(self.figures, (ram.available_bytes, ram.limit_bytes - ram.available_bytes, total - free), strict=True)
+        )
+
+
+def read_oom_kills(system: Path = Path("/")) -> int | None:
+    """Processes that the kernel killed so far for lack of memory: what tells its SIGKILL from anybody else's.
+
+    Of this process's own group where that is counted, else of the machine. None: nothing counts them. The kernel raises
+    the count before it sends the signal. The group's own comes first because the machine's also moves when some other
+    container runs out of memory; its parent's does not come, because in v1 that does not count what its children lost.
+    """
+    own = [
+        folder / file
+        for controller, file in ((UNIFIED, "memory.events"), ("memory", "memory.oom_control"))
+        for folder in read_group_folders(controller, system)[:1]
+    ]
+    files = (*own, system / "proc/vmstat")
+    counts = (parse_counters(read_text(file) or "").get("oom_kill") for file in files)
+    return next((count for count in counts if count is not None), None)

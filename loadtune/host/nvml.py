@@ -59,11 +59,12 @@ class Nvml:
             self._lock.release()
 
     def _answer(self, function: str, *args: Any) -> Answer:
-        library = self._opened()
-        if library is None:
+        if self._library is None:
+            self._library = _open_library()
+        if self._library is None:
             return Answer(reason="no NVIDIA driver answers")
         try:
-            return Answer(value=getattr(library, function)(*args))
+            return Answer(value=getattr(self._library, function)(*args))
         except AttributeError:
             return Answer(reason="the installed nvidia-ml-py is too old to ask")
         except Exception as error:  # NVMLError for most; ctypes and decoding errors from a library of another driver
@@ -80,16 +81,6 @@ class Nvml:
         if handle is not None:
             self._handles[uuid] = handle
         return handle
-
-    def refuses(self, function: str, *args: Any) -> bool:
-        """Whether the answer is "this device has no such thing", and not a passing failure."""
-        return self.attempt(function, *args).code == NOT_SUPPORTED
-
-    def _opened(self) -> Any:
-        """Asked with the lock held."""
-        if self._library is None:
-            self._library = _open_library()
-        return self._library
 
 
 def _open_library() -> Any:

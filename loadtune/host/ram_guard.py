@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from loadtune.host.anonymous import anonymous_bytes, proportional_bytes
 from loadtune.host.memory import Ram, read_ram
+from loadtune.host.processes import anonymous_bytes, proportional_bytes
 
 RESERVE = 0.05
 """Share of the RAM below which is too little: half of what the memory probe leaves alone on a CPU. At most half of what

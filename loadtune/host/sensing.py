@@ -5,9 +5,11 @@ in, or as what that is made of. Most speak for the time since the last look; som
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Stretch(NamedTuple):
@@ -32,7 +34,7 @@ Look = Mapping[str, Any]
 class Probe(ABC):
     """Looks at one part of the machine. May raise: then its figures are missing, with the error as the reason."""
 
-    figures: ClassVar[Sequence[str]]
+    figures: Sequence[str]
 
     @abstractmethod
     def look(self, now_s: float) -> Look:
@@ -43,3 +45,17 @@ class Probe(ABC):
 
     def all_missing(self, reason: str) -> Look:
         return dict.fromkeys(self.figures, Missing(reason))
+
+
+class Growth(Generic[Key]):
+    """How much counters grew since the last look. Both looks have to see a counter."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, Mapping[Key, float]] | None = None
+
+    def since(self, now_s: float, counts: Mapping[Key, float]) -> tuple[float, dict[Key, float]] | None:
+        """Seconds since the last look, and each counter's growth. None: the first look."""
+        last, self._last = self._last, (now_s, counts)
+        if last is None or now_s <= last[0]:
+            return None
+        return now_s - last[0], {key: count - last[1][key] for key, count in counts.items() if key in last[1]}

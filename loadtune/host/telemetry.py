@@ -13,11 +13,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from loadtune.host.pace import Pace, Turn
 from loadtune.host.probes import Scheduled, machine_probes
-from loadtune.host.sensing import Look, Missing, Probe, Stretch
-from loadtune.host.timeline import telemetry
-from loadtune.host.tracks import KEPT_S, Tracks
+from loadtune.host.sensing import Missing, Stretch
+from loadtune.host.timeline import KEPT_S, Tracks, telemetry
 from loadtune.records import Device, Reading, Telemetry
 
 STOP_TIMEOUT_S = 5.0
@@ -28,6 +26,13 @@ INTERVAL_S = 0.08
 
 _TRIED_S = 0.25
 """Between the two looks that tell what can be had: performance counters want 0.1 s between them."""
+
+
+class MonotonicClock:
+    """The real clock behind `seams.Clock`: seconds that never go back and count alike in every process."""
+
+    def now(self) -> float:
+        return time.monotonic()
 
 
 class Sampler:
@@ -51,8 +56,6 @@ class Sampler:
         self._newest: dict[str, Any] = {}
         self._missing: dict[str, str] = {}
         self._read_s: deque[float] = deque()
-        self._looked_s: dict[Probe, float] = {}
-        self._turns = {each.probe: Turn(each.every, interval_s) for each in self._probes}
         self._lock = threading.Lock()
         """Of what was seen."""
         self._looking = threading.Lock()
@@ -99,40 +102,30 @@ class Sampler:
             num_readings = bisect_right(self._read_s, end_s) - bisect_left(self._read_s, start_s)
             return telemetry(self._tracks, self._missing, num_readings, start_s, end_s)
 
-    @property
-    def read_s(self) -> tuple[float, ...]:
-        """When the readings were taken that are still known."""
-        with self._lock:
-            return tuple(self._read_s)
-
-    def sample(self, *, everything: bool = False) -> float:
-        """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due.
-
-        Returns what it cost others, in seconds: its CPU time, and how long it held a lock.
-        """
+    def sample(self, *, everything: bool = False) -> None:
+        """Take one reading now and keep it; the thread does nothing else. With ``everything``, also what is not due."""
         with self._looking:
-            due = [each for each in self._probes if self._turns[each.probe].comes() or everything]
-            cost_s = sum(self._look_timed(scheduled) for scheduled in due)
+            for scheduled in self._probes:
+                if scheduled.comes() or everything:
+                    self._look(scheduled)
             with self._lock:
                 self._read_s.append(self._now())
                 while self._read_s[0] < self._read_s[-1] - KEPT_S:
                     self._read_s.popleft()
-        return cost_s
 
-    def _look_timed(self, scheduled: Scheduled) -> float:
-        began_s, began_cpu_s = time.monotonic(), time.thread_time()
-        self._look(scheduled.probe)
-        cpu_s = time.thread_time() - began_cpu_s
-        self._turns[scheduled.probe].looked(cpu_s)
-        return time.monotonic() - began_s if scheduled.holds_a_lock else cpu_s
-
-    def _look(self, probe: Probe) -> None:
-        now_s = self._now()
-        since_s, self._looked_s[probe] = self._looked_s.get(probe, now_s), now_s
-        seen = _look(probe, now_s)
+    def _look(self, scheduled: Scheduled) -> None:
+        """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
+        now_s, began_s, began_cpu_s = self._now(), time.monotonic(), time.thread_time()
+        since_s = now_s if scheduled.looked_s is None else scheduled.looked_s
+        scheduled.looked_s = now_s
+        try:
+            seen = scheduled.probe.look(now_s)
+        except Exception as error:
+            seen = scheduled.probe.all_missing(str(error) or type(error).__name__)
         with self._lock:
             for figure, value in seen.items():
                 self._keep(figure, value, since_s, now_s)
+        scheduled.cost(time.thread_time() - began_cpu_s, time.monotonic() - began_s, self._interval_s)
 
     def _keep(self, figure: str, value: Any, since_s: float, now_s: float) -> None:
         """A figure that cannot be read any more is not what it was last."""
@@ -146,12 +139,11 @@ class Sampler:
                 self._tracks.add(figure, stretch)
 
     def _run(self, stop: threading.Event) -> None:
-        pace = Pace(self._interval_s)
-        while True:
+        pause_s = 0.0
+        while not stop.wait(pause_s):
             began_s = time.monotonic()
-            cost_s = self.sample()
-            if stop.wait(pace.pause_s(time.monotonic() - began_s, cost_s)):
-                return
+            self.sample()
+            pause_s = max(0.0, self._interval_s - (time.monotonic() - began_s))
 
 
 def read_telemetry(device: Device, num_usable_cores: int) -> Telemetry:
@@ -166,11 +158,3 @@ def read_telemetry(device: Device, num_usable_cores: int) -> Telemetry:
     seen = sampler.between(start_s, time.monotonic())
     assert seen is not None
     return seen
-
-
-def _look(probe: Probe, now_s: float) -> Look:
-    """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
-    try:
-        return probe.look(now_s)
-    except Exception as error:
-        return probe.all_missing(str(error) or type(error).__name__)

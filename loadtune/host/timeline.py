@@ -1,61 +1,81 @@
-"""Tracks → what happened in a span, as the record that is kept. Pure.
+"""What was seen of the machine → what happened in a span, as the record that is kept. Pure.
 
-Which figure is a mean, a peak or a total is said here and nowhere else. A figure's name is its field's in `Telemetry`,
-but for those that a field is made of.
+In: each figure's stretches, in order of time. Out: `Telemetry`. Which figure is a mean, a peak or a total is said here
+and nowhere else. A value weighs as much as the time it stands for, so a sampler that was late bends nothing. A figure's
+name is its field's in `Telemetry`, but for those that a field is made of.
 """
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, zip_longest
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from loadtune.host import integrals
-from loadtune.host.anonymous import FIGURE as ANONYMOUS
-from loadtune.host.tracks import Tracks, shares
+from loadtune.host.sensing import Stretch
 from loadtune.records import MemoryReading, Telemetry, Timeline, WorkerUse
+
+KEPT_S = 600.0
+"""Longer than any span that is asked for, which is one trial. About 25 MB, the driver's own samples included."""
 
 MAX_SLICES = 240
 """Points of a timeline: three for each column of a terminal, and under 30 kB a measurement in an indented file."""
+
+WELL_COVERED = 0.5
+"""Of a span: less is too little to speak for the rest. A driver that tells its energy every half second covers 1.5
+to 2 s of a trial of 2.4 s."""
 
 EACH_WORKERS_CORES, EACH_WORKERS_RSS = "each_workers_cpu_cores", "each_workers_rss_bytes"
 
 BUSY_CORES, OWN_CORES = "busy_cpu_cores", "own_cpu_cores"
 """Cores that are busy with whatever it is, and with this process, which watches."""
 
+ANONYMOUS = "anonymous_bytes"
+"""(training process, all workers, number of workers), as `MemoryReading` has them."""
+
 _DUTY = "gpu_utilization_fraction"
-
-_MEANS = (
-    _DUTY,
-    "gpu_power_w",
-    "gpu_sm_activity_fraction",
-    "gpu_sm_occupancy_fraction",
-    "gpu_tensor_activity_fraction",
-    "gpu_dram_bandwidth_fraction",
-    "gpu_pcie_read_bytes_per_s",
-    "gpu_pcie_write_bytes_per_s",
-    "gpu_sm_clock_hz",
-    "gpu_memory_clock_hz",
-    "gpu_others_sm_fraction",
-    "cpu_utilization_fraction",
-    "cgroup_cpu_cores",
-    "bench_cpu_cores",
-    "main_cpu_cores",
-    "workers_cpu_cores",
-    "other_cpu_cores",
-    "disk_read_bytes_per_s",
-)
-_PEAKS = (
-    "gpu_memory_used_bytes",
-    "gpu_others_memory_bytes",
-    "bench_rss_bytes",
-    "main_rss_bytes",
-    "other_rss_bytes",
-    "ram_used_bytes",
-    "shm_used_bytes",
-)
-
-_SERIES = ("gpu_utilization_fraction", "cpu_utilization_fraction")
+_SERIES = (_DUTY, "cpu_utilization_fraction")
 _DIGITS = 4
 """Of a timeline's value: no sensor knows more, and the stored result is a third as long."""
+
+
+class Share(NamedTuple):
+    """A stretch's part in a span."""
+
+    value: Any
+    seconds: float
+    """Of the span; 0 for a value that speaks for a moment only."""
+    whole_s: float
+    """Length of the stretch."""
+    was_read_within: bool
+    """The stretch ended in the span: a value that is of that moment alone is of the span."""
+
+
+class Tracks:
+    """All figures' stretches, a track for each figure: they are read at different paces. Old ones make room."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[str, deque[Stretch]] = {}
+
+    def add(self, figure: str, stretch: Stretch) -> None:
+        track = self._tracks.setdefault(figure, deque())
+        track.append(stretch)
+        while track[0].end_s < stretch.end_s - KEPT_S:
+            track.popleft()
+
+    def stretches(self, figure: str, start_s: float, end_s: float) -> list[Stretch]:
+        """Those that have a part in the span, in order of time."""
+        found: list[Stretch] = []
+        for stretch in reversed(self._tracks.get(figure, ())):
+            if stretch.end_s < start_s:
+                break
+            if stretch.start_s <= end_s:
+                found.append(stretch)
+        return found[::-1]
+
+    def within(self, figure: str, start_s: float, end_s: float) -> list[Share]:
+        """Their parts in the span."""
+        return _shares(self.stretches(figure, start_s, end_s), start_s, end_s)
 
 
 def telemetry(
@@ -67,43 +87,30 @@ def telemetry(
     """
     if num_readings == 0:
         return None
-    seconds = end_s - start_s
-    found = _figures(tracks, start_s, end_s)
-    unknown = {figure: why for figure, why in missing.items() if figure in _FIELDS and found.get(figure) is None}
+    found = {figure: how(tracks.within(figure, start_s, end_s)) for figure, how in _FIGURES.items()}
+    duty = tracks.within(_DUTY, start_s, end_s)
+    for figure in _TOTALS:
+        found[figure] = _total(tracks.within(figure, start_s, end_s), end_s - start_s)
+    busy, own = (_mean(tracks.within(figure, start_s, end_s)) for figure in (BUSY_CORES, OWN_CORES))
+    throttles, cores = found["num_cpu_throttles"], found["core_utilization_fractions"]
+    found |= {
+        "num_cpu_throttles": None if throttles is None else round(throttles),
+        "core_utilization_fractions": cores or None,
+        "gpu_utilization_p5_fraction": _percentile(duty, 0.05),
+        "gpu_utilization_p95_fraction": _percentile(duty, 0.95),
+        "gpu_idle_fraction": _mean([share._replace(value=float(share.value == 0)) for share in duty]),
+        "others_cpu_cores": _others(busy, found["bench_cpu_cores"], own),
+    }
+    fields = Telemetry.__dataclass_fields__
     return Telemetry(
-        seconds=seconds,
+        seconds=end_s - start_s,
         num_readings=num_readings,
         workers=_workers(tracks, start_s, end_s),
         memory=_memory(tracks, start_s, end_s),
         timeline=_timeline(tracks, num_readings, start_s, end_s),
-        missing=unknown,
+        missing={figure: why for figure, why in missing.items() if figure in fields and found.get(figure) is None},
         **found,
     )
-
-
-_FIELDS = frozenset(Telemetry.__dataclass_fields__)
-
-
-def _figures(tracks: Tracks, start_s: float, end_s: float) -> dict[str, Any]:
-    def of(figure: str, integral: Callable[..., Any], *args: float) -> Any:
-        return integral(tracks.within(figure, start_s, end_s), *args)
-
-    throttles = of("num_cpu_throttles", integrals.total, end_s - start_s)
-    return {
-        **{figure: of(figure, integrals.mean) for figure in _MEANS},
-        **{figure: of(figure, integrals.peak) for figure in _PEAKS},
-        "ram_available_bytes": of("ram_available_bytes", integrals.least),
-        "gpu_energy_j": of("gpu_energy_j", integrals.total, end_s - start_s),
-        "cpu_throttled_s": of("cpu_throttled_s", integrals.total, end_s - start_s),
-        "num_cpu_throttles": None if throttles is None else round(throttles),
-        "gpu_utilization_p5_fraction": of(_DUTY, integrals.percentile, 0.05),
-        "gpu_utilization_p95_fraction": of(_DUTY, integrals.percentile, 0.95),
-        "gpu_idle_fraction": of(_DUTY, integrals.zero_fraction),
-        "core_utilization_fractions": of("core_utilization_fractions", integrals.means) or None,
-        "others_cpu_cores": _others(
-            *(of(figure, integrals.mean) for figure in (BUSY_CORES, "bench_cpu_cores", OWN_CORES))
-        ),
-    }
 
 
 def _others(busy: float | None, bench: float | None, own: float | None) -> float | None:
@@ -112,9 +119,10 @@ def _others(busy: float | None, bench: float | None, own: float | None) -> float
 
 
 def _workers(tracks: Tracks, start_s: float, end_s: float) -> tuple[WorkerUse, ...]:
-    cores = integrals.means(tracks.within(EACH_WORKERS_CORES, start_s, end_s))
-    rss = integrals.peaks(tracks.within(EACH_WORKERS_RSS, start_s, end_s))
-    return tuple(WorkerUse(cpu_cores=used, rss_bytes=held) for used, held in zip_longest(cores, rss))
+    cores = _means(tracks.within(EACH_WORKERS_CORES, start_s, end_s))
+    held = zip_longest(*_moments(tracks.within(EACH_WORKERS_RSS, start_s, end_s)))
+    rss = (max((value for value in column if value is not None), default=None) for column in held)
+    return tuple(WorkerUse(cpu_cores=used, rss_bytes=peak) for used, peak in zip_longest(cores, rss))
 
 
 def _memory(tracks: Tracks, start_s: float, end_s: float) -> tuple[MemoryReading, ...]:
@@ -137,11 +145,111 @@ def _timeline(tracks: Tracks, num_readings: int, start_s: float, end_s: float) -
 
     def series(figure: str) -> tuple[float | None, ...]:
         stretches = tracks.stretches(figure, start_s, end_s)
-        values = tuple(integrals.mean(shares(stretches, begin_s, until_s)) for begin_s, until_s in pairwise(edges))
-        return values if any(value is not None for value in values) else ()
+        values = [_mean(_shares(stretches, begin_s, until_s)) for begin_s, until_s in pairwise(edges)]
+        rounded = tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in values)
+        return rounded if any(value is not None for value in values) else ()
 
-    return Timeline(slice_s=slice_s, **{figure: tuple(map(_short, series(figure))) for figure in _SERIES})
+    return Timeline(slice_s=slice_s, **{figure: series(figure) for figure in _SERIES})
 
 
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.{_DIGITS}g}")
+_end_s = attrgetter("end_s")
+
+
+def _shares(stretches: Sequence[Stretch], start_s: float, end_s: float) -> list[Share]:
+    """In order of time, as the stretches are. One that only touches the span has no part in it."""
+    found: list[Share] = []
+    for position in range(bisect_left(stretches, start_s, key=_end_s), len(stretches)):
+        stretch = stretches[position]
+        seconds = min(end_s, stretch.end_s) - max(start_s, stretch.start_s)
+        if seconds < 0:
+            break
+        read_within = stretch.end_s <= end_s
+        if seconds > 0 or read_within:
+            found.append(Share(stretch.value, seconds, stretch.end_s - stretch.start_s, read_within))
+    return found
+
+
+def _mean(shares: Sequence[Share]) -> float | None:
+    """Over the time for which it is known."""
+    known = [share for share in shares if share.value is not None]
+    seconds = sum(share.seconds for share in known)
+    if seconds > 0:
+        return float(sum(share.value * share.seconds for share in known) / seconds)
+    return float(known[0].value) if known else None  # a single reading at the very start: it is all there is
+
+
+def _means(shares: Sequence[Share]) -> tuple[float | None, ...]:
+    """Of values that are tuples, position by position; where they are not of one length, over the time it is there."""
+    columns = zip_longest(*([share._replace(value=value) for value in share.value] for share in shares))
+    return tuple(_mean([share for share in column if share is not None]) for column in columns)
+
+
+def _percentile(shares: Sequence[Share], fraction: float) -> float | None:
+    """The least value at or below which it stood for ``fraction`` of the time."""
+    ranked = sorted((share for share in shares if share.seconds > 0), key=lambda share: float(share.value))
+    wanted_s, passed_s = fraction * sum(share.seconds for share in ranked), 0.0
+    for share in ranked:
+        passed_s += share.seconds
+        if passed_s >= wanted_s:
+            return float(share.value)
+    return float(ranked[-1].value) if ranked else None
+
+
+def _total(shares: Sequence[Share], seconds: float) -> float | None:
+    """Of amounts that piled up over their stretches. What is not known of a span's ends counts like the rest.
+
+    A stretch that begins before the span or ends after it says nothing of how its amount is spread: a GPU that waited
+    for its first batch took less until the span began. It counts only where those within cover less than half.
+    """
+    known = [share for share in shares if share.seconds > 0]
+    within = [share for share in known if share.seconds == share.whole_s]
+    if sum(share.seconds for share in within) >= WELL_COVERED * seconds:
+        known = within
+    covered_s = sum(share.seconds for share in known)
+    piled = sum(share.value * share.seconds / share.whole_s for share in known)
+    return float(piled * seconds / covered_s) if covered_s > 0 else None
+
+
+def _moments(shares: Sequence[Share]) -> list[Any]:
+    """What was read within the span; where it was shorter than a look, what was read just after."""
+    return [share.value for share in shares if share.was_read_within] or [share.value for share in shares]
+
+
+def _peak(shares: Sequence[Share]) -> int | None:
+    return max(_moments(shares), default=None)
+
+
+def _least(shares: Sequence[Share]) -> int | None:
+    return min(_moments(shares), default=None)
+
+
+_FIGURES: dict[str, Callable[[Sequence[Share]], Any]] = {
+    _DUTY: _mean,
+    "gpu_power_w": _mean,
+    "gpu_sm_activity_fraction": _mean,
+    "gpu_sm_occupancy_fraction": _mean,
+    "gpu_tensor_activity_fraction": _mean,
+    "gpu_dram_bandwidth_fraction": _mean,
+    "gpu_pcie_read_bytes_per_s": _mean,
+    "gpu_pcie_write_bytes_per_s": _mean,
+    "gpu_sm_clock_hz": _mean,
+    "gpu_memory_clock_hz": _mean,
+    "gpu_others_sm_fraction": _mean,
+    "gpu_memory_used_bytes": _peak,
+    "gpu_others_memory_bytes": _peak,
+    "cpu_utilization_fraction": _mean,
+    "core_utilization_fractions": _means,
+    "cgroup_cpu_cores": _mean,
+    "bench_cpu_cores": _mean,
+    "main_cpu_cores": _mean,
+    "workers_cpu_cores": _mean,
+    "other_cpu_cores": _mean,
+    "bench_rss_bytes": _peak,
+    "main_rss_bytes": _peak,
+    "other_rss_bytes": _peak,
+    "ram_available_bytes": _least,
+    "ram_used_bytes": _peak,
+    "shm_used_bytes": _peak,
+    "disk_read_bytes_per_s": _mean,
+}
+_TOTALS = ("gpu_energy_j", "cpu_throttled_s", "num_cpu_throttles")

@@ -189,12 +189,6 @@ class Measurement:
         return self._at_work(_share([w.compute_s for w in self.windows], self.windows))
 
     @property
-    def idle_fraction(self) -> float | None:
-        """Share of wall time in which the device has nothing to do."""
-        seen = _share([w.idle_s for w in self.windows], self.windows)
-        return None if seen is None else self._standing_still(seen)
-
-    @property
     def _lasting(self) -> float:
         """Of the samples that were trained on, those that would have been in the long run."""
         consumed = sum(w.num_samples for w in self.windows)

@@ -14,7 +14,7 @@ import pytest
 from bench_rig import TESTS, Windows, bench_on, trial
 
 from loadtune.errors import BenchError
-from loadtune.host.oom_kills import read_oom_kills
+from loadtune.host.memory import read_oom_kills
 from loadtune.records import BatchTry, Recipe, TrainingRun, TrialFailure
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.

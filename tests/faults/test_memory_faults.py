@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from bench_rig import TESTS, bench_on
@@ -12,9 +11,7 @@ from bench_rig import TESTS, bench_on
 from loadtune.bench import own_memory
 from loadtune.records import BatchTry, Recipe
 
-needs_limit = pytest.mark.skipif(
-    own_memory.status_bytes(Path("/proc/self/status").read_text(), "VmData") is None, reason="no VmData to limit"
-)
+needs_limit = pytest.mark.skipif(own_memory.status_bytes("VmData") is None, reason="no VmData to limit")
 
 
 IN_A_NAMESPACE = """

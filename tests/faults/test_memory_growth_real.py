@@ -10,8 +10,8 @@ from bench_rig import Windows, bench_on, trial
 
 from loadtune import TuneConfig, tune
 from loadtune.bench import client
-from loadtune.host.anonymous import anonymous_bytes
 from loadtune.host.memory import Ram
+from loadtune.host.processes import anonymous_bytes
 from loadtune.host.ram_guard import RamGuard, tree_bytes
 from loadtune.records import Fixed, TrainingRun, TrialFailure
 

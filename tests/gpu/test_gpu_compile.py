@@ -10,7 +10,7 @@ import pytest
 
 from loadtune.bench import BenchClient
 from loadtune.host import choose_device, read_host
-from loadtune.host.process_roles import roles
+from loadtune.host.processes import roles
 from loadtune.records import (
     BatchTry,
     ComputePoint,

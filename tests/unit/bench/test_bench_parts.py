@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from multiprocessing import Pipe
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
 from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_value
 from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
-from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram
 from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure, Window
 
@@ -90,7 +88,7 @@ def test_memory_taken_since_the_reset_shows_in_the_peak():
     assert int(done.stdout) >= 32 << 20
 
 
-LIMITED = own_memory.status_bytes(read_text(Path("/proc/self/status")) or "", "VmData") is not None
+LIMITED = own_memory.status_bytes("VmData") is not None
 
 
 @pytest.mark.skipif(not LIMITED, reason="no VmData to limit")

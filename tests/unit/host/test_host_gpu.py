@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 
 from loadtune.host import gpu
+from loadtune.host.gpu import visible_uuids
 from loadtune.host.nvml import Nvml
-from loadtune.host.visible import visible_uuids
 from loadtune.records import GpuProcess
 
 NVML_MEMORY_V2 = 0x02000028
@@ -78,7 +78,6 @@ def test_a_mig_name_of_no_instance_is_left_out(opened, monkeypatch):
 def test_readings_by_uuid(opened):
     nvml = opened(FakeNvml())
     assert gpu.read_driver(nvml) == "580.95"
-    assert gpu.read_utilization_fraction(UUIDS[1], nvml) == 0.25
     assert gpu.read_memory_used_bytes(UUIDS[1], nvml) == 300  # what the driver holds is not free either
 
 
@@ -87,15 +86,13 @@ def test_a_missing_or_broken_driver_answers_none(opened, library):
     nvml = opened(library)  # None in sys.modules makes the import itself fail
     assert gpu.read_gpus(nvml) == ()
     assert gpu.read_driver(nvml) is None
-    assert gpu.read_utilization_fraction(UUIDS[0], nvml) is None
     assert gpu.read_memory_used_bytes(UUIDS[0], nvml) is None
 
 
 def test_one_missing_figure_costs_only_itself(opened):
     nvml = opened(FakeNvml(refusing=("nvmlDeviceGetUtilizationRates",)))
-    assert gpu.read_utilization_fraction(UUIDS[0], nvml) is None
     assert gpu.read_memory_used_bytes(UUIDS[0], nvml) == 300
-    assert len(gpu.read_gpus(nvml)) == 3
+    assert [found.utilization_fraction for found in gpu.read_gpus(nvml)] == [None] * 3
 
 
 def test_a_gpu_without_memory_of_its_own_has_the_machines(opened):

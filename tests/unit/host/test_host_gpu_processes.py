@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from nvml_fakes import NOT_FOUND, FakeNvml
 
-from loadtune.host.gpu_processes import GpuOthers, sees_the_drivers_ids
+from loadtune.host.gpu_probes import GpuOthers, sees_the_drivers_ids
 
 
 @pytest.fixture

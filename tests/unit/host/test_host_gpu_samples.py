@@ -6,7 +6,7 @@ import pynvml
 import pytest
 from nvml_fakes import NOT_FOUND, FakeNvml, FakeNvmlError
 
-from loadtune.host.gpu_samples import LONGEST_S, GpuUtilization
+from loadtune.host.gpu_probes import LONGEST_S, GpuUtilization
 
 DUTY = "gpu_utilization_fraction"
 US = 1_000_000

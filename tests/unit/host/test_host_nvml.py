@@ -9,9 +9,6 @@ import pytest
 from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 
 from loadtune.host import choose_device, read_host, read_telemetry
-from loadtune.host.gpm import Gpm
-from loadtune.host.gpu_samples import GpuUtilization
-from loadtune.host.gpu_state import GpuClocks, GpuEnergy, GpuMemory, GpuPower
 from loadtune.host.probes import machine_probes
 from loadtune.host.telemetry import Sampler
 from loadtune.records import Device, Telemetry
@@ -83,37 +80,42 @@ def test_a_question_that_hangs_in_the_driver_leaves_the_others_a_reason(gpu):
 def test_a_driver_that_raises_on_every_call_leaves_a_reason_for_each_figure(gpu):
     """The whole sampler over it: nothing raises, everything else is read."""
     device = Device(kind="cuda", uuid=UUIDS[0], name="H200")
-    sampler = Sampler(device, lambda: None, 2, probes=machine_probes(device, lambda: None, 2, gpu(BrokenNvml()).nvml))
+    probes = machine_probes(device, lambda: None, 2, gpu(BrokenNvml()).nvml)
+    sampler = Sampler(device, lambda: None, 2, probes=probes)
     for _ in range(2):
         sampler.sample(everything=True)
     sampler.close()
     seen = sampler.between(0.0, sampler.latest().at_s)
     assert seen.ram_available_bytes > 0
-    probes = (GpuUtilization, GpuMemory, GpuPower, GpuEnergy, GpuClocks, Gpm)
-    of_the_gpu = {figure for probe in probes for figure in probe.figures}
+    of_the_gpu = {figure for each in probes for figure in each.probe.figures if figure.startswith("gpu_")}
     assert of_the_gpu <= set(seen.missing)
     assert all(getattr(seen, figure) is None and seen.missing[figure] for figure in of_the_gpu)
 
 
-def test_memory_in_use_is_all_but_what_is_free_and_power_is_in_watts(gpu):
-    assert GpuMemory(gpu(FakeNvml())).look(0.0) == {"gpu_memory_used_bytes": 300}
-    assert GpuPower(gpu(FakeNvml())).look(0.0) == {"gpu_power_w": 350.0}
+def probe_of(figure, device):
+    """The one that a machine with this GPU gets for it."""
+    scheduled = machine_probes(Device(kind="cuda", uuid=UUIDS[0], name="H200"), lambda: None, 2, device.nvml)
+    return next(each.probe for each in scheduled if figure in each.probe.figures)
+
+
+def test_what_nvml_tells_of_a_moment_is_in_bytes_watts_and_hz(gpu):
+    clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
+    device = gpu(FakeNvml(nvmlDeviceGetClockInfo=lambda handle, kind: clocks[kind]))
+    seen = {
+        "gpu_memory_used_bytes": 300,  # all but what is free
+        "gpu_power_w": 350.0,
+        "gpu_sm_clock_hz": 1.98e9,
+        "gpu_memory_clock_hz": 3.201e9,
+    }
+    for figure, value in seen.items():
+        assert probe_of(figure, device).look(0.0) == {figure: value}
 
 
 def test_energy_is_the_difference_of_the_drivers_counter(gpu):
     counter = iter([5_000, 12_500, 12_500, 100, 350])  # mJ; then the driver was loaded anew
-    probe = GpuEnergy(gpu(FakeNvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter))))
-    assert probe.look(0.0) == {"gpu_energy_j": None}
-    assert [probe.look(t)["gpu_energy_j"] for t in (1.0, 2.0, 3.0, 4.0)] == [7.5, 0.0, None, 0.25]
-
-
-def test_clocks_are_in_hz(gpu):
-    clocks = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}
-    library = FakeNvml(
-        nvmlDeviceGetClockInfo=lambda handle, kind: clocks[kind],
-    )
-    seen = GpuClocks(gpu(library)).look(0.0)
-    assert (seen["gpu_sm_clock_hz"], seen["gpu_memory_clock_hz"]) == (1.98e9, 3.201e9)
+    device = gpu(FakeNvml(nvmlDeviceGetTotalEnergyConsumption=lambda handle: next(counter)))
+    probe = probe_of("gpu_energy_j", device)
+    assert [probe.look(t)["gpu_energy_j"] for t in (0.0, 1.0, 2.0, 3.0, 4.0)] == [None, 7.5, 0.0, None, 0.25]
 
 
 @pytest.mark.gpu

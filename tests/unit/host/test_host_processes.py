@@ -1,16 +1,12 @@
-"""A process tree that comes and goes, who is who in it, what it reads from disk, and the one thread that pins."""
+"""A process tree that comes and goes, who is who in it, and what it reads from disk."""
 
-import os
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from loadtune.host import processes as processes_module
-from loadtune.host.bench_use import BenchUse, DiskReads
-from loadtune.host.proc_stat import ProcStat, parse_proc_stat, read_proc_stat
-from loadtune.host.process_roles import WORKER_NAME
-from loadtune.host.processes import ProcessTree
+from loadtune.host.processes import WORKER_NAME, DiskReads, ProcessTree
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 
@@ -37,8 +33,12 @@ class FakeProcess:
     def create_time(self):
         return self.started_s
 
-    def used(self):
-        return None if self.gone else ProcStat(self.process_name, self.cpu_s, self.rss, self.waited_s)
+    def cpu_times(self):
+        self.alive()
+        return SimpleNamespace(user=self.cpu_s, system=0.0, children_user=self.waited_s, children_system=0.0)
+
+    def memory_info(self):
+        return SimpleNamespace(rss=self.rss)
 
     def io_counters(self):
         self.alive()
@@ -51,12 +51,11 @@ def worker(pid, **more):
 
 @pytest.fixture
 def world(monkeypatch):
-    """A clock and a process table, both in the test's hands; the bench is process 1."""
+    """A process table in the test's hands; the bench is process 1."""
 
-    made = SimpleNamespace(now_s=0.0, pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
+    made = SimpleNamespace(pid=1, table={1: FakeProcess(1), 2: FakeProcess(2)})
     monkeypatch.setattr(processes_module, "_process", made.table.get)
-    made.tree = ProcessTree(lambda: made.pid, now=lambda: made.now_s, use=FakeProcess.used)
-    made.bench = BenchUse(made.tree)
+    made.bench = ProcessTree(lambda: made.pid)
     return made
 
 
@@ -65,7 +64,7 @@ def test_cpu_time_of_bench_and_workers_is_cores(world):
     main.below = [first]
     seen = world.bench.look(0.0)
     assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 200)
-    world.now_s, main.cpu_s, first.cpu_s = 0.1, 0.1, 50.05
+    main.cpu_s, first.cpu_s = 0.1, 50.05
     seen = world.bench.look(0.1)
     assert seen["bench_cpu_cores"] == pytest.approx(1.5)
     assert (seen["main_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((1.0, 0.5))
@@ -91,7 +90,7 @@ def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.table[1].below = [child]
     assert world.bench.look(0.0)[EACH_WORKERS_RSS] is None
-    child.process_name, world.now_s = WORKER_NAME, 0.6
+    child.process_name = WORKER_NAME
     seen = world.bench.look(0.6)
     assert (seen[EACH_WORKERS_RSS], seen[EACH_WORKERS_CORES]) == ((100,), (0.0,))
     assert seen["other_rss_bytes"] is None
@@ -105,8 +104,8 @@ def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
     world.bench.look(0.0)
     used_s = 0.0
     for number, main.waited_s in enumerate(waited_s, 1):
-        world.now_s, main.cpu_s, first.gone = 0.1 * number, 0.1 * number, True
-        seen = world.bench.look(world.now_s)
+        main.cpu_s, first.gone = 0.1 * number, True
+        seen = world.bench.look(0.1 * number)
         used_s += 0.1 * seen["bench_cpu_cores"]
         assert (seen["main_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(1.0), 100)
         assert seen[EACH_WORKERS_CORES] is None
@@ -117,7 +116,7 @@ def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(w
     first = worker(11)
     world.table[1].below = [first]
     world.bench.look(0.0)
-    world.now_s, first.cpu_s, first.waited_s = 0.1, 0.01, 0.07
+    first.cpu_s, first.waited_s = 0.01, 0.07
     seen = world.bench.look(0.1)
     assert (seen["bench_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
     assert (seen["other_cpu_cores"], seen["other_rss_bytes"]) == (pytest.approx(0.7), None)
@@ -127,22 +126,20 @@ def test_a_new_worker_counts_from_its_start(world):
     world.bench.look(0.0)
     first = worker(11, cpu_s=0.1)
     world.table[1].below = [first]
-    world.now_s = 0.4
     assert world.bench.look(0.4)["bench_rss_bytes"] == 100  # not looked for again yet
-    world.now_s = 0.6
     seen = world.bench.look(0.6)
     assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(0.5), 200)
     assert seen[EACH_WORKERS_CORES] == (None,)
-    world.now_s, first.cpu_s = 0.7, 0.2
+    first.cpu_s = 0.2
     assert world.bench.look(0.7)["bench_cpu_cores"] == pytest.approx(1.0)
 
 
 def test_a_replaced_bench_is_followed_at_once(world):
     world.bench.look(0.0)
-    world.now_s, world.pid, world.table[2].cpu_s = 0.1, 2, 30.0
+    world.pid, world.table[2].cpu_s = 2, 30.0
     seen = world.bench.look(0.1)
     assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (None, 100)
-    world.now_s, world.table[2].cpu_s = 0.2, 30.1
+    world.table[2].cpu_s = 30.1
     assert world.bench.look(0.2)["bench_cpu_cores"] == pytest.approx(1.0)
 
 
@@ -150,25 +147,24 @@ def test_a_replaced_bench_is_followed_at_once(world):
 def test_no_bench_is_no_figure(world, pid):
     world.pid = pid
     assert set(world.bench.look(0.0).values()) == {None}
-    world.pid, world.now_s = 1, 1.0
+    world.pid = 1
     assert world.bench.look(1.0)["bench_rss_bytes"] == 100
 
 
 def test_a_bench_that_dies_under_the_sampler_is_no_figure(world):
     world.bench.look(0.0)
     world.table[1].gone = True
-    for world.now_s in (0.1, 1.0, 2.0):
-        assert set(world.bench.look(world.now_s).values()) == {None}
+    for now_s in (0.1, 1.0, 2.0):
+        assert set(world.bench.look(now_s).values()) == {None}
 
 
 def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     """The kernel adds what an ended process has read to its parent's account, a moment later."""
     main, first = world.table[1], worker(11, read=1000)
     main.below = [first]
-    disk = DiskReads(world.tree)
+    disk = DiskReads(world.bench)
 
     def look(now_s):
-        world.now_s = now_s
         world.bench.look(now_s)
         return disk.look(now_s)["disk_read_bytes_per_s"]
 
@@ -182,59 +178,18 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
 
 
 def test_a_replaced_benchs_reads_begin_anew(world):
-    disk = DiskReads(world.tree)
+    disk = DiskReads(world.bench)
     world.table[1].read = 5000
-    for now_s, pid in ((0.0, 1), (1.0, 2)):
-        world.now_s, world.pid = now_s, pid
+    for now_s, world.pid in ((0.0, 1), (1.0, 2)):
         world.bench.look(now_s)
-        assert disk.look(now_s) == {"disk_read_bytes_per_s": None}
-    world.now_s, world.table[2].read = 2.0, 300
+        assert set(disk.look(now_s).values()) == {None}
+    world.table[2].read = 300
     assert disk.look(2.0) == {"disk_read_bytes_per_s": 300.0}
 
 
 def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
-    disk = DiskReads(world.tree)
-    assert disk.look(0.0) == {"disk_read_bytes_per_s": None}  # nobody there: nothing is missing
+    disk = DiskReads(world.bench)
+    assert set(disk.look(0.0).values()) == {None}  # nobody there: nothing is missing
     world.bench.look(0.0)
     monkeypatch.setattr(FakeProcess, "io_counters", lambda self: (_ for _ in ()).throw(psutil.AccessDenied(1)))
     assert "does not tell" in disk.look(1.0)["disk_read_bytes_per_s"].reason
-    monkeypatch.delattr(FakeProcess, "io_counters")
-    assert "platform" in disk.look(2.0)["disk_read_bytes_per_s"].reason
-
-
-STAT = (
-    "813 (pt_data_pin) S 1 812 812 0 -1 1077936192 9 0 0 0 {user} {system} {waited} 0 20 0 68 0 51 900000 {pages} 9\n"
-)
-TICKS_PER_S, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-
-
-def stat_text(name="pt_data_pin", user=0, system=0, waited=0, pages=7):
-    return STAT.format(user=user, system=system, waited=waited, pages=pages).replace("pt_data_pin", name)
-
-
-@pytest.mark.parametrize(
-    ("text", "stat"),
-    [
-        (stat_text(user=2 * TICKS_PER_S, system=TICKS_PER_S), ProcStat("pt_data_pin", 3.0, 7 * PAGE, 0.0)),
-        (stat_text(name="odd) name (x", waited=TICKS_PER_S), ProcStat("odd) name (x", 0.0, 7 * PAGE, 1.0)),
-        ("7 (short) R 1 2 3\n", None),
-        (stat_text(user="x"), None),
-        ("", None),
-    ],
-)
-def test_the_kernels_line_on_a_process_is_read(text, stat):
-    assert parse_proc_stat(text) == stat
-
-
-def test_the_kernel_and_psutil_say_the_same_of_a_process():
-    """Of this one, which works a little between the two."""
-    process = psutil.Process()
-    before, kernels, after = process.cpu_times(), read_proc_stat("/proc/self/stat"), process.cpu_times()
-    rounding_s = 1e-9
-    assert before.user + before.system - rounding_s <= kernels.cpu_s <= after.user + after.system + rounding_s
-    assert kernels.rss_bytes == pytest.approx(process.memory_info().rss, rel=0.1)
-    assert kernels.waited_s == pytest.approx(after.children_user + after.children_system)
-
-
-def test_a_process_that_ended_has_no_line():
-    assert read_proc_stat("/proc/0/stat") is None

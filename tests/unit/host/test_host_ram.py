@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.host.anonymous import anonymous_bytes, proportional_bytes
 from loadtune.host.memory import Ram
+from loadtune.host.processes import anonymous_bytes, proportional_bytes
 from loadtune.host.ram_guard import RamGuard
 
 MIB = 1 << 20

@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.host.sensing import Stretch
-from loadtune.host.timeline import BUSY_CORES, EACH_WORKERS_CORES, EACH_WORKERS_RSS, MAX_SLICES, OWN_CORES, telemetry
-from loadtune.host.tracks import KEPT_S, Tracks
+from loadtune.host.timeline import (
+    BUSY_CORES,
+    EACH_WORKERS_CORES,
+    EACH_WORKERS_RSS,
+    KEPT_S,
+    MAX_SLICES,
+    OWN_CORES,
+    Tracks,
+    telemetry,
+)
 from loadtune.records import Telemetry, WorkerUse
 
 CPU, GPU, POWER = "cpu_utilization_fraction", "gpu_utilization_fraction", "gpu_power_w"

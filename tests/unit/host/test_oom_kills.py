@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.host.oom_kills import parse_oom_kills, read_oom_kills
+from loadtune.host.memory import read_oom_kills
 
 VMSTAT = "nr_free_pages 12\noom_kill 7\n"
 V2_MOUNT = "25 22 0:22 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -32,8 +32,8 @@ def v2(events: str | None) -> dict[str, str]:
         ("", None),
     ],
 )
-def test_each_kind_of_file(text: str, count: int | None) -> None:
-    assert parse_oom_kills(text) == count
+def test_each_kind_of_file(tmp_path: Path, text: str, count: int | None) -> None:
+    assert read_oom_kills(system(tmp_path, {"proc/vmstat": text})) == count
 
 
 def test_the_own_groups_count_comes_before_the_machines(tmp_path: Path) -> None:
