@@ -91,8 +91,9 @@ def differences(result: TuningResult, here: HostFacts) -> list[str]:
         found.append(f"GPU: {result.device.name}, here {', '.join(names_here) or 'none'}")
     if result.device.kind == "cpu" and names_here != sorted({gpu.name for gpu in then.gpus}):
         found.append(f"GPU: measured on the CPU, here {', '.join(names_here) or 'none'}")
-    if then.num_usable_cores != here.num_usable_cores:
-        found.append(f"usable cores: {then.num_usable_cores}, here {here.num_usable_cores}")
+    cores_here = here.num_usable_cores // result.config.ranks_per_node
+    if then.num_usable_cores != cores_here:
+        found.append(f"usable cores: {then.num_usable_cores}, here {cores_here}")
     if then.torch != here.torch:
         found.append(f"torch: {then.torch or 'none'}, here {here.torch or 'none'}")
     return found

@@ -212,6 +212,7 @@ def check(config: TuneConfig) -> TuneConfig:
     check_at_least("--num-workers", config.yours.num_workers, 0)
     check_at_least("--max-batch-size", config.max_batch_size, 1)
     check_at_least("--max-workers", config.max_workers, 0)
+    check_at_least("--ranks-per-node", config.ranks_per_node, 1)
     check_at_least("--image-size", config.workload.image_size, 1)
     check_at_least("--num-classes", config.workload.num_classes, 1)
     _check_seed(config.seed)
@@ -230,6 +231,7 @@ _PYTHON_NAMES = {
     "--amp": "YourSettings(precision=...)",
     "--max-batch-size": "max_batch_size",
     "--max-workers": "max_workers",
+    "--ranks-per-node": "ranks_per_node",
     "--image-size": "WorkloadSpec(image_size=...)",
     "--num-classes": "WorkloadSpec(num_classes=...)",
     "--batch-dim": "WorkloadSpec(batch_dim=...)",

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, WorkloadError
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
+from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, UsageError, WorkloadError
+from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
 from loadtune.records import (
     SCORE_UNITS,
     Change,
@@ -58,14 +58,16 @@ def check_baseline(
     """
     _refuse_objects(result)
     baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
-    host, clock = read_host(), MonotonicClock()
+    ranks, clock = result.config.ranks_per_node, MonotonicClock()
     try:
+        host = rank_facts(read_host(), ranks)
         device = same_device(result, host)
-    except DeviceError as error:
+    except (DeviceError, UsageError) as error:
         return conclude(baseline, (), 0.0, problem=f"The winner could not be measured here: {error}")
+    cores = rank_cores(host, ranks)
     with (
-        BenchClient(result.config.workload, device) as bench,
-        Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor,
+        BenchClient(result.config.workload, device, cores=cores) as bench,
+        Sampler(device, lambda: bench.pid, host.num_usable_cores, cores=cores) as sensor,
     ):
         bench.start()
         return check_on(bench, sensor, clock, baseline, host, device, time_budget_s, tell)

@@ -100,6 +100,7 @@ def run(
     max_batch_size: options.MaxBatchSize = None,
     max_workers: options.MaxWorkers = None,
     max_gpu_memory: options.MaxGpuMemory = None,
+    ranks_per_node: options.RanksPerNode = _DEFAULT.ranks_per_node,
     probe: options.Probe = _DEFAULT.probe,
     remedies: options.Remedies = _DEFAULT.remedies,
     tune: options.Tune = None,
@@ -157,6 +158,7 @@ def run(
             probe=probe_of(probe),
             remedies=remedies_of(remedies),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
+            ranks_per_node=ranks_per_node,
         )
         given = options.given(ctx)
         check_options(given)
@@ -233,10 +235,10 @@ class Printed:
 
 
 def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: bool, debug: bool) -> None:
-    from loadtune.host import read_host
+    from loadtune.host import rank_facts, read_host
     from loadtune.report import store
 
-    facts = read_host()
+    facts = rank_facts(read_host(), config.ranks_per_node)
     _print_machine(facts, config.device, printed)
     _warn_of_workers(config, facts)
     with store.run_folder(resumed, Path(config.out), config.workload.label, keep_log=debug) as folder:

@@ -90,6 +90,10 @@ MaxGpuMemory = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all that is free]"),
 ]
+RanksPerNode = Annotated[
+    int,
+    typer.Option(metavar="N", help="Measure one rank of N on this machine: cores, RAM and /dev/shm are divided by N."),
+]
 Probe = Annotated[
     str,
     typer.Option(

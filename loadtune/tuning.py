@@ -16,7 +16,7 @@ from loadtune.arguments import check, python_names
 from loadtune.bench import BenchClient
 from loadtune.errors import OutOfTimeError, ResultError
 from loadtune.findings import Findings
-from loadtune.host import MonotonicClock, Sampler, choose_device, read_host, read_telemetry
+from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
 from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, Progress, Reading, Telemetry, TuneConfig, TuningResult
 from loadtune.report.journal import Journal, read_journal
@@ -26,6 +26,7 @@ from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
 from loadtune.stages.growth import tell_growth
 from loadtune.stages.resuming import restore
+from loadtune.units import bytes_text, counted
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +90,10 @@ def tune(
         config, objects = with_objects(check(config or TuneConfig()), job)
         check(config)  # the parts that were passed beside those that were named
     host = read_host()
-    device = choose_device(host, config.device)
+    with python_names():
+        rank = rank_facts(host, config.ranks_per_node)
+    cores, device = rank_cores(rank, config.ranks_per_node), choose_device(host, config.device)
+    on_cpu = device.kind == "cpu"
     if config.objective == "samples-per-joule":
         stages.check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
     # The end of the time budget is another limit on every request, whatever this says.
@@ -101,9 +105,10 @@ def tune(
             log_path=folder / LOG_FILE,
             hang_s=hang_s,
             objects=objects,
-            max_gpu_memory_bytes=config.max_gpu_memory_bytes,
+            max_memory_bytes=rank.ram_available_bytes if cores and on_cpu else config.max_gpu_memory_bytes,
+            cores=cores,
         )
-        with bench, Sampler(device, lambda: bench.pid, host.num_usable_cores) as sensor:
+        with bench, Sampler(device, lambda: bench.pid, rank.num_usable_cores, cores=cores) as sensor:
             result = tune_on(
                 bench,
                 sensor,
@@ -147,17 +152,25 @@ def tune_on(
     resume: bool = False,
     reopen: bool = False,
 ) -> TuningResult:
-    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second."""
+    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
+
+    `host` and `host_now` are the whole machine's, also where the run is one rank of several.
+    """
+    ranks, whole_now = config.ranks_per_node, host_now or (lambda: host)
+    rank = rank_facts(host, ranks)
     with owned(folder):
-        found = Findings(config, host, device, clock, __version__, listener)
+        found = Findings(config, rank, device, clock, __version__, listener)
         watched = _Watched(sensor, found)
         found.reading = watched.latest
         bench.finish_by(clock.now() + found.left_s)
         kept = read_journal(folder) if resume else None
         if kept is not None:
             restore(kept, found)
+        if ranks > 1:
+            found.note(_rank_text(ranks, rank, host))
         found.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
-        run = Run(bench, watched, clock, found, folder, host_now or (lambda: host), Journal(folder), kept, reopen)
+        journal, rank_now = Journal(folder), lambda: rank_facts(whole_now(), ranks)
+        run = Run(bench, watched, clock, found, folder, rank_now, journal, kept, reopen)
         try:
             _tell(run)
         except Exception as error:
@@ -167,6 +180,16 @@ def tune_on(
                     _keep(run)
             raise
         return _keep(run)
+
+
+def _rank_text(ranks: int, rank: HostFacts, host: HostFacts) -> str:
+    return (
+        f"This run is one rank of {ranks}: it has {rank.num_usable_cores} of "
+        f"{counted(host.num_usable_cores, 'usable core')}, {bytes_text(rank.ram_limit_bytes)} of "
+        f"{bytes_text(host.ram_limit_bytes)} RAM, and {bytes_text(rank.shm_total_bytes)} of "
+        f"{bytes_text(host.shm_total_bytes)} /dev/shm. The other ranks did not run. Where they share a disk or a "
+        "network, loading may be slower."
+    )
 
 
 @dataclass(frozen=True, slots=True)

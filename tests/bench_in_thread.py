@@ -15,7 +15,7 @@ class BenchInThread:
 
     pid = os.getpid()
 
-    def __init__(self, device, log_path, scratch):
+    def __init__(self, device, log_path, scratch, cores=()):
         self.connection, theirs = multiprocessing.Pipe()
         self._thread = threading.Thread(target=serve, args=(theirs,), daemon=True)
         self._thread.start()

@@ -16,12 +16,13 @@ def spec_of(dataset="Images", model="Linear"):
 
 
 @contextlib.contextmanager
-def bench_on(folder, dataset="Images", model="Linear", hang_s=30.0):
+def bench_on(folder, dataset="Images", model="Linear", hang_s=30.0, cores=None):
     """The client, with the tiny workloads importable for its child."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(TESTS) if before is None else f"{TESTS}{os.pathsep}{before}"
     try:
-        with BenchClient(spec_of(dataset, model), CPU, log_path=folder / "bench.log", hang_s=hang_s) as bench:
+        spec, log_path = spec_of(dataset, model), folder / "bench.log"
+        with BenchClient(spec, CPU, log_path=log_path, hang_s=hang_s, cores=cores) as bench:
             yield bench
     finally:
         if before is None:

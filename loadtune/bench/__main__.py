@@ -1,4 +1,5 @@
-"""``python -m loadtune.bench SOCKET LIFELINE SAMPLES FOLDER``: inherited descriptors, and where temporary files go.
+"""``python -m loadtune.bench SOCKET LIFELINE SAMPLES FOLDER [CORE ...]``: inherited descriptors, where temporary files
+go, and the cores to run on.
 
 Started by `BenchClient` alone.
 """
@@ -17,6 +18,8 @@ from loadtune.bench.lifeline import leave, watch_lifeline
 def main() -> None:
     """Watch the controller before anything slow is imported, then serve it."""
     socket, lifeline, samples = (int(argument) for argument in sys.argv[1:4])
+    if cores := [int(argument) for argument in sys.argv[5:]]:
+        os.sched_setaffinity(0, cores)  # threads and workers inherit it
     watch_lifeline(lifeline, Path(sys.argv[4]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
     atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is

@@ -85,10 +85,12 @@ class BenchClient:
         log_path: Path | None = None,
         hang_s: float = 60.0,
         objects: LiveObjects | None = None,
-        max_gpu_memory_bytes: int | None = None,
+        max_memory_bytes: int | None = None,
+        cores: tuple[int, ...] | None = None,
     ) -> None:
-        """``log_path`` None: the log goes with the temporary folder."""
-        self._begin = Begin(spec=spec, device=device, objects=objects, max_gpu_memory_bytes=max_gpu_memory_bytes)
+        """``log_path`` None: the log goes with the temporary folder. ``cores`` None: the bench runs on any."""
+        self._begin = Begin(spec=spec, device=device, objects=objects, max_memory_bytes=max_memory_bytes)
+        self._cores = cores or ()
         self._scratch = Scratch()
         self._given_log_path = log_path
         self._hang_s = hang_s
@@ -108,7 +110,7 @@ class BenchClient:
         if self._process is None:
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder())
+            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder(), self._cores)
             self._process.send(self._begin)
 
     @property

@@ -167,9 +167,10 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """Resident memory of this process: the CPU's allocator keeps no books."""
+    """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most_bytes = most_bytes
         self._peak = own_memory.PeakRss()
 
     def capacity_bytes(self) -> int:
@@ -183,7 +184,8 @@ class CpuMemory:
         """
         ram = read_ram()
         reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
-        return own_memory.rss_bytes() + ram.available_bytes - reserve
+        free = own_memory.rss_bytes() + ram.available_bytes - reserve
+        return free if self._most_bytes is None else min(free, self._most_bytes)
 
     def reset_peaks(self) -> None:
         self._peak.reset()
@@ -237,5 +239,5 @@ def _start_threads() -> None:
 
 
 def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
-    """The books of this device; `most_bytes` limits a GPU's."""
-    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory()
+    """The books of this device, of which `most_bytes` may be held."""
+    return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
@@ -33,8 +33,9 @@ _STACKS_S = 0.3
 class BenchProcess:
     """A running ``python -m loadtune.bench``. `close` leaves no process behind and may be called twice."""
 
-    def __init__(self, device: Device, log_path: Path, scratch: Path) -> None:
-        """``scratch``: the folder for everything temporary, which the caller removes."""
+    def __init__(self, device: Device, log_path: Path, scratch: Path, cores: Sequence[int] = ()) -> None:
+        """``scratch``: the folder for everything temporary, which the caller removes. ``cores``: those to run on; empty
+        stands for all."""
         self._log, log = _appended(log_path, scratch / log_path.name)
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
@@ -43,7 +44,7 @@ class BenchProcess:
         try:
             with log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "loadtune.bench", *map(str, descriptors), str(scratch)],
+                    [sys.executable, "-m", "loadtune.bench", *map(str, descriptors), str(scratch), *map(str, cores)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

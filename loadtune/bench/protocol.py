@@ -37,8 +37,8 @@ class Begin:
     device: Device
     objects: LiveObjects | None = None
     """What of the workload the spec only labels. None: it names all of it."""
-    max_gpu_memory_bytes: int | None = None
-    """What this process may hold of the GPU, its context included. None: whatever is free."""
+    max_memory_bytes: int | None = None
+    """What this process may hold of the GPU, its context included; on a CPU, of the RAM. None: whatever is free."""
 
 
 @dataclass(frozen=True, slots=True)

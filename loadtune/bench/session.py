@@ -64,7 +64,7 @@ class Session:
         self._chosen = begin.device
         free_before = _free_bytes(begin)
         self._device = _device(begin)
-        self.memory = memory_of(self._device, free_before, begin.max_gpu_memory_bytes)
+        self.memory = memory_of(self._device, free_before, begin.max_memory_bytes)
         self._workload = build_workload(begin.spec, begin.objects, self._device)
         self._with_own_step = self._workload.make_step is not None
         self._model = ResidentModel(self._workload, self._device)

@@ -8,6 +8,7 @@ psutil) shows the host from inside a container.
 import math
 import os
 import platform
+import re
 from pathlib import Path
 
 from loadtune.host.cgroup import CpuQuota, read_cpu_quota, read_text
@@ -27,6 +28,18 @@ def usable_cores(num_allowed: int, quota: CpuQuota | None) -> int:
 def read_affinity() -> tuple[int, ...]:
     """Numbers of the cores this process may be scheduled on."""
     return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def first_cores(num_cores: int, system: Path = Path("/")) -> tuple[int, ...]:
+    """So many of the cores this process may run on. Both threads of a physical core come together: a rank that had one
+    of them alone would be faster than beside a rank that has the other."""
+
+    def physical(core: int) -> tuple[int, int]:
+        siblings = read_text(system / f"sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") or ""
+        first = re.match(r"\d+", siblings)
+        return int(first[0]) if first else core, core
+
+    return tuple(sorted(read_affinity(), key=physical)[:num_cores])
 
 
 def read_cpu_name(system: Path = Path("/")) -> str | None:

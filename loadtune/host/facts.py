@@ -10,10 +10,13 @@ import os
 import platform
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 
+from loadtune.errors import UsageError
 from loadtune.host import cgroup, cpu, gpu, memory
 from loadtune.records import HostFacts
+from loadtune.units import counted
 
 # PyTorch is renaming the first to the second.
 _ALLOC_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -44,6 +47,31 @@ def read_host() -> HostFacts:
         shm_free_bytes=shm_free,
         gpus=gpu.read_gpus(),
     )
+
+
+def rank_facts(host: HostFacts, ranks_per_node: int) -> HostFacts:
+    """What one of so many ranks has of a machine. Raises UsageError where a rank would have no core."""
+    if ranks_per_node == 1:
+        return host
+    cores = host.num_usable_cores
+    if ranks_per_node > cores:
+        raise UsageError(
+            f"--ranks-per-node is {ranks_per_node}, but this machine has {counted(cores, 'usable core')} and each rank "
+            f"needs one. Give at most {cores}, or leave --ranks-per-node out."
+        )
+    return replace(
+        host,
+        num_usable_cores=cores // ranks_per_node,
+        ram_limit_bytes=host.ram_limit_bytes // ranks_per_node,
+        ram_available_bytes=host.ram_available_bytes // ranks_per_node,
+        shm_total_bytes=host.shm_total_bytes and host.shm_total_bytes // ranks_per_node,
+        shm_free_bytes=host.shm_free_bytes and host.shm_free_bytes // ranks_per_node,
+    )
+
+
+def rank_cores(rank: HostFacts, ranks_per_node: int) -> tuple[int, ...] | None:
+    """The cores to bind one of so many ranks to. None: it is the only one, and uses any."""
+    return None if ranks_per_node == 1 else cpu.first_cores(rank.num_usable_cores)
 
 
 def parse_cuda_version(version_py: str) -> str | None:

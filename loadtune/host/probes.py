@@ -75,17 +75,21 @@ class Scheduled:
 
 
 def machine_probes(
-    device: Device, pid: Callable[[], int | None], num_usable_cores: int, nvml: Nvml = NVML
+    device: Device,
+    pid: Callable[[], int | None],
+    num_usable_cores: int,
+    nvml: Nvml = NVML,
+    cores: tuple[int, ...] | None = None,
 ) -> tuple[Scheduled, ...]:
     """Without a GPU its figures have no probes, and NVML is never opened."""
-    tree, cores = ProcessTree(pid), read_affinity()
+    tree, watched = ProcessTree(pid), cores or read_affinity()
     bench_and_cpu = (
-        Scheduled(cpu_use(num_usable_cores, cores)),
+        Scheduled(cpu_use(num_usable_cores, watched)),
         Scheduled(tree),
         Scheduled(AnonymousMemory(tree), EVERY_OTHER),
         Scheduled(GroupCpu(), OFTEN),
         Scheduled(DiskReads(tree), OFTEN),
-        Scheduled(CoreUse(cores), SELDOM),
+        Scheduled(CoreUse(watched), SELDOM),
         Scheduled(RamUse(), SELDOM),
     )
     if device.uuid is None:

@@ -45,11 +45,14 @@ class Sampler:
         num_usable_cores: int,
         interval_s: float = INTERVAL_S,
         *,
+        cores: tuple[int, ...] | None = None,
         probes: Sequence[Scheduled] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pid`` is asked at each reading: the bench may be replaced, or be None, at any time."""
-        self._probes = machine_probes(device, pid, num_usable_cores) if probes is None else tuple(probes)
+        """``pid`` is asked at each reading: the bench may be replaced, or be None, at any time. ``cores``: those that
+        it is bound to. None: it is not."""
+        found = machine_probes(device, pid, num_usable_cores, cores=cores) if probes is None else probes
+        self._probes = tuple(found)
         self._interval_s = interval_s
         self._now = now
         self._tracks = Tracks()

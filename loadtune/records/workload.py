@@ -218,6 +218,8 @@ class TuneConfig:
     the search (``all``)."""
     remedies: RemedyMode = "auto"
     """Which changes outside of DataLoader's arguments are tried after the confirmation."""
+    ranks_per_node: int = 1
+    """Ranks that share the machine, at least 1. The run is one of them, with its share of cores, RAM and /dev/shm."""
 
     def fixed(self, name: Dimension) -> Setting | None:
         """The fixed value of this setting. None: it is not fixed."""

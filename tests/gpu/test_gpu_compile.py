@@ -97,7 +97,7 @@ def is_alive(process: psutil.Process) -> bool:
 def test_an_oom_in_compiled_code_is_one_and_the_bench_goes_on(tmp_path: Path) -> None:
     """2,500 images take 12 GB of activations at the least, and 2^31 elements of none."""
     spec, device = WorkloadSpec(model="resnet18"), choose_device(read_host(), "cuda")
-    with BenchClient(spec, device, log_path=tmp_path / "bench.log", max_gpu_memory_bytes=8 << 30) as client:
+    with BenchClient(spec, device, log_path=tmp_path / "bench.log", max_memory_bytes=8 << 30) as client:
         assert client.try_batch(BatchTry(recipe=COMPILED, batch_size=32)).fits
         too_large = client.try_batch(BatchTry(recipe=COMPILED, batch_size=2500))
         assert too_large.failure is not None

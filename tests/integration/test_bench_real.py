@@ -1,9 +1,11 @@
 """The bench as a real process: real DataLoaders, real steps, on the CPU."""
 
 import itertools
+import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 from bench_rig import CPU, Windows, bench_on, trial
 
@@ -31,6 +33,20 @@ def test_a_datasets_short_processes_are_counted_as_part_of_the_training(tmp_path
     used_s = 0.03 * sum(window.num_samples for window in run.windows)
     assert seen.bench_cpu_cores * seen.seconds > 0.6 * used_s
     assert seen.main_cpu_cores * seen.seconds < 0.6 * used_s
+
+
+def test_a_rank_and_its_workers_run_on_its_cores(tmp_path):
+    core, seen = max(os.sched_getaffinity(0)), []
+
+    def look(window):
+        main = psutil.Process(bench.pid)
+        seen.append([each.cpu_affinity() for each in (main, *main.children())])
+        return False
+
+    with bench_on(tmp_path, cores=(core,)) as bench:
+        bench.time_training(trial(num_workers=2), 0.1, look)
+    assert len(seen[0]) >= 3
+    assert all(cores == [core] for cores in seen[0])
 
 
 def test_the_controller_needs_no_torch():

@@ -10,6 +10,7 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.findings import Findings
+from loadtune.probe.host_memory import SHM_SHARE, prefetch_bytes
 from loadtune.records import (
     ComputePoint,
     Device,
@@ -50,6 +51,36 @@ def is_plain(config: TrialConfig) -> bool:
 
 def searched(result: TuningResult) -> set[int]:
     return {trial.config.loader.num_workers for trial in result.trials}
+
+
+def test_one_rank_of_four_has_a_quarter_of_the_machine(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=4, ranks_per_node=4))
+    assert max(searched(result)) <= 4
+    whole, rank = fake_host(), result.host
+    assert (rank.num_usable_cores, rank.num_listed_cores) == (4, 16)
+    for name in ("ram_limit_bytes", "ram_available_bytes", "shm_total_bytes", "shm_free_bytes"):
+        assert getattr(rank, name) == getattr(whole, name) // 4
+    text = "one rank of 4: it has 4 of 16 usable cores, 32.0 GiB of 128 GiB RAM, and 16.0 GiB of 64.0 GiB /dev/shm"
+    assert [note for note in result.notes if text in note]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_has_its_share_of_memory_that_grew_too(tmp_path: Path, ranks: int) -> None:
+    """A virtual machine shows too little at first. What is there later bounds the batches in flight."""
+    small, grown = (replace(fake_host(), shm_free_bytes=free) for free in (1, 2 * GIB))
+    config = TuneConfig(num_trials=6, ranks_per_node=ranks)
+    result = tune_fake(FakeBench(), tmp_path, config, host=small, host_now=lambda: grown)
+    sample_bytes = fake_facts(Surface()).sample_bytes
+    most = max(prefetch_bytes(t.config.loader, sample_bytes) for t in result.trials if t.config.loader.num_workers)
+    assert (most <= SHM_SHARE * GIB) == (ranks == 2)
+
+
+def test_a_rank_without_a_core_is_refused(tmp_path: Path) -> None:
+    bench = FakeBench()
+    with pytest.raises(UsageError, match=r"--ranks-per-node is 17, but this machine has 16 usable cores .* at most 16"):
+        tune_fake(bench, tmp_path, TuneConfig(ranks_per_node=17))
+    assert bench.requests == []
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("num_usable_cores", [0, 1])

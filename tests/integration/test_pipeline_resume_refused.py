@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("study_in_memory")
     [
         ({"config": TuneConfig(workload=WorkloadSpec(model="vit_b_16"))}, "model was 'resnet50' and is 'vit_b_16'"),
         ({"config": TuneConfig(max_workers=2)}, "max_workers was None and is 2"),
+        ({"config": TuneConfig(ranks_per_node=2)}, "ranks_per_node was 1 and is 2"),
         ({"host": fake_host(num_usable_cores=4)}, "num_usable_cores was 16 and is 4"),
         ({"host": replace(fake_host(), torch="9.9")}, "torch was '2.11.0' and is '9.9'"),
         ({"host": replace(fake_host(), num_listed_cores=64)}, "num_listed_cores was 16 and is 64"),

@@ -107,7 +107,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     words += (
         " --tune in_order,prefetch_factor --fix num_workers=2 --fix pin_memory=off,batch_size=8 --warm-start r.json"
     )
-    words += " --max-gpu-memory 24GiB"
+    words += " --max-gpu-memory 24GiB --ranks-per-node 2"
     assert invoke("run", *words.split()).exit_code == 0
     asked = tuner.asked[0]
     assert dataclasses.asdict(asked.workload) == {
@@ -133,7 +133,7 @@ def test_every_option_reaches_the_tuner(tuner: FakeTuner) -> None:
     fixed = {"num_workers": 2, "pin_memory": False, "batch_size": 8}
     assert {name: asked.fixed(name) for name in DIMENSIONS if asked.fixed(name) is not None} == fixed
     assert asked.warm_start == "r.json"
-    assert asked.max_gpu_memory_bytes == 24 * 2**30
+    assert (asked.max_gpu_memory_bytes, asked.ranks_per_node) == (24 * 2**30, 2)
 
 
 def test_without_options_the_records_own_defaults_hold(tuner: FakeTuner) -> None:
@@ -177,6 +177,8 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
         ("--num-workers -1", "--num-workers is -1;"),
         ("--max-batch-size 0", "--max-batch-size is 0;"),
         ("--max-workers -1", "--max-workers is -1;"),
+        ("--ranks-per-node 0", "--ranks-per-node is 0;"),
+        ("--ranks-per-node 17", "--ranks-per-node is 17, but this machine has 16 usable cores"),
         ("--image-size 0", "--image-size is 0;"),
         ("--num-classes -3", "--num-classes is -3;"),
         ("--accumulate 0", "--accumulate is 0;"),

@@ -108,3 +108,4 @@ def test_a_cpus_budget_leaves_a_tenth_to_others_and_takes_half_of_little(monkeyp
     monkeypatch.setattr(memory_module, "read_ram", lambda: ram)
     monkeypatch.setattr(own_memory, "rss_bytes", lambda: 400)
     assert CpuMemory().budget_bytes() == 400 + grows
+    assert CpuMemory(most_bytes=700).budget_bytes() == min(700, 400 + grows)

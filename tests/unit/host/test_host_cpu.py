@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadtune.host.cgroup import CpuQuota, MemoryLimit
 from loadtune.host.cpu import (
+    first_cores,
     parse_cpu_name,
     read_cpu_name,
     read_num_usable_cores,
@@ -24,6 +25,16 @@ from loadtune.host.memory import bounded_ram, read_ram, read_shm
 )
 def test_usable_cores_are_the_least_of_affinity_and_quota(tmp_path, num_allowed, quota, usable):
     assert usable_cores(num_allowed, quota and CpuQuota(cores=quota, folder=tmp_path)) == usable
+
+
+def test_a_rank_has_both_threads_of_its_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 4, 5, 6})
+    for core in range(8):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core % 4},{core % 4 + 4}\n")
+    assert first_cores(4, tmp_path) == (0, 4, 1, 5)
+    assert first_cores(2, tmp_path / "tells nothing") == (0, 1)
 
 
 @pytest.mark.parametrize(
