@@ -24,7 +24,7 @@ from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
-from loadtune.stages.growth import tell_growth
+from loadtune.stages.growth import tell_growth, tell_source
 from loadtune.stages.resuming import restore
 from loadtune.units import bytes_text, counted
 
@@ -225,6 +225,7 @@ def _keep(run: Run) -> TuningResult:
     found = run.found
     stages.overrun(run)
     found.aside("Whether memory grows was not found out", lambda: tell_growth(found))
+    found.aside("Where samples came from was not found out", lambda: tell_source(found))
     before = result_in(run.folder) if run.kept is not None and found.best is None else None
     if before is not None and before.best is not None:
         since = "" if run.is_as_it_was else " The trials measured since are in the journal, for the next --resume."

@@ -15,7 +15,7 @@ from loadtune.host.gpm import Gpm
 from loadtune.host.gpu_probes import GpuEnergy, GpuFigure, GpuOthers, GpuUtilization
 from loadtune.host.memory import RamUse
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
-from loadtune.host.processes import AnonymousMemory, DiskReads, ProcessTree
+from loadtune.host.processes import AnonymousMemory, ProcessTree, Reads
 from loadtune.host.sensing import Probe
 from loadtune.records import Device
 
@@ -88,7 +88,7 @@ def machine_probes(
         Scheduled(tree),
         Scheduled(AnonymousMemory(tree), EVERY_OTHER),
         Scheduled(GroupCpu(), OFTEN),
-        Scheduled(DiskReads(tree), OFTEN),
+        Scheduled(Reads(tree), OFTEN),
         Scheduled(CoreUse(watched), SELDOM),
         Scheduled(RamUse(), SELDOM),
     )

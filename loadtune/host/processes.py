@@ -1,4 +1,4 @@
-"""What the training process and everything it started use, by role: CPU time as cores, memory, reads from storage.
+"""What the training process and everything it started use, by role: CPU time as cores, memory, reads.
 
 In: a process id that may change or be None, psutil, and files of ``/proc/<pid>`` (Linux). Out: three probes; two of
 them look rarely, at the processes that the first has found.
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from loadtune.host.cgroup import read_text
-from loadtune.host.sensing import Look, Probe
+from loadtune.host.sensing import Growth, Look, Probe
 from loadtune.host.timeline import ANONYMOUS, EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 Role = Literal["main", "worker", "other"]
@@ -187,39 +187,43 @@ def _sum(values: Iterable[Number | None]) -> Number | None:
     return sum(known[1:], known[0]) if known else None
 
 
-class DiskReads(Probe):
-    """Bytes fetched from storage, by the kernel's account of each process.
+class Reads(Probe):
+    """Bytes that the whole tree fetched from storage, and bytes that whoever loads samples read from files.
 
-    The difference of sums, unlike that of CPU time: as a process ends, the kernel adds its account to its parent's.
-    Between its end and the parent's notice of it the sum dips, so its highest is what counts.
+    As a process ends, the kernel adds its account to its parent's. So of storage the difference of sums counts, unlike
+    that of CPU time. Between the end and the parent's notice of it the sum dips, and its highest is taken. What was
+    read from files is the workers' alone: a training process that had workers has also read what they read.
     """
 
-    figures = ("disk_read_bytes_per_s",)
+    figures = ("disk_read_bytes_per_s", "file_read_bytes_per_s")
 
     def __init__(self, tree: ProcessTree) -> None:
         self._tree = tree
         self._root_pid: int | None = None
+        self._had_workers = False
         self._highest = 0
-        self._looked_s = 0.0
+        self._growth = Growth[Any]()
 
     def look(self, now_s: float) -> Look:
         processes = self._tree.processes
         if not processes:
             self._root_pid = None
             return dict.fromkeys(self.figures)
-        read = [counted.read_bytes for each in processes if (counted := _asked(each.io_counters)) is not None]
-        if not read:
+        counts = {process: counted for process in processes if (counted := _asked(process.io_counters)) is not None}
+        if not counts:
             return self.all_missing("the kernel does not tell what a process reads")
-        return {"disk_read_bytes_per_s": self._rate(processes[0].pid, sum(read), now_s)}
-
-    def _rate(self, root_pid: int, read_bytes: int, now_s: float) -> float | None:
-        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
-        highest = max(read_bytes, self._highest)
-        more, self._highest = highest - self._highest, highest
-        if root_pid != self._root_pid:  # another bench, or the first
-            self._root_pid, self._highest = root_pid, read_bytes
-            return None
-        return more / elapsed_s if elapsed_s > 0 else None
+        fetched, last = sum(counted.read_bytes for counted in counts.values()), self._highest
+        is_another, self._root_pid = processes[0].pid != self._root_pid, processes[0].pid
+        self._highest = fetched if is_another else max(fetched, last)
+        workers = self._tree.of("worker")
+        self._had_workers = bool(workers) or (self._had_workers and not is_another)
+        loading = workers if self._had_workers else self._tree.of("main")
+        grown = self._growth.since(now_s, {each: counts[each].read_chars for each in loading if each in counts})
+        if grown is None or is_another:
+            return dict.fromkeys(self.figures)
+        elapsed_s, more = grown
+        read = sum(more.values()) / elapsed_s if more else None
+        return dict(zip(self.figures, ((self._highest - last) / elapsed_s, read), strict=True))
 
 
 class AnonymousMemory(Probe):

@@ -251,5 +251,6 @@ _FIGURES: dict[str, Callable[[Sequence[Share]], Any]] = {
     "ram_used_bytes": _peak,
     "shm_used_bytes": _peak,
     "disk_read_bytes_per_s": _mean,
+    "file_read_bytes_per_s": _mean,
 }
 _TOTALS = ("gpu_energy_j", "cpu_throttled_s", "num_cpu_throttles")

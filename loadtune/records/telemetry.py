@@ -128,7 +128,11 @@ class Telemetry:
     shm_used_bytes: int | None = None
     """At its peak: batches on their way from the workers, and everybody else's."""
     disk_read_bytes_per_s: float | None = None
-    """What the bench and its workers had fetched from storage. 0: all came from the page cache or was made up."""
+    """What the bench and its workers had fetched from storage. 0: all came from the page cache or was made up. What a
+    file system in user space (FUSE) fetches is not in it."""
+    file_read_bytes_per_s: float | None = None
+    """What the workers read from files and pipes, wherever it came from; what the training process read as long as it
+    had none. Files that are mapped into memory are not in it."""
     timeline: Timeline | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Which of these fields could not be had, and why. What does not apply here, such as a GPU's figures on a CPU, is

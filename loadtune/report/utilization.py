@@ -38,6 +38,7 @@ _NAMES = {
     "ram_used_bytes": "RAM used",
     "shm_used_bytes": "/dev/shm used",
     "disk_read_bytes_per_s": "disk reads",
+    "file_read_bytes_per_s": "file reads",
 }
 """What is sampled, with one name for figures that are available together."""
 

@@ -1,8 +1,9 @@
-"""Memory that grows with each sample loaded: said once the run is over, however it ended."""
+"""Memory that grows with each sample, and where samples came from: said once the run is over, however it ended."""
 
 from loadtune.bench.short_ram import GROWTH_ADVICE
 from loadtune.findings import Findings
 from loadtune.records import Measurement, TrialConfig, TrialFailure
+from loadtune.study.data_source import data_source
 from loadtune.study.memory_growth import MemoryGrowth, memory_growth
 from loadtune.units import bytes_text, count_text, counted, seconds_text
 
@@ -20,6 +21,14 @@ def tell_growth(found: Findings) -> None:
     worst = max(ended, key=lambda failure: failure.grown_bytes or 0, default=None)
     if worst is not None:
         found.note(worst.message)
+
+
+def tell_source(found: Findings) -> None:
+    """A note where samples were read from files."""
+    sample_bytes = found.facts.sample_bytes if found.facts else 0
+    said = data_source((measured for _, measured in _timed(found)), sample_bytes)
+    if said is not None:
+        found.note(said)
 
 
 def _timed(found: Findings) -> list[tuple[TrialConfig, Measurement]]:

@@ -112,6 +112,7 @@ def measurement(rate: float, wait_fraction: float) -> Measurement:
             ram_used_bytes=27_000_000_000,
             shm_used_bytes=700_000_000,
             disk_read_bytes_per_s=0.0,
+            file_read_bytes_per_s=45_000_000.0,
             timeline=Timeline(slice_s=1.0, gpu_utilization_fraction=(0.95, None)),
             missing={"gpu_others_sm_fraction": "no permission"},
         ),

@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from loadtune.host import processes as processes_module
-from loadtune.host.processes import WORKER_NAME, DiskReads, ProcessTree
+from loadtune.host.processes import WORKER_NAME, ProcessTree, Reads
 from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 
@@ -42,7 +42,7 @@ class FakeProcess:
 
     def io_counters(self):
         self.alive()
-        return SimpleNamespace(read_bytes=self.read)
+        return SimpleNamespace(read_bytes=self.read, read_chars=10 * self.read)
 
 
 def worker(pid, **more):
@@ -162,7 +162,7 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     """The kernel adds what an ended process has read to its parent's account, a moment later."""
     main, first = world.table[1], worker(11, read=1000)
     main.below = [first]
-    disk = DiskReads(world.bench)
+    disk = Reads(world.bench)
 
     def look(now_s):
         world.bench.look(now_s)
@@ -178,17 +178,29 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
 
 
 def test_a_replaced_benchs_reads_begin_anew(world):
-    disk = DiskReads(world.bench)
+    disk = Reads(world.bench)
     world.table[1].read = 5000
     for now_s, world.pid in ((0.0, 1), (1.0, 2)):
         world.bench.look(now_s)
         assert set(disk.look(now_s).values()) == {None}
     world.table[2].read = 300
-    assert disk.look(2.0) == {"disk_read_bytes_per_s": 300.0}
+    assert disk.look(2.0) == {"disk_read_bytes_per_s": 300.0, "file_read_bytes_per_s": 3000.0}
+
+
+def test_what_workers_read_from_files_is_theirs_alone(world):
+    """Batches that the training process reads from their pipes are none, nor what it is charged for as they end."""
+    main, first, later = world.table[1], worker(11), worker(12, read=50)
+    reads, seen = Reads(world.bench), []
+    looks = ((0.0, 0, 100, [first]), (1.0, 900, 300, [first, later]), (2.0, 1800, 400, [first, later]))
+    for now_s, main.read, first.read, main.below in (*looks, (3.0, 2100, 400, []), (4.0, 2400, 400, [])):
+        first.gone = later.gone = not main.below
+        world.bench.look(now_s)
+        seen.append(reads.look(now_s)["file_read_bytes_per_s"])
+    assert seen == [None, 2000.0, 1000.0, None, None]
 
 
 def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
-    disk = DiskReads(world.bench)
+    disk = Reads(world.bench)
     assert set(disk.look(0.0).values()) == {None}  # nobody there: nothing is missing
     world.bench.look(0.0)
     monkeypatch.setattr(FakeProcess, "io_counters", lambda self: (_ for _ in ()).throw(psutil.AccessDenied(1)))
