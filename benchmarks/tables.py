@@ -95,7 +95,7 @@ class Machine:
         self.device = choose_device(self.host, None)
         self.bench = BenchClient(spec, self.device, log_path=folder / "bench.log")
         self.sensor = Sampler(self.device, lambda: self.bench.pid, self.host.num_usable_cores)
-        found = Findings(self.config, self.host, self.device, self.clock, "table", lambda progress: None)
+        found = Findings(self.config, self.host, self.device, "table", self.clock, lambda progress: None)
         self.run = Run(self.bench, self.sensor, self.clock, found, folder, read_host)
 
     def space(self) -> SearchSpace:

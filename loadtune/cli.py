@@ -215,11 +215,11 @@ app.command("check")(check_command)
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
     """The run's folder, and its config with the given options in place of its own."""
-    from loadtune.report.journal import newest_run, read_journal
+    from loadtune.report.run_file import newest_run, read_run
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
-    kept = read_journal(folder)
-    return folder, check(resumed_config(kept.head.config, asked, given, kept.num_run))
+    kept = read_run(folder)
+    return folder, check(resumed_config(kept.config, asked, given, kept.num_run))
 
 
 @dataclass(frozen=True, slots=True)

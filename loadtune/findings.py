@@ -13,65 +13,41 @@ from loadtune.errors import LoadtuneError
 from loadtune.probe.memory import MemoryProbe
 from loadtune.records import (
     Bottleneck,
-    ComputePoint,
-    Device,
     Finalist,
-    HostFacts,
-    MemoryCeiling,
     Precision,
     Progress,
     Reading,
     Recipe,
-    RecipeChoice,
     Remedies,
     Trial,
     TrialConfig,
-    TuneConfig,
     TuningResult,
     Window,
     Winner,
-    WorkloadFacts,
 )
+from loadtune.report.run_file import Resumable
 from loadtune.seams import Clock, Listener
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Findings:
-    """Fields as in `TuningResult`."""
+class Findings(Resumable):
+    """What a resumed run needs is stored; the rest goes with this process, or is in the result."""
 
-    config: TuneConfig
-    host: HostFacts
-    device: Device
     clock: Clock
-    version: str
     listener: Listener | None = None
     reading: Callable[[], Reading | None] = lambda: None
-    facts: WorkloadFacts | None = None
-    yours: TrialConfig | None = None
-    assumed: tuple[str, ...] = ()
-    warm: TrialConfig | None = None
-    """Another run's winner, to be tried first."""
-    recipes: tuple[RecipeChoice, ...] = ()
-    ceilings: list[MemoryCeiling] = field(default_factory=list)
+    num_before: int = 0
+    """Trials of before the last resumption."""
     probes: dict[Precision, MemoryProbe] = field(default_factory=dict)
     """Those whose ceiling is predicted, so that verifying it goes on from there. Empty after a resumption."""
-    free_bytes: int | None = None
-    """Of the GPU, when the ceilings were found."""
     disturbed_repeats: int = 0
     """How many of the latest repeats in a row were disturbed by other processes too."""
     lost_bytes: int = 0
     """Of the GPU's memory, to other processes since then."""
-    compute_points: tuple[ComputePoint, ...] = ()
-    batch_sizes: tuple[int, ...] = ()
-    num_workers: tuple[int, ...] = ()
-    """That are searched."""
     trained: set[tuple[Recipe, int]] = field(default_factory=set)
     """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
-    ahead: Trial | None = None
-    """What was timed before the study asked for it, which it then need not time again."""
-    trials: list[Trial] = field(default_factory=list)
     finalists: tuple[Finalist, ...] = ()
     confirmed_whole: bool = False
     best: Winner | None = None
@@ -91,6 +67,10 @@ class Findings:
     def __post_init__(self) -> None:
         self.started_s = self.clock.now()
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @property
+    def is_resumed(self) -> bool:
+        return bool(self.earlier_versions)
 
     @property
     def left_s(self) -> float:

@@ -19,8 +19,8 @@ from loadtune.findings import Findings
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
 from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
 from loadtune.records import Device, HostFacts, Progress, Reading, Telemetry, TuneConfig, TuningResult
-from loadtune.report.journal import Journal, read_journal
 from loadtune.report.page.write import PAGE_FILE, write_page
+from loadtune.report.run_file import RUN_FILE, read_run
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.stages import Run
@@ -159,18 +159,16 @@ def tune_on(
     ranks, whole_now = config.ranks_per_node, host_now or (lambda: host)
     rank = rank_facts(host, ranks)
     with owned(folder):
-        found = Findings(config, rank, device, clock, __version__, listener)
+        found = Findings(config, rank, device, __version__, clock, listener)
         watched = _Watched(sensor, found)
         found.reading = watched.latest
         bench.finish_by(clock.now() + found.left_s)
-        kept = read_journal(folder) if resume else None
-        if kept is not None:
-            restore(kept, found)
+        if resume:
+            restore(read_run(folder), found, reopen=reopen)
         if ranks > 1:
             found.note(_rank_text(ranks, rank, host))
         found.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
-        journal, rank_now = Journal(folder), lambda: rank_facts(whole_now(), ranks)
-        run = Run(bench, watched, clock, found, folder, rank_now, journal, kept, reopen)
+        run = Run(bench, watched, clock, found, folder, lambda: rank_facts(whole_now(), ranks))
         try:
             _tell(run)
         except Exception as error:
@@ -226,9 +224,9 @@ def _keep(run: Run) -> TuningResult:
     stages.overrun(run)
     found.aside("Whether memory grows was not found out", lambda: tell_growth(found))
     found.aside("Where samples came from was not found out", lambda: tell_source(found))
-    before = result_in(run.folder) if run.kept is not None and found.best is None else None
+    before = result_in(run.folder) if found.is_resumed and found.best is None else None
     if before is not None and before.best is not None:
-        since = "" if run.is_as_it_was else " The trials measured since are in the journal, for the next --resume."
+        since = "" if run.is_as_it_was else f" {RUN_FILE} has what was measured since, for the next --resume."
         found.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
         return found.result()
     return found.result() if run.is_as_it_was else _write(found, run.folder)

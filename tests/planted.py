@@ -57,7 +57,7 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         bench = open_.enter_context(BenchClient(spec, device, log_path=folder / "bench.log"))
         sensor = open_.enter_context(Sampler(device, lambda: bench.pid, host.num_usable_cores))
-        found = Findings(TuneConfig(workload=spec), host, device, clock, "0")
+        found = Findings(TuneConfig(workload=spec), host, device, "0", clock)
         run = Run(bench, sensor, clock, found, folder, read_host)
         facts = bench.describe()
         point = bench.time_compute(config.recipe, config.batch_size, 1.0)

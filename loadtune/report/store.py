@@ -14,13 +14,15 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import msgspec
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError, UsageError
 from loadtune.records import SCHEMA_VERSION, TuneConfig, TuningResult
 from loadtune.units import bytes_text
+
+T = TypeVar("T")
 
 RESULT_FILE = "result.json"
 STUDY_FILE = "study.db"
@@ -40,7 +42,7 @@ class _Head(msgspec.Struct):
 def run_folder(given: Path | None, out: Path, label: str, *, keep_log: bool = False) -> Iterator[Path]:
     """The folder of a run: the one that is given, or a new one.
 
-    A new one is removed where the run ends in an error before its journal begins, unless the error names its log.
+    A new one is removed where the run ends in an error before its run.json is there, unless the error names its log.
     """
     made = [parent for parent in (out, *out.parents) if not parent.exists()]
     folder = given or new_run_folder(out, label)
@@ -69,7 +71,7 @@ def owned(folder: Path) -> Iterator[None]:
         raise not_written(path, error) from error
     with file:
         owner = f"process {os.getpid()} on {socket.gethostname()}, since {datetime.now(UTC):%F %T} UTC"
-        with suppress(OSError):  # a full disk: the journal says so
+        with suppress(OSError):  # a full disk: run.json says so
             file.truncate(0)
             os.write(file.fileno(), owner.encode())
         try:
@@ -134,8 +136,11 @@ def write_result(result: TuningResult, folder: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
-    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """A reader, or a crash in between, never sees half of the file. Raises ResultError where it cannot be written.
+
+    `resumable`: of a run, whose folder one process owns; the temporary file of one that was killed is written over.
+    """
+    temporary = path.with_name(f".{path.name}.{'new' if resumable else os.getpid()}")
     try:
         try:
             with temporary.open("wb") as file:
@@ -151,7 +156,7 @@ def write_whole(path: Path, content: bytes, *, resumable: bool = False) -> Path:
 
 
 def not_written(path: Path, error: OSError, num_bytes: int = 0, *, resumable: bool = False) -> ResultError:
-    """Of a file that could not be written: what it needs, and what there is. `resumable`: the journal has it all."""
+    """Of a file that could not be written: what it needs, and what there is. `resumable`: run.json has it all."""
     free = ""
     with suppress(OSError):
         free = f" and {bytes_text(shutil.disk_usage(path.parent).free)} are free"
@@ -168,14 +173,7 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
     """
     file = newest_file(Path(path) if path is not None else Path(TuneConfig().out))
-    try:
-        content = file.read_bytes()
-    except OSError as error:
-        raise ResultError(
-            f"{file} cannot be read ({error.strerror or error}). It must be a result.json that this user may read."
-            " Change its permissions, or give another result."
-        ) from error
-    return _decoded(content, file)
+    return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
 
 
 def result_in(folder: Path) -> TuningResult | None:
@@ -225,20 +223,24 @@ def run_order(name: str) -> tuple[str, int, str]:
     return (match[1], int(match[2] or 1), "") if match else ("", 0, name)
 
 
-def _decoded(content: bytes, file: Path) -> TuningResult:
+def read_record(file: Path, kind: type[T], name: str, *, or_else: str) -> T:
+    """A stored record. Raises ResultError where it is not there, damaged, or newer than this version."""
     try:
+        content = file.read_bytes()
         version = msgspec.json.decode(content, type=_Head).schema_version
         if version > SCHEMA_VERSION:
             raise ResultError(
                 f"{file} was written by a newer loadtune: its schema_version is {version}, this one reads up to"
-                f" {SCHEMA_VERSION}. Update loadtune, or run `loadtune run` again with this one."
+                f" {SCHEMA_VERSION}. Update loadtune, or {or_else}."
             )
-        return msgspec.json.decode(content, type=TuningResult)
+        return msgspec.json.decode(content, type=kind)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
     except msgspec.ValidationError as error:  # before DecodeError, its base
-        what = f"is not a result of loadtune: {error}"
+        what = f"is not a {name} of loadtune: {error}"
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what = f"is damaged: {error}"
     raise ResultError(
-        f"{file} {what}. It must be an unchanged {RESULT_FILE} of schema_version {SCHEMA_VERSION}."
-        " Give the folder of another run, or run `loadtune run` again."
+        f"{file} {what}. It must be an unchanged {name}.json of schema_version {SCHEMA_VERSION} that this user may "
+        f"read. Give the folder of another run, or {or_else}."
     )

@@ -23,7 +23,7 @@ from loadtune.records.confirmed import (
     is_doubted,
     ruled_out,
 )
-from loadtune.report.journal import Concluded, Confirmed, Timed
+from loadtune.report.run_file import Confirmed
 from loadtune.report.wording import score_text, settings_text
 from loadtune.stages.compiling import compile_ahead, compile_seconds
 from loadtune.stages.gpu_contention import batch_excess, check_budget
@@ -79,7 +79,8 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
                 outcomes.append(outcome)
                 found.finalists = finalists(outcomes)
                 found.tell(outcome_text(*outcome, found.config.objective))
-            run.keep(Concluded(time_budget_s=found.config.time_budget_s))
+            found.concluded_s = found.config.time_budget_s
+            run.save()
             found.confirmed_whole = True
         except OutOfTimeError as error:
             end = error  # says where it waited for samples that did not return
@@ -155,15 +156,15 @@ def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
 
 def _known(run: Run) -> list[Outcome]:
     """Runs of the confirmation from before an interruption that still count."""
-    return [(line.config, outcome) for line in run.confirmed if (outcome := line.measurement or line.failure)]
+    return [(line.config, outcome) for line in run.found.confirmed if (outcome := line.measurement or line.failure)]
 
 
 def _has_ended(run: Run, known: Sequence[Outcome]) -> bool:
     """Whether the confirmation ended by itself before an interruption, no more time is given now, and nothing that
     failed once is to be asked again."""
-    concluded = run.kept.concluded if run.kept is not None and known else None
+    concluded_s = run.found.concluded_s if known else None
     owed = {config for config, last in dict(known).items() if isinstance(last, TrialFailure)} - barred(known)
-    return concluded is not None and run.found.config.time_budget_s <= concluded.time_budget_s and not owed
+    return concluded_s is not None and run.found.config.time_budget_s <= concluded_s and not owed
 
 
 def _unsettled(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> list[TrialConfig]:
@@ -182,7 +183,8 @@ def _confirmed(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
     """Measure a configuration and keep the outcome."""
     outcome = timed(run, config, TRIAL_SHARE)
     measurement, failure = split(outcome)
-    run.keep(Confirmed(config=config, measurement=measurement, failure=failure))
+    run.found.confirmed.append(Confirmed(config=config, measurement=measurement, failure=failure))
+    run.save()
     return outcome
 
 
@@ -315,6 +317,7 @@ def _time_compute_of(run: Run, config: TrialConfig) -> None:
         if point is None:
             return
         run.found.compute_points = _with_point(run.found.compute_points, point)
+        run.save()
 
 
 def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
@@ -339,5 +342,4 @@ def _compute_point(run: Run, finalist: Finalist) -> ComputePoint | None:
     if isinstance(point, TrialFailure):
         return None
     run.found.trained.add((config.recipe, config.batch_size))
-    run.keep(Timed(point=point))
     return point

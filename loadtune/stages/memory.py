@@ -20,7 +20,6 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
-from loadtune.report.journal import Verified
 from loadtune.report.wording import limit_text, others_text, precision_name
 from loadtune.seams import Bench
 from loadtune.stages.gpu_contention import gpu_of, most_free, tell_crowded
@@ -52,7 +51,7 @@ def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -
             found.note(note)
         tell_crowded(run)
         found.free_bytes = most_free(run)
-        run.keep_probes()
+        run.save()
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -63,7 +62,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None
     stays where the probe itself fails.
     """
     found = run.found
-    ranked = [] if run.confirmed else search_of(run, facts, searched).ranked()
+    ranked = [] if found.confirmed else search_of(run, facts, searched).ranked()
     precision = ranked[0].config.precision if ranked else None
     predicted = next((c for c in found.ceilings if c.precision == precision and not c.verified), None)
     if predicted is None or ranked[0].config.batch_size <= _largest_run(predicted):
@@ -84,7 +83,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None
             found.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
             return
         found.ceilings[found.ceilings.index(predicted)] = ceiling
-        run.keep(Verified(ceiling=ceiling))
+        run.save()
         found.tell(_ceiling_line(ceiling, found.device))
         for note in ceiling.notes:
             found.note(note)

@@ -21,7 +21,6 @@ from loadtune.records import (
     raise_for_the_user,
 )
 from loadtune.records.confirmed import MISREAD
-from loadtune.report.journal import Ahead
 from loadtune.stages.probing import assumed_batch
 from loadtune.stages.run import OWN_STAGE, TRIAL_SHARE, Run
 from loadtune.stages.timing import outcome_text, split, timed
@@ -54,7 +53,7 @@ def own(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> N
         raise_for_the_user(outcome)
         measurement, failure = split(outcome)
         found.ahead = Trial(number=0, config=config, origin="yours", measurement=measurement, failure=failure)
-        run.keep(Ahead(trial=found.ahead))
+        run.save()
         share = "" if measurement is None else _share_text(run, config, measurement)
         found.tell(outcome_text(config, outcome, found.config.objective) + share)
 

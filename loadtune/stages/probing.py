@@ -21,23 +21,23 @@ ASSUMED_STEP_S = 1.0
 
 def start(run: Run) -> WorkloadFacts:
     """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
-    with run.found.stage("start"):
-        if run.found.facts is None:  # else the study had its seeds, and the file may be gone
-            run.found.warm = warm_start(run.found.config.warm_start)
+    found = run.found
+    with found.stage("start"):
+        before = found.facts
+        if before is None:  # else the study had its seeds, and the file may be gone
+            found.warm = warm_start(found.config.warm_start)
         facts = run.bench.describe()
-        if run.found.facts is not None:  # of before an interruption: the study was made with them
-            check_same_workload(run.found.facts, facts)
-            run.begin()
-            _settle_baseline(run.found, run.found.facts)
-            return run.found.facts
-        run.found.facts = facts
-        _settle_baseline(run.found, facts)
-        check_against_facts(run.found.config, facts, run.found.device.kind)
-        run.begin()
-        run.found.tell(_facts_text(facts))
-        for note in stream_notes(facts):
-            run.found.note(note)
-        run.keep_probes()
+        if before is not None:
+            check_same_workload(before, facts)
+            facts = before  # the study was made with them
+        found.facts = facts
+        _settle_baseline(found, facts)
+        if before is None:
+            check_against_facts(found.config, facts, found.device.kind)
+            found.tell(_facts_text(facts))
+            for note in stream_notes(facts):
+                found.note(note)
+        run.save()
     return facts
 
 
@@ -84,7 +84,7 @@ def recipes(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
         _tell_compiling(run, chosen.choices)
         for choice in chosen.choices:
             run.found.tell(recipe_line(choice))
-        run.keep_probes()
+        run.save()
     return chosen.by_precision
 
 
@@ -131,7 +131,7 @@ def compute(run: Run, facts: WorkloadFacts) -> None:
             found.tell(
                 f"{precision_name(choice.chosen.precision)}: compute-only rate {rate_text(best.samples_per_s)}, {where}"
             )
-        run.keep_probes()
+        run.save()
 
 
 def point_of(points: tuple[ComputePoint, ...], recipe: Recipe) -> ComputePoint:

@@ -21,7 +21,7 @@ from loadtune.records import (
 )
 from loadtune.records.confirmed import compute_fraction
 from loadtune.remedies import REMEDIES, Situation
-from loadtune.report.journal import Remedied
+from loadtune.report.run_file import Remedied
 from loadtune.report.wording import FAILURE_TEXT
 from loadtune.stages.in_turn import Pair
 from loadtune.stages.remedy_offers import Offers, Time
@@ -55,7 +55,7 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     winner = next((f for f in found.finalists if found.best is not None and f.config == found.best.config), None)
     if winner is None or found.config.remedies == "none":
         return
-    before = run.kept.remedied if run.kept is not None else None
+    before = found.remedied
     if before is not None and (before.winner, before.mode) == (winner.config, found.config.remedies):
         found.remedies = before.remedies
         if before.is_complete:
@@ -72,13 +72,13 @@ def remedies(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             found.remedies = trying.outcome()
             if earlier is not None and earlier.config is not None and found.remedies.config is None:
                 found.remedies = earlier  # this time nothing was found to gain, or the time was over before
-            line = Remedied(
+            found.remedied = Remedied(
                 winner=winner.config,
                 remedies=found.remedies,
                 mode=found.config.remedies,
                 is_complete=trying.is_complete,
             )
-            run.keep(line)
+            run.save()
 
 
 @dataclass(slots=True)

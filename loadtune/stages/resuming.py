@@ -1,16 +1,15 @@
 """Continues a run that was cut short, or extends one that had ended.
 
-In: the journal in the run's folder. Out: `Findings` as they were then. A study never mixes machines, workloads or
+In: what the run had found. Out: `Findings` as they were then. A study never mixes machines, workloads or
 search spaces: a difference is named and nothing is measured. Smaller differences are a note.
 """
 
-from collections.abc import Iterable
 from dataclasses import asdict, fields
 
 from loadtune.errors import ResultError
 from loadtune.findings import Findings
 from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
-from loadtune.report.journal import Kept
+from loadtune.report.run_file import Resumable
 from loadtune.study.yours import with_facts
 from loadtune.units import bytes_text, counted
 
@@ -29,24 +28,27 @@ _RESUMED = "This run was resumed"
 _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes", "num_parameters", "precisions")
 
 
-def restore(kept: Kept, found: Findings) -> None:
-    """Put what was found before into `found`. Raises ResultError where this is not the same machine or the same job."""
+def restore(kept: Resumable, found: Findings, *, reopen: bool) -> None:
+    """Put what was found before into `found`. Raises ResultError where this is not the same machine or the same job.
+
+    `reopen`: a search that had ended by itself goes on too.
+    """
     _refuse_if(_differences(kept, found.config, found.host, found.device))
-    probed = kept.probed
-    found.facts, found.yours, found.assumed = probed.facts, probed.yours, probed.assumed
-    verified = {ceiling.precision: ceiling for ceiling in kept.verified}
-    found.recipes, found.free_bytes = probed.recipes, probed.free_bytes
-    found.ceilings = [verified.get(ceiling.precision, ceiling) for ceiling in probed.ceilings]
-    found.compute_points, found.batch_sizes = probed.compute_points + kept.timed, probed.batch_sizes
-    found.num_workers, found.warm = probed.num_workers, probed.warm
-    found.ahead, found.trials = kept.ahead, list(kept.trials)
+    for each in fields(Resumable):
+        if each.kw_only:  # the others are of this part
+            setattr(found, each.name, getattr(kept, each.name))
+    found.earlier_versions += (kept.version,)
+    found.earlier_hostnames += (kept.host.hostname,)
+    found.num_before = len(found.trials)
+    if reopen:
+        found.searched = None
     if found.ahead is not None and found.ahead.failure is not None:
         found.ahead = None  # it is asked again
-    found.notes = [note for note in probed.notes if not note.startswith(_RESUMED)]  # once, of the last time
+    found.notes = [note for note in found.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
     found.note(
         f"{_RESUMED}, with {counted(kept.num_run, 'trial')} measured before. The time taken is that of this part alone."
     )
-    for note in (*(note for ceiling in kept.verified for note in ceiling.notes), *_notes(kept, found)):
+    for note in (*(note for ceiling in found.ceilings for note in ceiling.notes), *_notes(found)):
         found.note(note)
 
 
@@ -63,10 +65,10 @@ def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:
     _refuse_if(differences)
 
 
-def _notes(kept: Kept, found: Findings) -> list[str]:
+def _notes(found: Findings) -> list[str]:
     notes = []
-    versions = _others((head.loadtune_version for head in kept.heads), found.version)
-    hosts = _others((head.host.hostname for head in kept.heads), found.host.hostname)
+    versions = _others(found.earlier_versions, found.version)
+    hosts = _others(found.earlier_hostnames, found.host.hostname)
     if versions:
         notes.append(
             f"This run was begun with loadtune {versions} and continued with {found.version}. Figures of the two "
@@ -80,23 +82,22 @@ def _notes(kept: Kept, found: Findings) -> list[str]:
     return notes
 
 
-def _others(then: Iterable[str | None], now: str) -> str:
-    """Each that is known and another, once."""
-    return ", ".join(dict.fromkeys(each for each in then if each is not None and each != now))
+def _others(then: tuple[str, ...], now: str) -> str:
+    """Each that is another, once."""
+    return ", ".join(dict.fromkeys(each for each in then if each != now))
 
 
-def _differences(kept: Kept, config: TuneConfig, host: HostFacts, device: Device) -> list[str]:
-    head = kept.head
+def _differences(kept: Resumable, config: TuneConfig, host: HostFacts, device: Device) -> list[str]:
     asked = [field.name for field in fields(TuneConfig) if field.name not in _MAY_DIFFER]
-    found = _unlike(head.device, device, ("kind", "uuid", "name")) + _of_another_machine(head.host, host, device)
+    found = _unlike(kept.device, device, ("kind", "uuid", "name")) + _of_another_machine(kept.host, host, device)
     for name in asked:
-        then, now = getattr(head.config, name), getattr(config, name)
-        if name == "yours" and kept.probed.facts is not None:  # of a loader's own settings some may be given now
-            then, now = (with_facts(each, kept.probed.facts) for each in (then, now))
+        then, now = getattr(kept.config, name), getattr(config, name)
+        if name == "yours" and kept.facts is not None:  # of a loader's own settings some may be given now
+            then, now = (with_facts(each, kept.facts) for each in (then, now))
         if name in ("workload", "yours"):
             found += _unlike(then, now, tuple(asdict(now)))
         else:
-            found += _unlike(head.config, config, (name,))
+            found += _unlike(kept.config, config, (name,))
     return list(dict.fromkeys(found))  # a seed is the search's and the workload's
 
 

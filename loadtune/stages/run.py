@@ -3,16 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from loadtune.findings import Findings
 from loadtune.probe.memory import verifying_seconds
 from loadtune.records import HostFacts, MemoryCeiling, Trial
 from loadtune.records.confirmed import is_barred
-from loadtune.report.journal import Confirmed, Head, Journal, Kept, Line, Probed, Reopened, Searched
+from loadtune.report.run_file import write_run
 from loadtune.seams import Bench, Clock, Sensor
-
-T = TypeVar("T")
 
 TRIAL_SHARE = 0.008
 """Of the time budget, for the measured part of one segment, where a queue is turned over in less: 2.4 s of the default
@@ -52,25 +49,11 @@ class Run:
     folder: Path
     host_now: Callable[[], HostFacts]
     """Reads the machine anew: its memory changes while a run goes on."""
-    journal: Journal | None = None
-    """None: what is found is not kept."""
-    kept: Kept | None = None
-    """What this run left before it was interrupted. None: this is the first."""
-    reopen: bool = False
-    """Whether a search that had ended by itself goes on too."""
-
-    @property
-    def confirmed(self) -> tuple[Confirmed, ...]:
-        """Runs of the confirmation from before an interruption; none where a trial was run since, because the finalists
-        may be others then."""
-        if self.kept is None or len(self.found.trials) > len(self.kept.trials):
-            return ()
-        return self.kept.confirmed
 
     @property
     def standing(self) -> list[Trial]:
         """The trials without those that failed before the run was resumed, and once: they are asked again."""
-        trials, num_before = self.found.trials, 0 if self.kept is None else len(self.kept.trials)
+        trials, num_before = self.found.trials, self.found.num_before
 
         def counts(number: int, trial: Trial) -> bool:
             failures = [each.failure for each in trials if each.config == trial.config and each.failure is not None]
@@ -78,45 +61,16 @@ class Run:
 
         return [trial for number, trial in enumerate(trials) if counts(number, trial)]
 
-    def begin(self) -> None:
-        """Keep that the run starts, or goes on: that only once nothing was refused."""
-        found = self.found
-        self.keep(Head(config=found.config, host=found.host, device=found.device, loadtune_version=found.version))
-        if self.reopen:
-            self.keep(Reopened())
-
-    @property
-    def searched(self) -> Searched | None:
-        """How the search had ended before. None: it had not, or goes on."""
-        return None if self.kept is None or self.reopen else self.kept.searched
-
     @property
     def is_as_it_was(self) -> bool:
         """Whether the run goes on and nothing was begun yet: what lies in its folder says more than `found`."""
-        return self.kept is not None and self.found.stage_name == "start"
+        return self.found.is_resumed and self.found.stage_name == "start"
 
-    def keep(self, line: Line) -> None:
-        if self.journal is not None:
-            self.journal.keep(line)
-
-    def keep_probes(self) -> None:
-        """Keep what the stages before the study found until now."""
-        found = self.found
-        self.keep(
-            Probed(
-                facts=found.facts,
-                yours=found.yours,
-                assumed=found.assumed,
-                recipes=found.recipes,
-                ceilings=tuple(found.ceilings),
-                free_bytes=found.free_bytes,
-                compute_points=found.compute_points,
-                batch_sizes=found.batch_sizes,
-                num_workers=found.num_workers,
-                warm=found.warm,
-                notes=tuple(found.notes),
-            )
-        )
+    def save(self) -> None:
+        """Store what was found until now."""
+        if not self.found.trials:
+            self.found.early_notes = tuple(self.found.notes)
+        write_run(self.found, self.folder)
 
     @property
     def search_until_s(self) -> float:

@@ -57,7 +57,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
         top = _top(found, facts, max(ceilings.values()))
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
         found.num_workers = _num_workers(found, facts, found.yours)
-        run.keep_probes()
+        run.save()
     return SearchSpace(
         batch_sizes=found.batch_sizes,
         num_workers=found.num_workers or _num_workers(found, facts, found.yours),

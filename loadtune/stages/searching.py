@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from loadtune.findings import Findings
 from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, WorkloadFacts
-from loadtune.report.journal import Searched, Tried
+from loadtune.report.run_file import Searched
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.stages.feasible import feasible, tell_shm
 from loadtune.stages.gpu_contention import check_budget
@@ -39,13 +39,17 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         loop = study_loop(run, search, asked)
         for trial in loop.trials():
             found.trials.append(trial)
+            found.searched, found.confirmed, found.concluded_s = None, [], None  # the finalists may be others now
+            run.save()
             found.tell(_trial_line(found, trial))
         found.tell(f"The search ended: {loop.ended}.")
         notes = end_notes(loop, found, searched)
         for note in notes:
             found.note(note)
-        kept = "\n".join(notes) or None
-        run.keep(Searched(num_trials=found.config.num_trials, time_budget_s=found.config.time_budget_s, note=kept))
+        found.searched = Searched(
+            num_trials=found.config.num_trials, time_budget_s=found.config.time_budget_s, notes=tuple(notes)
+        )
+        run.save()
 
 
 def search_of(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
@@ -79,10 +83,10 @@ def _first(found: Findings, searched: SearchSpace) -> Sequence[Next]:
 
 def _has_ended(run: Run) -> bool:
     """Whether the search of a resumed run had come to its end, no more is asked for, and nothing is asked again."""
-    before = run.searched
+    before = run.found.searched
     if before is None or not before.covers(run.found.config) or len(run.standing) < len(run.found.trials):
         return False
-    for note in (before.note or "").splitlines():
+    for note in before.notes:
         run.found.note(note)
     return True
 
@@ -101,7 +105,6 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         objective=found.config.objective,
         known=run.standing,
         ahead=found.ahead,
-        keep=lambda trial: run.keep(Tried(trial=trial)),
     )
 
 

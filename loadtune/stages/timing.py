@@ -100,5 +100,5 @@ def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None
 
 
 def split(outcome: Measurement | TrialFailure) -> tuple[Measurement | None, TrialFailure | None]:
-    """As a line of the journal keeps it: one of the two is None."""
+    """As a record stores it: one of the two is None."""
     return (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)

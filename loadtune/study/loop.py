@@ -68,8 +68,6 @@ class StudyLoop:
     """Of before an interruption: they count as run, and are not run again."""
     ahead: Trial | None = None
     """Timed before the study asks for it, and then not run."""
-    keep: Callable[[Trial], None] = lambda trial: None
-    """Told each trial before the study is: what the study knows is then never lost."""
     objective: Objective = "samples-per-s"
     ended: str = ""
     """Why it ended, for people."""
@@ -83,19 +81,18 @@ class StudyLoop:
             self._count(trial)
 
     def trials(self) -> Iterator[Trial]:
-        """Each configuration that was tried, with its outcome."""
+        """Each configuration that was tried, with its outcome. The study is told of it after whoever iterates."""
         while not (ended := self._end()):
             asked = self.study.ask()
             outcome = self._run(asked.config)
             trial = _trial(asked, outcome)
-            self.keep(trial)
+            yield trial
             if isinstance(outcome, Measurement):
                 self.study.tell_measured(asked, outcome.score(self.objective), outcome.telemetry)
             else:
                 self.study.tell_infeasible(asked, outcome.message)
             self.search.saw(trial)
             self._count(trial)
-            yield trial
         self.ended = ended
 
     def _end(self) -> str:

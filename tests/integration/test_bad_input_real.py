@@ -86,7 +86,7 @@ def check_message(name, code, stderr):
 def check_nothing_is_kept(home):
     kept = [file for file in files_below(home) if file not in ("stderr", "cwd/taken")]
     # What was measured before a broken sample turned up is kept.
-    assert not kept or any(file.endswith("journal.jsonl") for file in kept)
+    assert not kept or any(file.endswith("run.json") for file in kept)
     assert list((home / "cwd" / "empty").iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from loadtune.probe.compute import compute_curve
 from loadtune.probe.recipe import Recipes, choose_recipes
 from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
 from loadtune.report.export import recipe_code
-from loadtune.report.journal import read_journal
+from loadtune.report.run_file import read_run
 from loadtune.study.alternation import LOOKS
 from loadtune.testing import FakeBench, Surface, fake_facts
 
@@ -175,7 +175,7 @@ def test_a_resumed_confirmation_compiles_first_and_has_its_rounds(tmp_path: Path
     """A fresh bench has compiled nothing: within the runs that would leave one each, and no interval."""
     config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=4)
     cut_in_the_confirmation(tmp_path, config)
-    known = read_journal(tmp_path)
+    known = read_run(tmp_path)
     assert not known.confirmed
     result = tune_fake(FakeBench(seed=1), tmp_path, config, resume=True)
     compiled = [finalist for finalist in result.finalists if finalist.config.recipe.compile]

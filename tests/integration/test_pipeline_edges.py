@@ -281,7 +281,7 @@ def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
 def test_the_search_leaves_the_confirmation_and_the_last_figures_their_time(probes_s: float, search_s: float) -> None:
     """Of 144 s they need 63."""
     clock = FakeClock()
-    found = Findings(TuneConfig(), fake_host(), Device(kind="cpu", name="Fake"), clock, "test")
+    found = Findings(TuneConfig(), fake_host(), Device(kind="cpu", name="Fake"), "test", clock)
     run = Run(FakeBench(clock=clock), FakeSensor(clock), clock, found, Path(), fake_host)
     clock.spend(probes_s)
     assert run.search_until_s - clock.now() == pytest.approx(search_s)

@@ -24,7 +24,7 @@ from loadtune.records import (
     TuningResult,
     YourSettings,
 )
-from loadtune.report.journal import read_journal
+from loadtune.report.run_file import read_run
 from loadtune.report.store import load_result
 from loadtune.testing import FakeBench, FakeSensor
 
@@ -140,17 +140,17 @@ def full_disk() -> object:
 
 
 @pytest.mark.usefixtures("study_in_memory")
-def test_a_journal_that_cannot_be_written_ends_the_run_and_stays_whole(
+def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
     tmp_path: Path, full_disk: Callable[[int], None]
 ) -> None:
     def listen(progress: Progress) -> None:
         if progress.stage == "study" and progress.trial_number == 3:
-            full_disk((tmp_path / "journal.jsonl").stat().st_size + 100)
+            full_disk((tmp_path / "run.json").stat().st_size + 100)
 
-    with pytest.raises(ResultError, match=r"journal\.jsonl could not be written .* needs .* free.* --resume"):
+    with pytest.raises(ResultError, match=r"run\.json could not be written .* needs .* free.* --resume"):
         tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
     full_disk(resource.RLIM_INFINITY)
-    assert len(read_journal(tmp_path).trials) == 3
+    assert len(read_run(tmp_path).trials) == 3
     result = resumed(tmp_path, ALL_TRIALS)
     assert len(result.trials) == ALL_TRIALS.num_trials
     assert result.best is not None

@@ -17,7 +17,7 @@ from loadtune.records import (
     TuningResult,
     YourSettings,
 )
-from loadtune.report.journal import JOURNAL_FILE, newest_run, read_journal
+from loadtune.report.run_file import RUN_FILE, newest_run, read_run
 from loadtune.testing import FakeBench, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -49,14 +49,15 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     ]
 
 
-def test_a_journal_cut_off_within_a_line_is_read_up_to_there_and_gone_on_with(tmp_path: Path) -> None:
+def test_half_a_file_that_a_crash_left_is_ignored_and_goes(tmp_path: Path) -> None:
     killed(tmp_path, "study", 4)
-    path = tmp_path / JOURNAL_FILE
-    path.write_bytes(path.read_bytes()[:-100])
-    known = len(read_journal(tmp_path).trials)
+    half = tmp_path / f".{RUN_FILE}.new"
+    half.write_bytes((tmp_path / RUN_FILE).read_bytes()[:-100])
+    known = len(read_run(tmp_path).trials)
     result = resumed(tmp_path)
-    assert len(read_journal(tmp_path).trials) == len(result.trials) > known
+    assert len(read_run(tmp_path).trials) == len(result.trials) > known
     assert result.best is not None
+    assert not half.exists()
 
 
 def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_run_that_ended_before_the_study_goes_on_with_the_probes_that_ended(tm
 
     with pytest.raises(Killed):
         tune_fake(FakeBench(), tmp_path, None, listen)
-    before = read_journal(tmp_path).probed
+    before = read_run(tmp_path)
     result = resumed(tmp_path)
     assert before.recipes
     assert result.recipes == before.recipes
@@ -99,7 +100,7 @@ def test_what_was_timed_before_the_probes_is_not_lost_with_them(tmp_path: Path, 
     config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
     with pytest.raises(Killed):
         tune_fake(FakeBench(fail=lambda config: planted if fails else None), tmp_path, config, listen)
-    ahead = read_journal(tmp_path).ahead
+    ahead = read_run(tmp_path).ahead
     assert ahead is not None
     assert (ahead.measurement is None) == fails
     told: list[Progress] = []
@@ -128,7 +129,7 @@ def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: 
 
 def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Path) -> None:
     killed(tmp_path, "confirm")
-    kept = read_journal(tmp_path).confirmed
+    kept = read_run(tmp_path).confirmed
     finished = resumed(tmp_path)
     assert finished.best is not None
     runs = [run for finalist in finished.finalists for run in finalist.runs]
@@ -155,11 +156,11 @@ def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tm
 def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
     """Time ended it before its trials did; a run that was killed in the confirmation goes on there."""
     killed(tmp_path, "confirm", config=PATIENT)
-    before = read_journal(tmp_path)
+    before = read_run(tmp_path)
     assert len(before.trials) < PATIENT.num_trials
     assert before.searched is not None
     result = resumed(tmp_path, PATIENT)
-    assert result.trials == before.trials
+    assert list(result.trials) == before.trials
     assert {line.config for line in before.confirmed} <= {finalist.config for finalist in result.finalists}
     runs = [run for finalist in result.finalists for run in finalist.runs]
     assert all(line.measurement in runs for line in before.confirmed)
@@ -222,17 +223,16 @@ def test_of_another_winner_they_are_timed_anew(tmp_path: Path) -> None:
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="holds no run to resume"):
         newest_run(tmp_path)
-    with pytest.raises(ResultError, match="nothing to resume"):
-        read_journal(tmp_path)
-    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"start","schema_vers')
-    with pytest.raises(ResultError, match="nothing to resume"):
-        read_journal(tmp_path)
-    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"start","schema_version":99}\n')
-    with pytest.raises(ResultError, match="newer loadtune"):
-        read_journal(tmp_path)
-    (tmp_path / JOURNAL_FILE).write_bytes(b'{"type":"trial"}\n')
-    with pytest.raises(ResultError, match=r"Line 1 of .* is damaged"):
-        read_journal(tmp_path)
+    with pytest.raises(ResultError, match=r"run\.json cannot be read: No such file .* without --resume"):
+        read_run(tmp_path)
+    for content, message in (
+        (b'{"schema_vers', r"run\.json is damaged"),
+        (b'{"schema_version":99}', "newer loadtune"),
+        (b'{"schema_version":1}', r"run\.json is not a run .* without --resume"),
+    ):
+        (tmp_path / RUN_FILE).write_bytes(content)
+        with pytest.raises(ResultError, match=message):
+            read_run(tmp_path)
 
 
 def test_the_baselines_loader_with_workers_that_stay_is_confirmed_without_a_trial(tmp_path: Path) -> None:

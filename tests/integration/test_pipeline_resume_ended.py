@@ -8,8 +8,8 @@ from pipeline_rig import ALL_TRIALS, Impatient, resumed, tune_fake
 
 from loadtune.errors import ResultError, UsageError, WorkloadError
 from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
-from loadtune.report.journal import newest_run, read_journal
 from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.run_file import newest_run, read_run
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench
@@ -43,7 +43,7 @@ def stands(result: TuningResult) -> bool:
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str) -> None:
     tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    before, known = files(tmp_path), read_journal(tmp_path).num_run
+    before, known = files(tmp_path), read_run(tmp_path).num_run
     if stage == "start":
         cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
     else:
@@ -52,8 +52,8 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     assert cut.best is None
     assert stands(cut)
     assert files(tmp_path) == before
-    assert (read_journal(tmp_path).num_run > known) == (stage != "start")
-    assert any("in the journal, for the next --resume" in note for note in cut.notes) == (stage != "start")
+    assert (read_run(tmp_path).num_run > known) == (stage != "start")
+    assert any("run.json has what was measured since" in note for note in cut.notes) == (stage != "start")
     result = resumed(tmp_path, MORE, FakeBench(seed=2), reopen=stage == "start")
     assert result.best is not None
     assert not stands(result)
@@ -106,7 +106,7 @@ def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) ->
     assert cut.yours is not None
     assert cut.yours.loader == trial.config.loader
     assert cut.assumed
-    kept = read_journal(tmp_path)
+    kept = read_run(tmp_path)
     assert kept.num_run == 1
     again = resumed(tmp_path, listener=interrupt_at("memory"))
     assert (again.yours, again.assumed) == (cut.yours, cut.assumed)
@@ -140,7 +140,7 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="1800"):
         tune_fake(FakeBench(), tmp_path, config)
-    assert read_journal(tmp_path).ahead is not None
+    assert read_run(tmp_path).ahead is not None
     assert not (tmp_path / RESULT_FILE).exists()
 
 

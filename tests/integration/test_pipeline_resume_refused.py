@@ -14,7 +14,7 @@ from loadtune.records import (
     WorkloadFacts,
     WorkloadSpec,
 )
-from loadtune.report.journal import JOURNAL_FILE
+from loadtune.report.run_file import RUN_FILE
 from loadtune.testing import GIB, FakeBench, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -105,10 +105,10 @@ def test_other_code_under_the_same_name_is_refused(tmp_path: Path, bench: FakeBe
 
 
 def test_code_that_was_not_looked_at_refuses_nothing(tmp_path: Path) -> None:
-    """In a journal of before there is none; and a module that is only imported now and then says nothing."""
+    """An older file has none; and a module that is only imported now and then says nothing."""
     config, unknown = TuneConfig(num_trials=2), built_of(torchvision=None)
     tune_fake(unknown, tmp_path, config)
-    path = tmp_path / JOURNAL_FILE
+    path = tmp_path / RUN_FILE
     path.write_bytes(path.read_bytes().replace(b',"code":[],"torchvision":null', b""))
     assert resumed(tmp_path, config, built_of(*code())).best is not None
     (tmp_path / "now").mkdir()

@@ -7,7 +7,7 @@ import optuna
 from pipeline_rig import killed, resumed, tune_fake
 
 from loadtune.records import TuneConfig
-from loadtune.report.journal import read_journal
+from loadtune.report.run_file import read_run
 from loadtune.report.store import load_result
 from loadtune.testing import FakeBench, Surface, fake_facts
 
@@ -31,16 +31,15 @@ def test_the_study_is_kept_for_other_tools(tmp_path: Path) -> None:
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
     killed(tmp_path, "study", 4)
     assert "RUNNING" in states(tmp_path)
-    before = read_journal(tmp_path)
-    run = before.trials
-    assert len(run) == 4
+    before = read_run(tmp_path)
+    assert len(before.trials) == 4
     bench = FakeBench(seed=1)
     result = resumed(tmp_path, bench=bench)
     assert "RUNNING" not in states(tmp_path)
-    assert result.trials[: len(before.trials)] == before.trials  # windows and all
+    assert list(result.trials[:4]) == before.trials  # windows and all
     assert 4 < len(result.trials) <= TuneConfig().num_trials
     assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again before the search ended
-    assert list(result.ceilings) == list(before.probed.ceilings)
+    assert list(result.ceilings) == before.ceilings
     assert any("was resumed, with 4 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
@@ -50,7 +49,7 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
     waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
     longer = TuneConfig(num_trials=2, time_budget_s=600.0)
     tune_fake(FakeBench(facts=waits), tmp_path, longer)
-    before = read_journal(tmp_path).probed.num_workers
+    before = read_run(tmp_path).num_workers
     assert max(before) > 16, "more than there are cores"
     shorter = replace(longer, num_trials=4, time_budget_s=100.0)
     result = resumed(tmp_path, shorter, bench=FakeBench(facts=waits, seed=1))

@@ -10,13 +10,13 @@ from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune.errors import ResultError
-from loadtune.report.journal import read_journal
+from loadtune.report.run_file import read_run
 
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
 SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "2", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
 LONG = ("--device", "cpu", "--time-budget", "45", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
-RUN_FILES = ["bench.log", "journal.jsonl", "report.html", "result.json", "study.db"]
+RUN_FILES = ["bench.log", "report.html", "result.json", "run.json", "study.db"]
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,8 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
     finally:
         command.kill()
     assert list(tmp_path.glob("tmp-*/*")) == []
-    (journal,) = kept.glob("*/*/journal.jsonl")
-    before = read_journal(journal.parent)
+    (stored,) = kept.glob("*/*/run.json")
+    before = read_run(stored.parent)
     assert len(before.trials) >= 2
 
     resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--json")
@@ -162,9 +162,9 @@ def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path)
         resumed.kill()
     assert ended.code == 0, ended.stderr
     result = loadtune.load_result(kept)
-    assert [path.parent for path in kept.glob("*/*/result.json")] == [journal.parent]
-    assert result.trials[: len(before.trials)] == before.trials
+    assert [path.parent for path in kept.glob("*/*/result.json")] == [stored.parent]
+    assert list(result.trials[: len(before.trials)]) == before.trials
     assert len(result.trials[len(before.trials) :]) == 1
-    assert {c for c in result.ceilings if not c.verified} <= set(before.probed.ceilings)
+    assert {c for c in result.ceilings if not c.verified} <= set(before.ceilings)
     assert "[memory" not in ended.stderr
     assert result.best is not None

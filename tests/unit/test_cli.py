@@ -18,7 +18,7 @@ import loadtune.host
 from loadtune.cli import app
 from loadtune.errors import DeviceError, ResultError, WorkloadError
 from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
-from loadtune.report.journal import JOURNAL_FILE, Head, Journal, Searched, Tried, read_journal
+from loadtune.report.run_file import RUN_FILE, Resumable, Searched, read_run, write_run
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
@@ -256,8 +256,8 @@ def test_an_error_of_the_users_code_comes_with_its_traceback_and_none_of_ours(tu
 def test_a_run_that_measured_keeps_its_folder(tuner: FakeTuner) -> None:
     tuner.measured, tuner.error = True, ResultError("result.json could not be written (No space left on device).")
     assert invoke("run").exit_code == 2
-    (journal,) = Path("loadtune-results").glob("*/*/journal.jsonl")
-    assert len(read_journal(journal.parent).trials) == 2
+    (stored,) = Path("loadtune-results").glob("*/*/run.json")
+    assert len(read_run(stored.parent).trials) == 2
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
@@ -435,12 +435,11 @@ def test_help_needs_neither_torch_nor_optuna_nor_scipy() -> None:
     assert not {"torch", "optuna", "scipy", "numpy", "rich"} & set(ended.stderr.split())
 
 
-def resumable(folder: Path, config: TuneConfig, trials: int) -> None:
+def resumable(folder: Path, config: TuneConfig, trials: int, searched: Searched | None = None) -> None:
     kept = load_result(KEPT)
-    journal = Journal(folder)
-    journal.keep(Head(config=config, host=kept.host, device=kept.device))
-    for trial in kept.trials[:trials]:
-        journal.keep(Tried(trial=trial))
+    write_run(
+        Resumable(config, kept.host, kept.device, "0", trials=list(kept.trials[:trials]), searched=searched), folder
+    )
 
 
 def test_a_resumed_run_takes_its_own_options_and_those_that_are_given(tuner: FakeTuner) -> None:
@@ -464,12 +463,11 @@ def test_trials_that_are_asked_for_reopen_a_search(tuner: FakeTuner, asked: tupl
     folder = Path("loadtune-results") / "w" / "2026-01-01T00-00-00Z"
     folder.mkdir(parents=True)
     config = TuneConfig(num_trials=8)
-    resumable(folder, config, 3)
-    Journal(folder).keep(Searched(num_trials=8, time_budget_s=config.time_budget_s))
-    before = (folder / JOURNAL_FILE).read_bytes()
+    resumable(folder, config, 3, Searched(num_trials=8, time_budget_s=config.time_budget_s))
+    before = (folder / RUN_FILE).read_bytes()
     assert invoke("run", "--resume", *asked).exit_code == 0
     assert (tuner.asked, tuner.reopened) == ([config], [goes_on])
-    assert (folder / JOURNAL_FILE).read_bytes() == before  # the machine and the job are not compared yet
+    assert (folder / RUN_FILE).read_bytes() == before  # the machine and the job are not compared yet
 
 
 def test_nothing_to_resume_is_told(tuner: FakeTuner) -> None:

@@ -18,7 +18,7 @@ def point(recipe: Recipe, batch_size: int, rate: int) -> ComputePoint:
 
 @pytest.mark.parametrize("others", [(), (point(Recipe(), 64, 5000),)], ids=["a curve alone", "beside your own recipe"])
 def test_the_fastest_rate_is_of_the_space(others: tuple[ComputePoint, ...]) -> None:
-    found = Findings(TuneConfig(), fake_host(), GPU, FakeClock(), "0")
+    found = Findings(TuneConfig(), fake_host(), GPU, "0", FakeClock())
     curve = (point(CHOSEN, 256, 3000), point(CHOSEN, 512, 3200))
     found.recipes = (RecipeChoice(chosen=CHOSEN, points=(point(Recipe(), 256, 4000), curve[0])),)
     found.compute_points = (*curve, *others)
