@@ -3,13 +3,14 @@
 The only mutable record of a run. An interruption at any point leaves everything measured until then.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from loadtune.errors import LoadtuneError
+from loadtune.model.resources import Job
 from loadtune.probe.memory import MemoryProbe
 from loadtune.records import (
     Bottleneck,
@@ -25,10 +26,20 @@ from loadtune.records import (
     Window,
     Winner,
 )
+from loadtune.records.confirmed import Failed
 from loadtune.report.run_file import Resumable
 from loadtune.seams import Clock, Listener
 
 T = TypeVar("T")
+
+
+class Changes(Protocol):
+    """Combinations of changes of the code."""
+
+    def jobs(self, job: Job) -> tuple[Job, ...]: ...
+    def outcome(
+        self, best: Finalist, changed: Finalist | None, finalists: Sequence[Finalist], failed: Sequence[Failed]
+    ) -> Remedies: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +64,8 @@ class Findings(Resumable):
     best: Winner | None = None
     best_at_your_batch: Winner | None = None
     bottleneck: Bottleneck | None = None
-    remedies: Remedies | None = None
+    changes: "Changes | None" = None
+    """Of the code, that are searched. None: none are."""
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None

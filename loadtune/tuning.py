@@ -259,6 +259,9 @@ def story(run: Run) -> None:
     stages.compute(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
+    space = stages.changes(run, facts, space)
+    if space.codes:
+        stages.study(run, facts, space)
     stages.verify_memory(run, facts, space)
     try:
         stages.confirmation(run, facts, space)
@@ -266,4 +269,3 @@ def story(run: Run) -> None:
         if found.best is not None:
             write_result(found.result(), run.folder)
         found.aside("The bottleneck is not named", lambda: stages.name_bottleneck(run, facts, space))
-    found.aside("Not all changes of the code were tried", lambda: stages.remedies(run, facts, space))

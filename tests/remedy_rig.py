@@ -53,8 +53,7 @@ def situation(
         "device": GPU,
         "num_cores": 8,
         "ram_bytes": 1 << 33,
-        "bottleneck": None,
-        "most_workers": 8,
+        "late": None,
         "wait_fraction": 0.5,
     }
     config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)

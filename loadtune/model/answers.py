@@ -96,7 +96,7 @@ def best_of(model: ThroughputModel, points: Points, job: Job) -> int:
     """Which of some settings is expected to be the fastest with another job."""
     theta, _ = model.learned()
     ratio = demands(theta, job, points).seconds / demands(theta, model.job, points).seconds
-    return int(np.argmax(model.predict(points).mean - np.log(ratio)))
+    return int(np.argmax(model.mean(points) - np.log(ratio)))
 
 
 def predicted(model: ThroughputModel, points: Points) -> list[Estimate]:

@@ -29,11 +29,11 @@ SEGMENT_SD = 0.06
 PART_SD = 0.10
 """Of the logarithm of such seconds: measured directly, under the conditions of that segment."""
 
-CHANGED_SD = 0.1
-"""Of the logarithm of a parameter, between a job and the same job with a change."""
+LENGTHS = (1.5, 1.2, 0.7)
+"""Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not."""
 
-LENGTHS = (1.5, 1.2, 0.7, 1.0)
-"""Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not, another recipe."""
+OTHER = 1.0
+"""The distance of another recipe, and of other code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +85,11 @@ class Prediction:
 
 
 class ThroughputModel:
-    """Throughput at any setting, from the calibrations of a job and its segments so far.
+    """Throughput at any setting, from the calibrations of a job and its segments so far."""
 
-    ``before``: a model of the same job before a change of it. What that learned of the parameters is where this begins.
-    """
-
-    def __init__(self, job: Job, segments: Segments | None = None, before: "ThroughputModel | None" = None) -> None:
+    def __init__(self, job: Job, segments: Segments | None = None) -> None:
         self.job, self.segments = job, segments
         self._mean, self._sd = prior_of(job)
-        if before is not None:
-            self._mean, sd = before.learned()
-            self._sd = np.minimum(self._sd, np.hypot(sd, CHANGED_SD))
         fits, start = list[_Fitted](), self._mean
         for scale, weight in zip(SCALES, SCALE_PRIOR, strict=True):
             fits.append(self._fit(scale, weight, start))
@@ -194,6 +188,15 @@ class ThroughputModel:
             covariance += weight * (part.covariance + np.outer(off, off[list(anchors)]))
         return Prediction(np.asarray(mean), variance, covariance)
 
+    def mean(self, points: Points) -> Array:
+        """That of `predict` alone, in a twentieth of the time."""
+        mean = np.zeros(len(points))
+        for weight, fit in zip(self.weights, self._fits, strict=True):
+            mean += weight * self._model(fit.theta, points)
+            if self.segments is not None and len(self.segments):
+                mean += weight * fit.scale**2 * kernel(points, self.segments.points) @ fit.solved
+        return mean
+
     def _predict(self, fit: _Fitted, points: Points, anchors: list[int]) -> Prediction:
         # One-sided slopes, which take half the time of those at two sides.
         at = self._model(np.vstack([fit.theta, fit.theta + STEP * np.eye(len(fit.theta))]), points)
@@ -229,7 +232,8 @@ def kernel(one: Points, other: Points) -> Array:
     squares = np.zeros((len(one), len(other)))
     for here, there, length in zip(_features(one), _features(other), LENGTHS, strict=True):
         squares += ((here[:, None] - there[None, :]) / length) ** 2
-    squares += np.where(one.recipe[:, None] != other.recipe[None, :], 1 / LENGTHS[-1] ** 2, 0.0)
+    for own, others in ((one.recipe, other.recipe), (one.code, other.code)):
+        squares += np.where(own[:, None] != others[None, :], 1 / OTHER**2, 0.0)
     return np.exp(-0.5 * squares)
 
 
@@ -238,13 +242,17 @@ def _features(points: Points) -> list[Array]:
         np.log2(points.batch_size),
         np.log2(1 + points.num_workers),
         points.pinned.astype(float),
-        np.zeros(len(points)),
     ]
 
 
-def points_of(settings: Sequence[tuple[int, int, bool, int]]) -> Points:
-    """(batch size, workers, pinned, recipe)."""
+def points_of(settings: Sequence[tuple[int, int, bool, int]], codes: Sequence[int] | None = None) -> Points:
+    """(Batch size, workers, pinned, recipe) of each, and the code, which is that without changes by default."""
     columns = list(zip(*settings, strict=True))
+    code = np.zeros(len(settings), int) if codes is None else np.array(codes, int)
     return Points(
-        np.array(columns[0], float), np.array(columns[1], float), np.array(columns[2], bool), np.array(columns[3], int)
+        np.array(columns[0], float),
+        np.array(columns[1], float),
+        np.array(columns[2], bool),
+        np.array(columns[3], int),
+        code,
     )

@@ -37,7 +37,7 @@ loading and pinning.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +76,17 @@ class Job:
     """By recipe: (batch size, seconds a sample) of training steps without a loader, smallest batch first."""
     copies_ahead: bool = False
     """Whether the next batch is copied on a stream of its own, while the current one is trained on."""
+    changes: tuple[str, ...] = ()
+    """Names of the changes of the code in this job."""
+    changed: tuple["Job", ...] = ()
+    """The same job with changes of the code, which `Points.code` counts from 1 on."""
     syncing: frozenset[str] = frozenset()
     """Recipes in which every step waits for the device: fp16 with GradScaler and an optimizer that is not fused."""
+
+    @property
+    def codes(self) -> tuple["Job", ...]:
+        """With no change of the code, and with each combination of changes."""
+        return (self, *self.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +98,23 @@ class Points:
     pinned: NDArray[np.bool_]
     recipe: NDArray[np.int64]
     """Index into the job's recipes."""
+    code: NDArray[np.int64]
+    """Index into `Job.codes`."""
 
     def __len__(self) -> int:
         return len(self.batch_size)
 
     def at(self, places: Sequence[int]) -> "Points":
         index = np.array(places, int)
-        return Points(self.batch_size[index], self.num_workers[index], self.pinned[index], self.recipe[index])
+        return Points(*(column[index] for column in self._columns))
 
     @staticmethod
     def joined(*parts: "Points") -> "Points":
-        return Points(
-            np.concatenate([part.batch_size for part in parts]),
-            np.concatenate([part.num_workers for part in parts]),
-            np.concatenate([part.pinned for part in parts]),
-            np.concatenate([part.recipe for part in parts]),
-        )
+        return Points(*(np.concatenate(columns) for columns in zip(*(part._columns for part in parts), strict=True)))
+
+    @property
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.batch_size, self.num_workers, self.pinned, self.recipe, self.code
 
 
 PRIORS: Mapping[str, Prior] = {
@@ -148,8 +158,9 @@ def compute_s(job: Job, points: Points, small: Array) -> Array:
     """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
     growing by the power ``small`` of 1 ÷ batch size, above them as at the largest."""
     alone, below = np.empty(len(points)), np.empty(len(points))
-    for index, curve in enumerate(job.compute.values()):
-        at = points.recipe == index
+    curves = {(c, r): curve for c, each in enumerate(job.codes) for r, curve in enumerate(each.compute.values())}
+    for (code, recipe), curve in curves.items():
+        at = (points.code == code) & (points.recipe == recipe)
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
         wanted = np.log(points.batch_size[at])
         below[at] = np.maximum(0.0, sizes[0] - wanted)
@@ -182,19 +193,24 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
     slower = values[..., len(PRIORS) :][..., points.recipe]
     b, w = points.batch_size, points.num_workers
     in_process = w == 0
-    wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
-    load_s = job.sample_cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
+    codes = job.codes
+    sample_s, cpu_s, sample_bytes = np.array([(j.sample_s, j.sample_cpu_s, j.sample_bytes) for j in codes])[
+        points.code
+    ].T
+    wait_s = np.maximum(0.0, sample_s - cpu_s)
+    load_s = cpu_s * value["load"] + value["pile"] * np.maximum(0.0, np.log2(b / 256))
     send_s = np.where(in_process, 0.0, value["batch_cost"] / b)
     compute = compute_s(job, points, value["small"])
     alone_s = compute * slower
     none, gpu = np.zeros(len(b)), job.on_gpu
-    syncs = np.array([recipe in job.syncing for recipe in job.compute])[points.recipe]
+    syncs = np.array([[recipe in each.syncing for recipe in job.compute] for each in codes])[points.code, points.recipe]
+    ahead = np.array([each.copies_ahead for each in codes])[points.code]
     sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
     rate = np.where(points.pinned, value["copy_rate"], value["unpinned_rate"])
-    copy_s = job.sample_bytes / rate if gpu else none
+    copy_s = sample_bytes / rate if gpu else none
     launch_s = value["launch"] / b if gpu else none
     pins = points.pinned & gpu
-    lock_s, hand_s = np.where(pins, job.sample_bytes / value["pin_rate"], 0.0), value["hand_cost"] / b
+    lock_s, hand_s = np.where(pins, sample_bytes / value["pin_rate"], 0.0), value["hand_cost"] / b
     core_s = np.where(in_process, 0.0, launch_s + hand_s + send_s + lock_s)
     if gpu:  # copying from pageable memory is the CPU's work
         core_s = core_s + np.where(points.pinned | in_process, 0.0, copy_s)
@@ -208,7 +224,7 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         computing_s = 0.0 if gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         waits_s = sync_s * crowding * pin_busy
         steps_s = alone_s + waits_s
-        device_s = np.maximum(steps_s, copy_s) if job.copies_ahead else steps_s + copy_s
+        device_s = np.where(ahead, np.maximum(steps_s, copy_s), steps_s + copy_s)
         serial_s = make + np.where(pins, hand_s, 0.0) + lock_s + np.maximum(device_s, launches_s)
         each: dict[Resource, Array] = {
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),

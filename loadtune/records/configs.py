@@ -17,7 +17,7 @@ OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "per
 decided with the recipe, once per precision."""
 OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
 
-Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision"] | OptionalDimension
+Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision", "code"] | OptionalDimension
 """What a study can choose, or ``--fix`` can pin."""
 DIMENSIONS: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", *OPTIONAL_DIMENSIONS)
 

@@ -14,7 +14,6 @@ from loadtune.remedies.draft_decoding import DraftDecoding
 from loadtune.remedies.fused_optimizer import FusedOptimizer
 from loadtune.remedies.gpu_decoding import GpuDecoding
 from loadtune.remedies.half_transfer import HalfTransfer
-from loadtune.remedies.more_workers import MoreWorkers
 from loadtune.remedies.opencv_threads import OpencvThreads
 from loadtune.remedies.start_method import StartMethod
 from loadtune.remedies.tensor_decoding import TensorDecoding
@@ -32,7 +31,6 @@ _ALL: Sequence[Remedy] = (
     CopyAhead(),
     FusedOptimizer(),
     Compiled(),
-    MoreWorkers(),
     Unordered(),
     StartMethod(),
     WorkerThreads(),

@@ -9,7 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtune.model.resources import Job
-from loadtune.records import Bottleneck, Device, Estimate, Examined, Precision, TrialConfig, WorkloadFacts, WorkloadSpec
+from loadtune.records import (
+    Device,
+    Estimate,
+    Examined,
+    LateBatches,
+    Precision,
+    TrialConfig,
+    WorkloadFacts,
+    WorkloadSpec,
+)
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -43,15 +52,12 @@ class Situation:
     """Usable ones."""
     ram_bytes: int
     """Of RAM that is available."""
-    bottleneck: Bottleneck | None
-    most_workers: int
-    """Largest number of workers that the search could have chosen."""
+    late: LateBatches | None
+    """What held up batches that were ready, in the best configuration's trial. None: nothing did."""
     wait_fraction: float
     """Share of the best configuration's time that is spent blocked in ``next(loader)``."""
     precisions: tuple[Precision, ...] = ()
     """That the search could choose."""
-    workers_are_bounded: bool = False
-    """Whether the user or the dataset says how many workers there may be."""
 
     @property
     def on_gpu(self) -> bool:

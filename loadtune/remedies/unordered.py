@@ -19,10 +19,9 @@ class Unordered(Remedy):
 
     def gain(self, situation: Situation) -> Estimate | None:
         """At the most what is waited for late batches is gained, at the least nothing."""
-        late = situation.bottleneck.late if situation.bottleneck is not None else None
-        if late is None:
+        if situation.late is None:
             return None
-        waited = min(0.9, late.wait_fraction * situation.wait_fraction)
+        waited = min(0.9, situation.late.wait_fraction * situation.wait_fraction)
         most = 1 / (1 - waited)
         return Estimate(value=(1 + most) / 2, low=1.0, high=most)
 

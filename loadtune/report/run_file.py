@@ -19,7 +19,6 @@ from loadtune.records import (
     MemoryCeiling,
     RecipeChoice,
     Remedies,
-    RemedyMode,
     Trial,
     TrialConfig,
     TrialFailure,
@@ -51,17 +50,6 @@ class Confirmed:
     config: TrialConfig
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedied:
-    """The remedies of this winner were tried."""
-
-    winner: TrialConfig
-    remedies: Remedies
-    mode: RemedyMode
-    is_complete: bool
-    """Whether nothing was left out for want of time."""
 
 
 @dataclass(slots=True)
@@ -104,8 +92,8 @@ class Resumable:
     """In the order of the runs, since the last trial: before it, the finalists may have been others."""
     concluded_s: float | None = None
     """The time budget within which the confirmation ended by itself. None: it has not."""
-    remedied: Remedied | None = None
-    """The last. None: none were tried."""
+    remedies: Remedies | None = None
+    """As the confirmation judged them."""
 
     @property
     def num_run(self) -> int:

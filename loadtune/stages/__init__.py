@@ -1,12 +1,12 @@
 """The stages of a run. They connect, the folders they call decide; each leaves what it found in `Findings`."""
 
 from loadtune.stages.bottleneck import name_bottleneck
+from loadtune.stages.changes import changes
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.energy import check_energy
 from loadtune.stages.memory import memory, verify_memory
 from loadtune.stages.own import own
 from loadtune.stages.probing import compute, recipes, start
-from loadtune.stages.remedies import remedies
 from loadtune.stages.run import Run
 from loadtune.stages.search_space import space
 from loadtune.stages.searching import study
@@ -14,6 +14,7 @@ from loadtune.stages.time_budget import ended_text, overrun
 
 __all__ = [
     "Run",
+    "changes",
     "check_energy",
     "compute",
     "confirmation",
@@ -23,7 +24,6 @@ __all__ = [
     "overrun",
     "own",
     "recipes",
-    "remedies",
     "space",
     "start",
     "study",

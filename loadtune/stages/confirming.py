@@ -41,7 +41,7 @@ from loadtune.study.failed import (
     worker_note,
 )
 from loadtune.study.space import SearchSpace
-from loadtune.study.winner import is_confirmed, not_told_apart, pick_winner, undecided
+from loadtune.study.winner import is_confirmed, not_told_apart, pick_winner, undecided, undecided_change
 from loadtune.units import counted, seconds_text
 
 COMPUTE_STEPS = 4
@@ -121,13 +121,14 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
     """The finalists, those first that the answer needs most."""
     found, own_size = run.found, run.found.config.yours.batch_size
     search = search_of(run, facts, searched)
-    ranked = [_within_ceiling(run, each.config) for each in search.ranked()]
+    ranked = [_within_ceiling(run, each.config) for each in search.ranked() if not each.config.remedies]
     return pick_finalists(
         list(dict.fromkeys(ranked)),
         found.yours,
         found.trials,
         at_your_batch=[] if own_size is None else search.best_at(own_size),
         smallest=search.smallest() if ranked else None,
+        changed=search.changed() if ranked and found.changes is not None else None,
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
@@ -151,7 +152,8 @@ def _undecided(run: Run, measured: Sequence[Finalist]) -> set[TrialConfig]:
     yours, objective = run.found.yours, run.found.config.objective
     judged = ruled_out(measured, run.found.trials, objective=objective)
     sizes = {None, run.found.config.yours.batch_size}
-    return {c for size in sizes for c in undecided(judged, yours, batch_size=size, objective=objective)}
+    again = {c for size in sizes for c in undecided(judged, yours, batch_size=size, objective=objective)}
+    return again | set(undecided_change(judged, pick_winner(judged, yours, objective=objective), objective))
 
 
 def _known(run: Run) -> list[Outcome]:
@@ -197,6 +199,7 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
     found.best = _winner(run, failed, None)
     if found.yours is not None and found.config.yours.batch_size is not None:
         found.best_at_your_batch = _winner(run, failed, found.yours.batch_size)
+    _judge_changes(run, failed)
     _note_failures(run, failed)
     note_disturbance(run, [measured for finalist in found.finalists for measured in finalist.runs])
     if found.best is not None:
@@ -225,6 +228,17 @@ def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winne
     if again is None:
         return None
     return replace(again, compute_fraction=compute_fraction(found.compute_points, again.config, again.samples_per_s))
+
+
+def _judge_changes(run: Run, failed: Sequence[Failed]) -> None:
+    """What the contestant with changes of the code gains over the best; as it was judged before an interruption."""
+    found = run.found
+    if found.best is None or found.changes is None:
+        return
+    changed = next((finalist for finalist in found.finalists if finalist.config.remedies), None)
+    failures = [*failed, *((trial.config, trial.failure) for trial in found.trials if trial.failure is not None)]
+    found.remedies = found.changes.outcome(_finalist(run, found.best.config), changed, found.finalists, failures)
+    run.save()
 
 
 def _note_failures(run: Run, failed: Sequence[Failed]) -> None:

@@ -47,6 +47,10 @@ def _rules_out(trial: Trial, config: TrialConfig, facts: WorkloadFacts) -> bool:
     failure, tried = trial.failure, trial.config
     if failure is None:
         return False
+    if tried.remedies and not failure.is_of_memory:
+        return set(tried.remedies) <= set(config.remedies)
+    if tried.remedies and tried.remedies != config.remedies:
+        return False
     if failure.kind == "non_finite_loss":
         return tried.precision in ("fp32", config.precision)
     if failure.kind == "oom":  # in its precision, as ceilings are

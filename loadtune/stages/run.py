@@ -66,6 +66,13 @@ class Run:
         """Whether the run goes on and nothing was begun yet: what lies in its folder says more than `found`."""
         return self.found.is_resumed and self.found.stage_name == "start"
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the confirmation had ended before an interruption, and no more is asked for now."""
+        found, asks = self.found, self.found.remedies is None and self.found.config.remedies != "none"
+        ended_s = found.concluded_s if found.is_resumed and not asks else None
+        return ended_s is not None and found.config.time_budget_s <= ended_s
+
     def save(self) -> None:
         """Store what was found until now."""
         if not self.found.trials:

@@ -19,6 +19,9 @@ from loadtune.study.search import Next, Search
 from loadtune.study.space import SearchSpace
 from loadtune.study.throughput import job_of
 
+CODE_TRIALS = 2
+"""With changes of the code, beyond those of the settings."""
+
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
     """Search the space; the user's own loader settings come first."""
@@ -39,7 +42,12 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         loop = study_loop(run, search, asked)
         for trial in loop.trials():
             found.trials.append(trial)
-            found.searched, found.confirmed, found.concluded_s = None, [], None  # the finalists may be others now
+            found.searched, found.confirmed, found.concluded_s, found.remedies = (
+                None,
+                [],
+                None,
+                None,
+            )  # the finalists may be others now
             run.save()
             found.tell(_trial_line(found, trial))
         found.tell(f"The search ended: {loop.ended}.")
@@ -55,8 +63,9 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
 def search_of(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     """The search, as far as the trials of this run brought it."""
     found = run.found
+    job = job_of(facts, found.host, found.device, searched.recipes, found.compute_points)
     search = Search(
-        job=job_of(facts, found.host, found.device, searched.recipes, found.compute_points),
+        job=replace(job, changed=found.changes.jobs(job)) if found.changes is not None else job,
         space=searched,
         first=_first(found, searched),
         feasible=lambda configs: feasible(run, facts, configs),
@@ -99,7 +108,7 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         search=search,
         run=lambda config: _tried(run, config),
         clock=run.clock,
-        num_trials=found.config.num_trials,
+        num_trials=max(found.config.num_trials, len(run.standing) + CODE_TRIALS if search.space.codes else 0),
         until_s=run.study_until_s,
         enough_until_s=run.search_until_s,
         objective=found.config.objective,

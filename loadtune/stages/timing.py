@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.records import Measurement, Objective, TrialConfig, TrialFailure
 from loadtune.records.confirmed import is_barred
 from loadtune.report.utilization import utilization_text
@@ -79,7 +80,12 @@ def _timed_once(run: Run, config: TrialConfig, share: float, limit_s: float) -> 
     seconds = max(0.5, share * run.found.config.time_budget_s)
     segment, facts = Segment(config.loader, seconds, limit_s), run.found.facts
     epoch_samples = None if facts is None else facts.dataset_length
-    outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window, epoch_samples)
+    try:
+        outcome = run_trial(run.bench, run.sensor, run.clock, config, segment, run.found.tell_window, epoch_samples)
+    except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
+        if isinstance(error, OutOfTimeError) or not config.remedies:
+            raise
+        return TrialFailure(kind="user_error", phase="training", message=str(error))
     if isinstance(outcome, Measurement):
         run.found.trained.add((config.recipe, config.batch_size))
     by_energy = run.found.config.objective == "samples-per-joule"

@@ -24,20 +24,22 @@ def pick_finalists(
     *,
     at_your_batch: Sequence[TrialConfig] = (),
     smallest: TrialConfig | None = None,
+    changed: TrialConfig | None = None,
     time_s: float = math.inf,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, and the two best ``at_your_batch`` size. Where time allows: the second best, and the ``smallest`` that is
-    expected to be as good. Those in ``kept`` were measured again before an interruption and stay.
+    baseline, and the two best ``at_your_batch`` size. Where time allows: the best that is ``changed`` in its code, the
+    second best, and the ``smallest`` that is expected to be as good. Those in ``kept`` were measured again before an
+    interruption and stay.
     """
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
-    spare = dict.fromkeys([*ranked[:2], *([] if smallest is None else [smallest])])
+    spare = dict.fromkeys(each for each in (changed, *ranked[:2], smallest) if each is not None)
     left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials) for config in fixed)
     return (*fixed, *_repeatable([config for config in spare if config not in fixed], trials, left_s))
 
@@ -117,7 +119,7 @@ def needed(
     """What the answer is made of: the best rival so far, the baseline, and the two best rivals at its batch size."""
     scored, out = {f.config: f.score(objective) for f in finalists(outcomes)}, barred(outcomes)
     ranked = sorted((c for c in configs if c not in out), key=lambda config: -scored.get(config, 0.0))
-    rivals = [config for config in ranked if config != yours]
+    rivals = [config for config in ranked if config != yours and not config.remedies]
     at_batch = [config for config in rivals if yours and config.batch_size == yours.batch_size]
     own = [config for config in ranked if config == yours]
     return list(dict.fromkeys([*rivals[:1], *own, *at_batch[: 2 if at_your_batch else 0]]))

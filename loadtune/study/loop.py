@@ -122,7 +122,8 @@ class StudyLoop:
             outcome = self.run(config)
             took_s = self.clock.now() - started
             self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else took_s)
-        raise_for_the_user(outcome)
+        if not config.remedies:
+            raise_for_the_user(outcome)
         return outcome
 
     def _count(self, trial: Trial) -> None:

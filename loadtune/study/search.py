@@ -25,6 +25,9 @@ from loadtune.study.throughput import points_at, segments_of
 
 T = TypeVar("T")
 
+MOST = 400
+"""Configurations that a proposal weighs: those with the highest predicted throughput."""
+
 AS_GOOD = 0.99
 """Share of the best expected score from which on a smaller configuration is worth a place in the confirmation."""
 
@@ -114,6 +117,12 @@ class Search:
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
         left_s = self.left_s() if math.isinf(left_s) else min(left_s, self.left_s() / (1 + MIN_RUNS))
+        means = self._asked(known, lambda model: model.mean(points_at(configs, self.job)))
+        if means is None:
+            self.ended = str(self.broken)
+            return None
+        weighed = sorted({*np.argsort(-means)[:MOST].tolist(), *places})
+        configs, places = [configs[at] for at in weighed], [weighed.index(at) for at in places]
         points = points_at(configs, self.job)
         found = self._asked(
             known,
@@ -149,7 +158,8 @@ class Search:
 
     def _changed(self, seen: set[TrialConfig]) -> Next | None:
         """The best configuration with one setting that the model does not know at another value."""
-        best = next((each.config for each in self.ranked() if each.config == self.space.as_modelled(each.config)), None)
+        plain = (each.config for each in self.ranked() if not each.config.remedies)
+        best = next((config for config in plain if config == self.space.as_modelled(config)), None)
         variants = [] if best is None else self._variants(best)
         return next((Next(config=config, origin="search") for config in variants if config not in seen), None)
 
@@ -176,13 +186,24 @@ class Search:
     def best_at(self, batch_size: int) -> list[TrialConfig]:
         """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
         the others, best first."""
-        ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size])
+        ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
         by_score = [each.config for each in ranked]
         return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
 
     def smallest(self) -> TrialConfig | None:
         """The smallest configuration that the model expects to be as good as any, tried or not."""
-        return next(iter(_smallest(self._by_expectation(self.able()))), None)
+        return next(iter(_smallest(self._by_expectation([c for c in self.able() if not c.remedies]))), None)
+
+    def changed(self) -> TrialConfig | None:
+        """The best expected with changes of the code, of those that ran if any did. None: there is none."""
+        able = [config for config in self.able() if config.remedies]
+        ran = [config for config, _ in self._tried if config in able]
+        return next((each.config for each in self._by_expectation(ran or able)), None)
+
+    def model(self) -> ThroughputModel | None:
+        """Fitted to what was tried. None: nothing was, or it cannot be fitted."""
+        known = self._known()
+        return self._asked(known, lambda model: model) if known else None
 
     def _known(self) -> list[tuple[TrialConfig, Measurement]]:
         """The trials that the model can be fitted to."""
@@ -249,7 +270,7 @@ class Search:
 
     def _place(self, config: TrialConfig) -> tuple[object, ...]:
         loader = config.loader
-        return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision
+        return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, config.remedies
 
 
 def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:

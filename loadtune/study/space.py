@@ -4,7 +4,7 @@ Sizes are searched by their index in the ladder: an integer keeps their order fo
 ceiling is a constraint on the space, never another range.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -22,7 +22,7 @@ PREFETCH_FACTORS = (1, 2, 4, 8)
 EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
 
-MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision")
+MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", "code")
 """What the throughput model knows."""
 
 _LOADER_AXES: tuple[Dimension, ...] = (
@@ -33,6 +33,24 @@ _LOADER_AXES: tuple[Dimension, ...] = (
     "in_order",
     "persistent_workers",
 )
+
+
+UNCHANGED = "none"
+"""The value of the dimension *code* without any change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A combination of changes of the code."""
+
+    changes: tuple[str, ...]
+    """Their names, in the order in which they are applied."""
+    apply: Callable[[TrialConfig], TrialConfig | None]
+    """To a configuration without changes. None: it is nothing at these settings."""
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +68,8 @@ class SearchSpace:
     """Empty: each precision's recipe has its own."""
     in_order: tuple[bool, ...] = (True,)
     persistent_workers: tuple[bool, ...] = (True,)
+    codes: tuple[Code, ...] = ()
+    """Beside the code as it is."""
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
@@ -67,22 +87,28 @@ class SearchSpace:
             "in_order": self.in_order,
             "persistent_workers": self.persistent_workers,
         }
-        return axes | ({"memory_format": self.memory_formats} if self.memory_formats else {})
+        axes |= {"memory_format": self.memory_formats} if self.memory_formats else {}
+        return axes | ({"code": (UNCHANGED, *(code.name for code in self.codes))} if self.codes else {})
 
-    def config(self, batch_size: int, num_workers: int, pin_memory: bool, precision: Precision) -> TrialConfig:
+    def config(
+        self, batch_size: int, num_workers: int, pin_memory: bool, precision: Precision, code: str = UNCHANGED
+    ) -> TrialConfig:
         """These, and of the other dimensions what PyTorch and the recipe have by default, where that is searched."""
         loader = LoaderConfig(batch_size=batch_size, num_workers=num_workers, pin_memory=pin_memory)
-        return self.at(self.point(TrialConfig(loader=loader, recipe=self.recipes[precision])))
+        point = self.point(TrialConfig(loader=loader, recipe=self.recipes[precision]))
+        return self.at({**point, "code": code})
 
     def at(self, point: Mapping[Dimension, Any]) -> TrialConfig:
-        """The configuration at a point that names a value of every axis."""
+        """The configuration at a point that names a value of every axis; without a code that is nothing there."""
         loader = LoaderConfig(**{str(name): point[name] for name in _LOADER_AXES})
         if loader.num_workers == 0:  # then nothing is prefetched, and configurations that differ in it are the same
             loader = LoaderConfig(batch_size=loader.batch_size, pin_memory=loader.pin_memory)
         recipe = self.recipes[point["precision"]]
         if self.memory_formats:
             recipe = replace(recipe, memory_format=point["memory_format"])
-        return TrialConfig(loader=loader, recipe=recipe)
+        config = TrialConfig(loader=loader, recipe=recipe)
+        code = next((code for code in self.codes if code.name == point.get("code")), None)
+        return (None if code is None else code.apply(config)) or config
 
     def point(self, config: TrialConfig) -> dict[Dimension, Setting]:
         """Where the configuration lies, or the nearest place to it: sizes give way downwards, the rest to the first."""
@@ -97,14 +123,16 @@ class SearchSpace:
 
     def modelled(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once, with the defaults of what the throughput model does not know."""
-        axes = (self.batch_sizes, self.num_workers, self.pin_memory, self.precisions)
+        codes = (UNCHANGED, *(code.name for code in self.codes))
+        axes = (self.batch_sizes, self.num_workers, self.pin_memory, self.precisions, codes)
         every = (self.config(*values) for values in product(*axes))
         return (config for config in dict.fromkeys(every) if self.excess(config) <= 0)
 
     def as_modelled(self, config: TrialConfig) -> TrialConfig:
         """The same with the defaults of what the throughput model does not know."""
         loader = config.loader
-        return self.config(loader.batch_size, loader.num_workers, loader.pin_memory, config.precision)
+        code = "+".join(config.remedies) or UNCHANGED
+        return self.config(loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, code)
 
     def excess(self, config: TrialConfig) -> int:
         """Samples by which a batch is above its precision's ceiling; 0 or less: it fits."""
@@ -136,6 +164,8 @@ def worker_ladder(most: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
 
 
 def _setting(config: TrialConfig, name: Dimension) -> Any:
+    if name == "code":
+        return "+".join(config.remedies) or UNCHANGED
     return getattr(config.loader if name in _LOADER_AXES else config.recipe, name)
 
 

@@ -49,18 +49,17 @@ def _curve(points: Sequence[ComputePoint], recipe: Recipe) -> tuple[tuple[float,
 
 
 def points_at(configs: Sequence[TrialConfig], job: Job) -> Points:
-    recipes = list(job.compute)
-    return points_of(
-        [
-            (
-                config.loader.batch_size,
-                config.loader.num_workers,
-                config.loader.pin_memory,
-                recipes.index(config.precision),
-            )
-            for config in configs
-        ]
-    )
+    recipes, codes = list(job.compute), [each.changes for each in job.codes]
+    settings = [
+        (
+            config.loader.batch_size,
+            config.loader.num_workers,
+            config.loader.pin_memory,
+            recipes.index(config.precision),
+        )
+        for config in configs
+    ]
+    return points_of(settings, [codes.index(config.remedies) for config in configs])
 
 
 def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], rates: Sequence[float], job: Job) -> Segments:

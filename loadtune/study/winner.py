@@ -30,9 +30,10 @@ def pick_winner(
     Where nothing is, the baseline itself: a rival has to gain for sure, the user's settings do not. The best of all
     where the baseline has no rate, or may not be kept (`may_be_kept`). None: nothing ran, or something rules out all
     that did (`ruled_out`). A configuration that was run once wins only where no rival of the baseline ran twice.
-    `batch_size` leaves only its own to choose from; what is proven there is proven among all sizes.
+    `batch_size` leaves only its own to choose from; what is proven there is proven among all sizes. Changes of the code
+    are judged apart.
     """
-    able = [f for f in finalists if not f.unconfirmed]
+    able = [f for f in finalists if not f.unconfirmed and not f.config.remedies]
     eligible = [f for f in able if batch_size in (None, f.config.batch_size)]
     num_rivals = sum(f.config != yours for f in able)  # who was run once was there to pick from as well
     if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != yours):
@@ -103,7 +104,7 @@ def not_told_apart(
     rivals = []
     for rival in finalists:
         _, low, high = speedup(best, rival, finalists, num_pairs, objective)
-        if rival is not best and not _differ((low, high)):
+        if rival is not best and not rival.config.remedies and not _differ((low, high)):
             rivals.append(rival)
     return tuple(rivals)
 
@@ -126,7 +127,7 @@ def undecided(
     if best is None:  # more runs may narrow what is too uncertain now
         wide = [f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
         return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
-    able = [f for f in finalists if not f.unconfirmed and f.config != yours]
+    able = [f for f in finalists if not f.unconfirmed and f.config != yours and not f.config.remedies]
     rivals = sorted((f for f in able if batch_size in (None, f.config.batch_size)), key=lambda f: -f.score(objective))
     own = next((f for f in finalists if f.config == yours and may_be_kept(f)), None)
     others = [f for f in (*rivals, *([] if own is None else [own])) if f is not best]
@@ -137,6 +138,18 @@ def undecided(
     if is_told and half is not None and half <= PRECISE:
         return ()
     return (best.config, *(config for config, interval in ratios.items() if not _differ(interval)))
+
+
+def undecided_change(
+    finalists: Sequence[Finalist], winner: Winner | None, objective: Objective = "samples-per-s"
+) -> tuple[TrialConfig, ...]:
+    """The winner and the contestant with changes of the code, while it is not known whether these gain."""
+    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    changed = next((f for f in finalists if f.config.remedies and not f.unconfirmed), None)
+    if best is None or changed is None:
+        return ()
+    interval = difference(changed, best, finalists, 1, objective)[1:]
+    return () if _differ(interval) or _are_equal(interval) else (best.config, changed.config)
 
 
 Interval = tuple[float | None, float | None]
@@ -168,6 +181,7 @@ def is_confirmed(
     if best is None:
         return False
     own = [f for f in finalists if f.config == yours]
-    rivals = [f for f in finalists if f.config != yours and batch_size in (None, f.config.batch_size)]
+    plain = [f for f in finalists if not f.config.remedies]
+    rivals = [f for f in plain if f.config != yours and batch_size in (None, f.config.batch_size)]
     twice = {f.config for f in finalists if len(f.runs) >= MIN_RUNS}
     return all(f.config in twice for f in (best, *own)) and any(f.config in twice for f in rivals)

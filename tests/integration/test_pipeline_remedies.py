@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 
@@ -70,7 +69,8 @@ def test_a_remedy_that_gains_is_kept_and_stands_beside_the_best_configuration(tm
 def test_with_every_setting_fixed_gains_are_predicted_too(tmp_path: Path) -> None:
     fixed = TuneConfig(fix=fixed_of(["batch_size=64", "num_workers=4", "pin_memory=true", "precision=bf16"]))
     result = tune_fake(bench(), tmp_path, fixed)
-    assert len({trial.config for trial in result.trials if trial.config.precision == "bf16"}) == 1
+    plain = {trial.config for trial in result.trials if not trial.config.remedies}
+    assert len({config for config in plain if config.precision == "bf16"}) == 1
     assert result.bottleneck is not None
     assert named(result)["uint8_transfer"].predicted is not None
 
@@ -108,31 +108,6 @@ def test_what_was_left_out_is_kept_with_its_prediction_or_the_reason(tmp_path: P
     assert left["batched_fetch"].predicted is None
 
 
-def test_a_single_gain_that_is_promising_is_measured_until_it_is_sure(tmp_path: Path) -> None:
-    """The machine is uneven: two rounds and the model make it promising, and show nothing for themselves."""
-    result = tune_fake(bench(between_runs=0.06, remedy_gains={"uint8_transfer": 1.15}), tmp_path)
-    uint8 = named(result)["uint8_transfer"]
-    assert uint8.kept
-    assert len(uint8.runs) == len(uint8.base_runs) > 2
-    assert uint8.gain is not None
-    assert uint8.gain.low is not None
-    assert uint8.gain.low > 1.0
-    assert found(result).gain == uint8.gain
-    assert found(result).runs == ()
-
-
-def test_what_was_left_out_is_predicted_again_on_top_of_what_was_kept(tmp_path: Path) -> None:
-    result = tune_fake(bench(), tmp_path, TuneConfig(time_budget_s=900.0))
-    assert found(result).config is not None
-    left = {each.name: each for each in found(result).left_out}
-    assert left["copy_ahead"].predicted is not None
-    folder = tmp_path / "alone"
-    folder.mkdir()
-    alone = {each.name: each for each in found(tune_fake(bench(examined={"copy_ahead": AHEAD}), folder)).left_out}
-    assert alone["copy_ahead"].predicted is not None
-    assert left["copy_ahead"].predicted != alone["copy_ahead"].predicted
-
-
 def test_a_run_in_which_nothing_was_tried_has_a_page(tmp_path: Path) -> None:
     result = tune_fake(bench(examined={}), tmp_path)
     assert found(result).tried == ()
@@ -156,22 +131,13 @@ def dies_with(*names: str, after: int = 0):
 TWO = {"uint8_transfer": 1.3, "copy_ahead": 1.1}
 
 
-def test_a_combination_that_fails_when_all_are_measured_together_is_not_the_gain(tmp_path: Path) -> None:
-    fails = dies_with("uint8_transfer", "copy_ahead", after=3)
+def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None:
+    fails = dies_with("uint8_transfer", "copy_ahead")
     result = tune_fake(bench(remedy_gains=TWO, fail=fails), tmp_path, ALL)
-    ahead = named(result)["copy_ahead"]
-    assert (ahead.kept, ahead.gain) == (False, None)
-    assert ahead.reason is not None
-    assert "no room" in ahead.reason
+    assert not named(result)["copy_ahead"].kept
+    assert named(result)["uint8_transfer"].kept
     assert found(result).config is not None
     assert found(result).config.remedies == ("uint8_transfer",)
-
-
-def test_what_was_kept_and_fails_as_the_base_of_the_next_is_taken_away(tmp_path: Path) -> None:
-    result = tune_fake(bench(remedy_gains=TWO, fail=dies_with("uint8_transfer", after=2)), tmp_path, ALL)
-    assert found(result).config is None
-    assert not named(result)["uint8_transfer"].kept
-    assert any("the changes kept so far failed: no room" in note for note in result.notes)
 
 
 def test_a_gain_that_was_found_survives_a_resumed_run_without_time(tmp_path: Path) -> None:
@@ -182,14 +148,12 @@ def test_a_gain_that_was_found_survives_a_resumed_run_without_time(tmp_path: Pat
 
 
 def test_all_that_gain_are_measured_together_beside_the_best(tmp_path: Path) -> None:
-    told: list[str] = []
-    two = bench(remedy_gains={"uint8_transfer": 1.3, "copy_ahead": 1.1})
-    result = tune_fake(two, tmp_path, ALL, listener=lambda each: told.append(each.message or ""))
+    result = tune_fake(bench(remedy_gains=TWO), tmp_path, ALL)
     assert [each.name for each in found(result).tried if each.kept] == ["uint8_transfer", "copy_ahead"]
-    assert sum("code changes that gain, together" in line for line in told) >= 4
     together = found(result)
-    assert len(together.runs) == len(together.base_runs) >= 2
-    assert together.samples_per_s == pytest.approx(fmean(run.samples_per_s for run in together.runs))
+    contestant = next(each for each in result.finalists if each.config.remedies)
+    assert (together.config, together.runs) == (contestant.config, contestant.runs)
+    assert len(together.base_runs) >= 2
     assert together.gain is not None
     assert together.gain.low is not None
     assert 1.2 < together.gain.low < 1.43
@@ -263,7 +227,7 @@ def test_a_remedy_that_makes_the_job_unfit_to_train_fails_alone(tmp_path: Path) 
 
     tried = named(tune_fake(bench(fail=fail, remedy_gains=TWO), tmp_path, ALL))
     assert "does not take these samples" in (tried["uint8_transfer"].reason or "")
-    assert tried["copy_ahead"].runs
+    assert "copy_ahead" in tried
 
 
 def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:
@@ -317,47 +281,3 @@ def test_a_remedy_is_tried_with_the_precision_that_is_best_with_it(tmp_path: Pat
     light = replace(BYTES, sample_s=1e-4, sample_cpu_s=1e-4, sample_bytes=1e4)
     result = tune_fake(bench(surface=surface, examined={"uint8_transfer": replace(UINT8, after=light)}), tmp_path)
     assert named(result)["uint8_transfer"].config.precision == "fp16"
-
-
-def test_too_little_time_for_remedies_is_said(tmp_path: Path) -> None:
-    result = tune_fake(bench(), tmp_path, TuneConfig(time_budget_s=40.0, remedies="all"))
-    assert found(result).tried == () or all(each.reason for each in found(result).tried)
-    assert any("Too little of the time budget was left to try all changes" in note for note in result.notes)
-
-
-def test_a_gain_that_is_only_roughly_known_gets_more_rounds(tmp_path: Path) -> None:
-    rounds = []
-    for spread in (0.005, 0.05):
-        folder = tmp_path / str(spread)
-        folder.mkdir()
-        result = tune_fake(bench(between_runs=spread, remedy_gains={"uint8_transfer": 1.5}), folder)
-        rounds.append(len(named(result)["uint8_transfer"].runs))
-        gain = found(result).gain
-        assert gain is not None
-        assert gain.low is not None
-        assert gain.low > max(1.0, gain.ratio / 1.12)
-    assert rounds[0] == 2 < rounds[1]
-
-
-def test_rounds_of_a_single_remedy_count_although_the_best_configuration_fails_later(tmp_path: Path) -> None:
-    ran = {"plain": 0, "uint8": 0}
-
-    def fail(config: TrialConfig) -> TrialFailure | None:
-        ran["uint8" if config.remedies else "plain"] += 1
-        fails = not config.remedies and ran["uint8"] >= 5
-        return TrialFailure(kind="crash", phase="training", message="no room") if fails else None
-
-    noisy = bench(between_runs=0.08, remedy_gains={"uint8_transfer": 1.35}, fail=fail, seed=2)
-    uint8 = named(tune_fake(noisy, tmp_path, TuneConfig(time_budget_s=900.0)))["uint8_transfer"]
-    assert len(uint8.runs) == len(uint8.base_runs) >= 4
-
-
-def test_a_single_gain_is_sure_by_the_interval_that_is_reported(tmp_path: Path) -> None:
-    """Several were tried, so that each has to be surer: more rounds, as long as there is time."""
-    for noise, seed in ((0.04, 2), (0.06, 6)):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        noisy = bench(between_runs=noise, remedy_gains={"uint8_transfer": 1.12}, seed=seed)
-        result = tune_fake(noisy, folder, replace(ALL, time_budget_s=1500.0))
-        uint8 = named(result)["uint8_transfer"]
-        assert uint8.kept or len(uint8.runs) == 9
