@@ -97,7 +97,7 @@ class Findings(Resumable):
         try:
             yield
         finally:
-            self.stage_seconds[name] = self.clock.now() - started
+            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + self.clock.now() - started
             self.running = None
 
     def note(self, sentence: str) -> None:

@@ -154,7 +154,7 @@ def _sorted(tried: Sequence[TriedRemedy]) -> list[TriedRemedy]:
 
 
 def _table(rows: tuple[tuple[str, ...], ...], objective: Objective) -> Table:
-    measured = "measured (95% CI)" if objective == "samples-per-s" else "measured, samples/J (95% CI)"
+    measured = "measured (99% CI)" if objective == "samples-per-s" else "measured, samples/J (99% CI)"
     return Table(title=TITLE, columns=("change", "predicted", measured, "what changes for training"), rows=rows)
 
 

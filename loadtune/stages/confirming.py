@@ -9,6 +9,7 @@ from loadtune.records import (
     ComputePoint,
     Finalist,
     Measurement,
+    Precision,
     TrialConfig,
     TrialFailure,
     Winner,
@@ -129,9 +130,21 @@ def _picked(run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequen
         at_your_batch=[] if own_size is None else search.best_at(own_size),
         smallest=search.smallest() if ranked else None,
         changed=search.changed() if ranked and found.changes is not None else None,
+        typed=next(iter(search.feasible(_typed(run, searched))), None),
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
+
+
+def _typed(run: Run, searched: SearchSpace) -> list[TrialConfig]:
+    """What one would type without measuring: as many workers as cores, pinned, in half the bits."""
+    yours, cores = run.found.yours, run.found.host.num_usable_cores
+    halves: tuple[Precision, ...] = ("bf16", "fp16")
+    precision = next((each for each in halves if each in searched.recipes), None)
+    if yours is None or precision is None:
+        return []
+    workers = max((number for number in searched.num_workers if number <= cores), default=0)
+    return [searched.config(yours.batch_size, workers, searched.pin_memory[-1], precision)]
 
 
 def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:

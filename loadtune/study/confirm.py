@@ -25,21 +25,22 @@ def pick_finalists(
     at_your_batch: Sequence[TrialConfig] = (),
     smallest: TrialConfig | None = None,
     changed: TrialConfig | None = None,
+    typed: TrialConfig | None = None,
     time_s: float = math.inf,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
 
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, and the two best ``at_your_batch`` size. Where time allows: the best that is ``changed`` in its code, the
-    second best, and the ``smallest`` that is expected to be as good. Those in ``kept`` were measured again before an
-    interruption and stay.
+    baseline, and the two best ``at_your_batch`` size. Where time allows: the best that is ``changed`` in its code, what
+    one would have ``typed`` without measuring, the second best, and the ``smallest`` that is expected to be as good.
+    Those in ``kept`` were measured again before an interruption and stay.
     """
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
-    spare = dict.fromkeys(each for each in (changed, *ranked[:2], smallest) if each is not None)
+    spare = dict.fromkeys(each for each in (changed, typed, *ranked[:2], smallest) if each is not None)
     left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials) for config in fixed)
     return (*fixed, *_repeatable([config for config in spare if config not in fixed], trials, left_s))
 
