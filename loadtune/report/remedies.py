@@ -10,7 +10,7 @@ from loadtune.records import Estimate, Objective, Remedies, TrialConfig, TriedRe
 from loadtune.report.export import changed_statements
 from loadtune.report.figures import Table
 from loadtune.report.wording import remedy_text
-from loadtune.units import MISSING, counted, number_text, rate_text, ratio_text
+from loadtune.units import MISSING, counted, rate_text, ratio_text
 
 TITLE = "What a change in your code would bring"
 
@@ -60,21 +60,18 @@ def kept_code(result: TuningResult) -> tuple[RemedyCode, ...]:
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
-    """One sentence: what all changes that gain bring together, in turn with the best alone. Empty: none gains."""
+    """One sentence: what all changes that gain bring together, over the best alone. Empty: none gains."""
     found, best = result.remedies, result.best
     if found is None or best is None or found.config is None or found.gain is None:
         return ()
     kept = [each for each in found.tried if each.kept]
-    without = found.base_runs or (kept[0].base_runs if len(kept) == 1 else ())
     rate = rate_text(found.samples_per_s)
-    if without:
-        rate = f"{number_text(sum(run.samples_per_s for run in without) / len(without))} to {rate} in turn"
     of = "" if result.config.objective == "samples-per-s" else " in samples/J"
     on = "" if best == (result.best_at_your_batch or best) else f" of batch {best.config.batch_size}"
     settings = _other_settings(found.config, best.config).replace(" and ", ", with ", 1)
     interval = interval_text(found.gain.low, found.gain.high)
     said = (
-        f"{ratio_text(found.gain.ratio)}{of} on top{on} ({'' if found.gain.low is None else '95%: '}{interval}; {rate})"
+        f"{ratio_text(found.gain.ratio)}{of} on top{on} ({'' if found.gain.low is None else '99%: '}{interval}; {rate})"
     )
     return (f"Changing your code gains {said}: {'; '.join(each.title for each in kept)}{settings}.",)
 

@@ -135,9 +135,10 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     labels = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
     labels |= {} if winner is None else {winner.config: "best"}
     labels |= {} if result.yours is None else {result.yours: "baseline"}
+    labels |= {} if result.remedies is None or result.remedies.config is None else {result.remedies.config: _CHANGE}
     places = ["best", "baseline", *labels.values(), _CHANGE, ""]
     rows = [_row(result, found, labels.get(found.config, "")) for found in result.finalists if found.runs]
-    rows = sorted([*rows, *_change_row(result)], key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]
+    rows = sorted(rows, key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]
     if not rows:
         return []
     title = f"{result.config.workload.title} on {result.device.name}, measured in turn"
@@ -161,20 +162,10 @@ def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
     assumed = [name for name in _ASSUMED if name in result.assumed and found.config == result.yours]
     marks = ["all assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
     marks += [] if found.unconfirmed is None else ["not confirmed"]
-    settings = settings_text(found.config) + (f" ({'; '.join(marks)})" if marks else "")
+    config = replace(found.config, remedies=()) if label == _CHANGE else found.config
+    settings = settings_text(config) + (f" ({'; '.join(marks)})" if marks else "")
     score = found.scored(result.config.objective)
     return score.value, label, settings, _figure(score), str(len(found.runs))
-
-
-def _change_row(result: TuningResult) -> list[_Row]:
-    """Of the best with all changes of the code that gain."""
-    found = result.best and result.remedies
-    if not found or found.config is None or found.samples_per_s is None or _unit(result) != "samples/s":
-        return []
-    score = Score(objective="samples-per-s", value=found.samples_per_s, half_width_fraction=found.half_width_fraction)
-    runs = found.runs or next((each.runs for each in reversed(found.tried) if each.kept), ())
-    settings = settings_text(replace(found.config, remedies=()))
-    return [(score.value, _CHANGE, settings, _figure(score), str(len(runs)))]
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:

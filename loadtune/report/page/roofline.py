@@ -225,7 +225,7 @@ def _measured(result: TuningResult, winner: TrialConfig) -> list[_Measured]:
     for config in dict.fromkeys([*confirmed, *(one.config for one in timed_trials(result))]):
         is_under = _without_workers(config) == _without_workers(winner)
         whose = " and ".join(["winner"] * (config == winner) + ["baseline"] * (config == own))
-        if not is_under and not whose:
+        if config.remedies or not (is_under or whose):  # changes of the code are drawn apart
             continue
         kind = whose or ("confirmed" if config in confirmed else "trial")
         runs = whose_runs(result, config)

@@ -106,7 +106,7 @@ def test_a_gain_that_no_contestant_shows_is_predicted_and_called_so() -> None:
 def test_the_change_that_gains_is_told_in_short_and_exported_whole() -> None:
     result = replace(golden(), best_at_your_batch=None)
     text = said(result)
-    assert "Changing your code gains 1.32× on top (95%: 1.26 to 1.38; 5,350 samples/s): send" in text
+    assert "Changing your code gains 1.32× on top (99%: 1.26 to 1.38; 5,350 samples/s): send" in text
     assert "loadtune export --format pytorch" in text
     assert "PILToTensor" not in text
     whole = export(result, "pytorch")
