@@ -79,6 +79,8 @@ def changes(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> SearchSpac
         finally:
             run.bench.finish_by(run.until(1.0))
         found.changes = stack
+        if stack.names and not any(trial.config.remedies for trial in found.trials):
+            found.searched = None  # it goes on, with them
     return replace(searched, codes=tuple(stack.codes()))
 
 

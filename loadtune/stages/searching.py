@@ -42,12 +42,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         loop = study_loop(run, search, asked)
         for trial in loop.trials():
             found.trials.append(trial)
-            found.searched, found.confirmed, found.concluded_s, found.remedies = (
-                None,
-                [],
-                None,
-                None,
-            )  # the finalists may be others now
+            found.searched, found.confirmed = None, []  # the finalists may be others now
+            found.concluded_s, found.remedies = None, None
             run.save()
             found.tell(_trial_line(found, trial))
         found.tell(f"The search ended: {loop.ended}.")

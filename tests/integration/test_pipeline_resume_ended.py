@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pipeline_rig import ALL_TRIALS, Impatient, resumed, tune_fake
 
+from loadtune import stages
 from loadtune.errors import ResultError, UsageError, WorkloadError
 from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
 from loadtune.report.page.write import PAGE_FILE
@@ -60,9 +61,15 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     assert load_result(tmp_path) == result
 
 
-def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(tmp_path: Path) -> None:
+def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
     finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("costs"))
+    monkeypatch.setattr(stages, "name_bottleneck", interrupt)
+    cut = resumed(tmp_path, MORE, reopen=True)
     assert cut.cut_short is not None
     assert cut.best is not None
     assert cut.best != finished.best

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
+from loadtune import stages
 from loadtune.errors import OutOfTimeError
 from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
 from loadtune.report.view import summary
@@ -135,7 +136,7 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
 
 @pytest.mark.parametrize("stuck", [None, STUCK])
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, stuck: str | None) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(9, stuck=stuck)
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(11, stuck=stuck)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
     assert (stuck or "") in (result.cut_short or "")
     assert result.best is not None
@@ -144,25 +145,25 @@ def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, st
     assert "fewer runs than planned" in (summary(result).warning or "")
 
 
-def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
-        if progress.stage == "remedies":
-            raise KeyboardInterrupt
+def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
 
-    result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0), interrupt)
+    monkeypatch.setattr(stages, "name_bottleneck", interrupt)
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0))
     assert result.cut_short is not None
     assert result.best is not None
     assert "The confirmation was complete before that." in (summary(result).warning or "")
 
 
-def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(tmp_path: Path) -> None:
+def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = FakeBench()
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "costs":
-            bench.clock.spend(200.0)  # outside of any request
-
-    result = tune_fake(bench, tmp_path, listener=listen)
+    monkeypatch.setattr(stages, "name_bottleneck", lambda *given: bench.clock.spend(200.0))
+    result = tune_fake(bench, tmp_path)
     (told,) = [note for note in result.notes if note.startswith("The run took ")]
     assert "more than its time budget of 5 min 00 s. The longest stages were " in told
     assert "--time-budget" not in told
