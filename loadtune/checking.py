@@ -21,6 +21,7 @@ from loadtune.records import (
     TrialFailure,
     TuningResult,
 )
+from loadtune.records.confirmed import compute_rate
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.stages.run import TRIAL_SHARE
 from loadtune.study.changes import figure_changes, machine_changes
@@ -159,14 +160,14 @@ def _measure(
 
 def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
     """The compute-only rate then and now, where the baseline has it: did the device or the loader lose speed?"""
-    asked, points = (baseline.config.recipe, baseline.config.batch_size), baseline.result.compute_points
-    then = next((point.samples_per_s for point in points if (point.recipe, point.batch_size) == asked), None)
+    config = baseline.config
+    then = compute_rate(baseline.result.compute_points, config)
     if then is None:
         return ()
     try:
-        now = bench.time_compute(*asked, COMPUTE_S)
+        now = bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
     except LoadtuneError:  # the outcome does not depend on it
         return ()
     if isinstance(now, TrialFailure):
         return ()
-    return (Change(name="compute_only_samples_per_s", before=then, after=now.samples_per_s),)
+    return (Change(name="compute_only_samples_per_s", before=then.samples_per_s, after=now.samples_per_s),)

@@ -219,7 +219,7 @@ def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, Tune
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_run(folder)
-    return folder, check(resumed_config(kept.config, asked, given, kept.num_run))
+    return folder, check(resumed_config(kept.config, asked, given, len(kept.trials)))
 
 
 @dataclass(frozen=True, slots=True)

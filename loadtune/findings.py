@@ -146,11 +146,6 @@ class Findings(Resumable):
     def tell_window(self, window: Window) -> None:
         self.tell(rate=window.num_samples / window.seconds)
 
-    @property
-    def all_trials(self) -> tuple[Trial, ...]:
-        """Those of the study; while it has none, what was timed ahead of it."""
-        return tuple(self.trials) or (() if self.ahead is None else (self.ahead,))
-
     def result(self) -> TuningResult:
         """Everything found until now."""
         return TuningResult(
@@ -169,7 +164,7 @@ class Findings(Resumable):
             ceilings=tuple(self.ceilings),
             compute_points=self.compute_points,
             batch_sizes=self.batch_sizes,
-            trials=self.all_trials,
+            trials=tuple(self.trials),
             finalists=self.finalists,
             confirmed_whole=self.confirmed_whole,
             best=self.best,
@@ -180,6 +175,6 @@ class Findings(Resumable):
         )
 
     def _leader(self) -> Trial | None:
-        measured = [t for t in self.all_trials if t.measurement]
+        measured = [t for t in self.trials if t.measurement]
         objective = self.config.objective
         return max(measured, key=lambda t: t.measurement.score(objective) if t.measurement else 0.0, default=None)

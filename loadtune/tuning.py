@@ -213,7 +213,7 @@ def _tell(run: Run) -> None:
         found.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
     except OutOfTimeError as end:
         found.cut_short = stages.ended_text(run, end)
-        if run.is_as_it_was or not any(trial.measurement for trial in found.all_trials):
+        if run.is_as_it_was or not any(trial.measurement for trial in found.trials):
             message = f"{found.cut_short[0].upper()}{found.cut_short[1:]}."
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
 
@@ -253,10 +253,7 @@ def story(run: Run) -> None:
     The answer is on the disk before it is explained. What fails then is a note.
     """
     found, facts = run.found, stages.start(run)
-    recipes = stages.recipes(run, facts)
-    stages.own(run, facts, recipes)
-    stages.memory(run, facts, recipes)
-    stages.compute(run, facts)
+    recipes = stages.calibrate(run, facts)
     space = stages.space(run, facts, recipes)
     stages.study(run, facts, space)
     space = stages.changes(run, facts, space)

@@ -78,8 +78,7 @@ class _Steps:
 
     def train(self, num_steps: int) -> None:
         """The first step, then the steady ones, their peaks apart."""
-        self.step(self.batch)
-        self.step_s = None  # loading kernels, making the optimizer's state, compiling: no other step takes as long
+        self.step(self.batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
         self.first_peak = self.memory.peak_bytes()
         self.reserved_peak = self.memory.peak_reserved_bytes()
         if num_steps > 1:
@@ -90,20 +89,22 @@ class _Steps:
         self.memory.reset_peaks()
         self.line.enter("steady steps")
         for _ in range(num_steps):
-            self.step(self.batch)
+            took_s = self.step(self.batch)
+            self.step_s = took_s if self.step_s is None else min(took_s, self.step_s)
         self.steady_peak = _larger(self.steady_peak, self.memory.peak_bytes())
         self.reserved_peak = _larger(self.reserved_peak, self.memory.peak_reserved_bytes())
 
-    def step(self, batch: Batch) -> None:
-        """One step, finished."""
+    def step(self, batch: Batch) -> float:
+        """One step, finished, and its seconds."""
         self._recorder.mark()
         retries, started = self.memory.num_retries(), time.monotonic()
         for _ in range(self.trainer.accumulate):  # to the optimizer's own step, which makes its state
             self.trainer.step(batch)
         self.trainer.synchronize()
-        self.step_s = (time.monotonic() - started) / self.trainer.accumulate
+        took_s = (time.monotonic() - started) / self.trainer.accumulate
         self.last_retries = increase(retries, self.memory.num_retries())
         self.line.pulse()
+        return took_s
 
     def report(self, budget: int) -> FitReport:
         """What the training steps took."""

@@ -156,7 +156,7 @@ def prior_of(job: Job) -> tuple[Array, Array]:
 
 def compute_s(job: Job, points: Points, small: Array) -> Array:
     """Seconds a sample of a step without a loader: between measured sizes interpolated on a log-log scale, below them
-    growing by the power ``small`` of 1 ÷ batch size, above them as at the largest."""
+    growing by the power ``small`` of 1 ÷ batch size, above them along a line through two measured steps."""
     alone, below = np.empty(len(points)), np.empty(len(points))
     curves = {(c, r): curve for c, each in enumerate(job.codes) for r, curve in enumerate(each.compute.values())}
     for (code, recipe), curve in curves.items():
@@ -164,8 +164,17 @@ def compute_s(job: Job, points: Points, small: Array) -> Array:
         sizes, seconds = np.log([size for size, _ in curve]), np.log([each for _, each in curve])
         wanted = np.log(points.batch_size[at])
         below[at] = np.maximum(0.0, sizes[0] - wanted)
-        alone[at] = np.interp(wanted, sizes, seconds)
+        alone[at] = np.interp(wanted, sizes, seconds) + _beyond(curve, points.batch_size[at])
     return np.exp(alone + np.minimum(1.0, small) * below)
+
+
+def _beyond(curve: Sequence[tuple[float, float]], sizes: Array) -> Array:
+    """Logarithm of the seconds a sample ÷ those at the largest measured size, for sizes above it; 0 for others."""
+    top, top_s = curve[-1]
+    other = next((point for point in reversed(curve) if 2 * point[0] <= top), None)
+    more_s = top_s if other is None else (top * top_s - other[0] * other[1]) / (top - other[0])  # of one more sample
+    share = min(1.0, max(0.0, more_s / top_s))
+    return np.log(share + (1 - share) * np.minimum(1.0, top / sizes))
 
 
 class Demands(NamedTuple):

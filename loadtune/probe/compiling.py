@@ -33,7 +33,7 @@ def compile_recipes(
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     for number, choice in enumerate(chosen.choices, start=1):
-        best, later = _point_of(choice), chosen.choices[number:]
+        best, later = choice.point, chosen.choices[number:]
         point = bench.time_compute(replace(best.recipe, compile=True), best.batch_size, point_seconds(time_budget_s))
         if isinstance(point, TrialFailure):
             choices.append(choice)
@@ -56,12 +56,7 @@ def compile_recipes(
 
 def compiling_seconds(choices: Sequence[RecipeChoice]) -> float:
     """Foretold of compiling every batch size of a run; 0: none of these recipes is compiled."""
-    return NUM_SIZES * sum(_point_of(choice).compile_s or 0.0 for choice in choices)
-
-
-def _point_of(choice: RecipeChoice) -> ComputePoint:
-    """What was timed with the chosen recipe."""
-    return next(point for point in choice.points if point.recipe == choice.chosen)
+    return NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in choices)
 
 
 def _failed(best: ComputePoint, failure: TrialFailure, *, asked_for: bool) -> str:

@@ -10,15 +10,7 @@ from dataclasses import replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
-from loadtune.probe.proposals import (
-    LOW,
-    SCARCE,
-    next_hard,
-    next_safe,
-    predicted_ceilings,
-    predicted_end,
-    second_size,
-)
+from loadtune.probe.proposals import LOW, SCARCE, next_hard, next_safe, predicted_ceilings, second_size
 from loadtune.probe.step_limit import StepLimit
 from loadtune.probe.tries import Tries
 from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
@@ -34,7 +26,6 @@ QUICK_S = 1.0
 """Small sizes are only looked at where the first one of the line took no longer: a new shape can cost ten seconds of
 kernel loading, for a curiosity."""
 
-
 VERIFYING_PROBES = 3
 """That a bound is expected to need to be verified: the hard ceiling, the safe one, and one step back."""
 
@@ -44,7 +35,8 @@ class MemoryProbe:
 
     `caps` are the other bounds on the batch size, each at least `smallest`, below which the model refuses to train;
     `step_limit` is one on the time of a step: the size grows from what is affordable by the steps it shows.
-    `line_limit` is one for the sizes of the line alone: what is larger is predicted, or run to verify it.
+    `line_limit` is one for the sizes of the line alone: what is larger is predicted, or run to verify it. The second of
+    them is at least `large` where that is sure to fit.
     """
 
     def __init__(
@@ -57,6 +49,7 @@ class MemoryProbe:
         num_steps: int = 3,
         step_limit: StepLimit | None = None,
         line_limit: StepLimit | None = None,
+        large: int = 0,
     ) -> None:
         self._step_limit = step_limit
         self._limit, self._cap = min(caps.items(), key=lambda item: item[1])
@@ -69,6 +62,7 @@ class MemoryProbe:
             dataset_length=self._dataset_length,
             smallest=smallest,
             step_limit=line_limit or step_limit,
+            large=large,
         )
         self._most = 0
         """Reports at which the search ends. 0: nothing was run."""
@@ -79,7 +73,7 @@ class MemoryProbe:
         Raises NothingFitsError where not even the smallest size fits, WorkloadError where the step fails by itself.
         """
         self._run_line()
-        predicted = predicted_ceilings(self._tries, num_left=_num_left(self._tries, self._most))
+        predicted = predicted_ceilings(self._tries, num_left=self._num_left)
         if predicted is None:
             return self.verify()
         hard, safe = predicted
@@ -90,15 +84,16 @@ class MemoryProbe:
         """Run sizes, after those that were run already, until both ceilings are among them. Raises as `bound` does."""
         tries = self._tries
         self._run_line()
-        _search_hard(tries, self._most)
+        self._search_hard()
         slow = _too_slow(tries)
-        safe = _search_safe(tries, self._most)
+        safe = self._search_safe()
         hard = tries.standing[-1].batch_size
         limit = self._limit if hard == self._cap else "time" if slow else _limit_of(tries)
+        notes = (left_over_note(self._dataset_length, size, tries.smallest) for size in (safe, hard))
         return replace(
             self._ceiling(hard, safe, limit),
             small_sizes=_small_sizes(tries),
-            notes=_notes(self._dataset_length, (safe, hard), tries.smallest),
+            notes=tuple(dict.fromkeys(note for note in notes if note is not None)),
         )
 
     def _run_line(self) -> None:
@@ -109,6 +104,24 @@ class MemoryProbe:
         self._most = len(tries.reports) - 1 + MAX_PROBES
         _second(tries, self._most)
         tries.step_limit = self._step_limit
+
+    @property
+    def _num_left(self) -> int:
+        """Runs that are left for the hard ceiling; one is kept for the safe one."""
+        return self._most - 1 - len(self._tries.reports)
+
+    def _search_hard(self) -> None:
+        """Propose and run until the answer stands; sizes from here on are verified."""
+        tries, scarce = self._tries, self._num_left <= SCARCE
+        while self._num_left > 0 and (size := next_hard(tries, num_left=self._num_left, scarce=scarce)) is not None:
+            _out_of_memory(tries.run(size, verify=True))
+
+    def _search_safe(self) -> int:
+        """Size of the largest comfortable probe; runs smaller ones until one is."""
+        tries = self._tries
+        while self._num_left >= 0 and (size := next_safe(tries, is_last=self._num_left == 0)) is not None:
+            _out_of_memory(tries.run(size, verify=True))
+        return tries.largest_comfortable or tries.standing[0].batch_size
 
     def _ceiling(self, hard: int, safe: int, limit: CeilingLimit) -> MemoryCeiling:
         tries = self._tries
@@ -139,17 +152,16 @@ def _too_slow(tries: Tries) -> bool:
     Asked before the safe size is run: a step that was slow until now may be quicker then, and kept from them all the
     same.
     """
-    quick, end = tries.quick_cap, predicted_end(tries)
-    return quick is not None and all(quick < bound for bound in (tries.wall, end) if bound is not None)
+    quick = tries.quick_cap
+    return quick is not None and all(quick < bound for bound in (tries.wall, tries.end) if bound is not None)
 
 
 def _limit_of(tries: Tries) -> CeilingLimit:
     """What the smallest size that failed, failed for; memory where that is predicted to end."""
-    walls = sorted((r for r in tries.reports if not r.fits), key=lambda r: r.batch_size)
-    end = predicted_end(tries)
-    if not walls or walls[0].failure is None or walls[0].failure.is_of_memory:
+    wall = min((r for r in tries.reports if not r.fits), key=lambda r: r.batch_size, default=None)
+    if wall is None or wall.failure is None or wall.failure.is_of_memory:
         return "memory"
-    return "memory" if end is not None and end < walls[0].batch_size else "failure"
+    return "memory" if tries.end is not None and tries.end < wall.batch_size else "failure"
 
 
 def left_over_note(dataset_length: int | None, batch_size: int, smallest: int) -> str | None:
@@ -160,11 +172,6 @@ def left_over_note(dataset_length: int | None, batch_size: int, smallest: int) -
         f"Keep drop_last=True: with batch size {batch_size} the last batch of an epoch has {left} of the "
         f"{dataset_length:,} samples, and the model needs at least {smallest}, as batch normalization does."
     )
-
-
-def _notes(dataset_length: int | None, sizes: tuple[int, ...], smallest: int) -> tuple[str, ...]:
-    notes = [left_over_note(dataset_length, size, smallest) for size in sizes]
-    return tuple(dict.fromkeys(note for note in notes if note is not None))
 
 
 def _first(tries: Tries, size: int) -> None:
@@ -184,10 +191,7 @@ def _first(tries: Tries, size: int) -> None:
 
 def _second(tries: Tries, most: int) -> None:
     """Run sizes until memory has visibly grown: a line or a forecast needs it. The cap is the answer if it fits."""
-    while len(tries.reports) < most - 3:
-        size = second_size(tries)
-        if size is None:
-            return
+    while len(tries.reports) < most - 3 and (size := second_size(tries)) is not None:
         at_cap = size == tries.cap
         fails = _out_of_memory(tries.run(size, trace=True, verify=at_cap))
         if fails and at_cap:  # its steps alone may fit, and a line through the first size and this one tells more
@@ -195,33 +199,6 @@ def _second(tries: Tries, most: int) -> None:
         if fails:
             return
         tries.forecast = forecast_from(tries.traces, tries.fitting[-1])
-
-
-def _search_hard(tries: Tries, most: int) -> None:
-    """Propose and run until the answer stands; sizes from here on are verified."""
-    num_left = _num_left(tries, most)
-    scarce = num_left <= SCARCE
-    while num_left > 0:
-        size = next_hard(tries, num_left=num_left, scarce=scarce)
-        if size is None:
-            return
-        _out_of_memory(tries.run(size, verify=True))
-        num_left -= 1
-
-
-def _num_left(tries: Tries, most: int) -> int:
-    """Runs that are left for the hard ceiling; one is kept for the safe one."""
-    return most - 1 - len(tries.reports)
-
-
-def _search_safe(tries: Tries, most: int) -> int:
-    """Size of the largest comfortable probe; runs smaller ones until one is."""
-    while len(tries.reports) < most:
-        size = next_safe(tries, is_last=len(tries.reports) == most - 1)
-        if size is None:
-            break
-        _out_of_memory(tries.run(size, verify=True))
-    return tries.largest_comfortable or tries.standing[0].batch_size
 
 
 def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:

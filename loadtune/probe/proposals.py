@@ -3,7 +3,9 @@
 What would be run next is also the prediction of both ceilings, with the margins of a size that is run.
 """
 
-from loadtune.probe.forecast import Forecast
+from collections.abc import Callable
+
+from loadtune.probe.forecast import Forecast, Outcome
 from loadtune.probe.tries import ROOM, Tries
 
 LOW, TIMES = 32, 5
@@ -13,6 +15,9 @@ workspaces and rounding weigh as much as the samples (a line through 1 to 16 was
 THIRD = 0.3
 """Share of the budget that the line's second size may fill by the first one's word: n times the batch takes at most n
 times the memory. The farther apart the two, the less a jump or a ripple bends the line."""
+
+SURE = 0.95
+"""The same of a size whose step is to be timed as well."""
 
 LEAN = 0.985
 """Of the size a line or a forecast ends at. On an H200 that took ten models' first proposals to 0.97 to 0.99 of the
@@ -25,14 +30,11 @@ another run, which may be an OOM."""
 WORTH = 1.01
 """By how much a larger size has to be larger to be worth a run, after one that a forecast proposed."""
 
-STEPS_BACK = (0.975, 0.975, 0.97, 0.9, 0.7)
-"""From the smallest size that failed, after one failure, two, … Small at first: predictions are rarely off by more."""
+STEP_BACK = 0.979
+"""From the smallest size that failed: predictions are rarely off by more."""
 
-SCARCE = 2
-"""Runs that are left for the hard ceiling where the line took three sizes: the second of them has to fit."""
-
-SCARCE_LEAN, SCARCE_STEP = 0.972, 0.979
-"""`LEAN` and the step back where so few are left."""
+SCARCE, SCARCE_LEAN = 2, 0.972
+"""Runs that are left for the hard ceiling where the line took three sizes, and `LEAN` there: the second has to fit."""
 
 VISIBLE, CLEAR = 0.1, 0.25
 """Shares of the budget by which memory has to have grown for its slope to be believed, and by which a further size is
@@ -41,70 +43,55 @@ made to grow it where it had not."""
 LAST_ROOM = 0.8
 """Of the memory at the hard ceiling, where only one more run is left to find a safe size."""
 
-_QUIETER, _QUIETEST = 0.99, 0.8
+LOWEST = 0.8
+"""Of a size, down to which a forecast is asked for one that suits better."""
 
 
 def second_size(tries: Tries) -> int | None:
     """Another size for the line: far enough from the first, never one that the first says cannot fit."""
-    base, num_fits = tries.fitting[-1], len(tries.fitting)
-    if tries.wall is not None:
-        return _smaller(tries, base.batch_size) if num_fits == 1 else None
-    size = base.batch_size * TIMES
-    if base.peak_bytes and base.budget_bytes is not None:  # 0: the platform does not tell a process's own memory
-        room = base.budget_bytes / base.peak_bytes
-        if num_fits == 1:
-            size = int(base.batch_size * min(max(TIMES, THIRD * room), 0.95 * room))
-            size = max(size, min(base.batch_size + 1, int(base.batch_size * room)))
-        elif _has_grown(tries) or tries.forecast is not None:
-            return None
-        elif tries.line is not None:
-            free = base.budget_bytes - base.peak_bytes
-            size = base.batch_size + int(min(CLEAR * base.budget_bytes, 0.95 * free) / tries.line.slope)
-    elif num_fits > 1:
-        return None
-    larger = _above(base.batch_size, min(tries.cap, size))
-    return (
-        _smaller(tries, base.batch_size) if larger is None and num_fits == 1 and base.batch_size < tries.cap else larger
-    )
+    base = tries.largest
+    if tries.wall is None and (size := min(tries.cap, _farther(tries))) > base:
+        return size
+    smaller = max(tries.smallest, base // 2)  # where no larger size is sure to fit the second point lies below
+    return smaller if len(tries.fitting) == 1 and smaller < base < tries.cap else None
 
 
-def _smaller(tries: Tries, base: int) -> int | None:
-    """Where no larger size is sure to fit the line's second point lies below."""
-    smaller = max(tries.smallest, base // 2)
-    return smaller if smaller < base else None
-
-
-def _has_grown(tries: Tries) -> bool:
-    """Whether memory rose visibly from the smallest size that fits to the largest."""
-    first, last = tries.fitting[0], tries.fitting[-1]
-    if first.peak_bytes is None or last.peak_bytes is None or last.budget_bytes is None:
-        return True
-    return last.peak_bytes - first.peak_bytes >= VISIBLE * last.budget_bytes
+def _farther(tries: Tries) -> int:
+    """A larger size from which the line is known; 0: it is known."""
+    base, is_first = tries.fitting[-1], len(tries.fitting) == 1
+    times = base.batch_size * TIMES
+    if not base.peak_bytes or base.budget_bytes is None:  # the platform does not tell a process's own memory
+        return times if is_first else 0
+    if is_first:
+        fits = base.batch_size * base.budget_bytes / base.peak_bytes
+        size = int(min(max(times, THIRD * fits, tries.large), SURE * fits))
+        return max(size, min(base.batch_size + 1, int(fits)))
+    grown = base.peak_bytes - (tries.fitting[0].peak_bytes or 0)
+    if grown >= VISIBLE * base.budget_bytes or tries.forecast is not None:
+        return 0
+    if tries.line is None:
+        return times
+    free = base.budget_bytes - base.peak_bytes
+    return base.batch_size + int(min(CLEAR * base.budget_bytes, SURE * free) / tries.line.slope)
 
 
 def next_hard(tries: Tries, *, num_left: int, scarce: bool) -> int | None:
     """The next size worth running for the hard ceiling, or None when it stands; `scarce`: two runs were left for it."""
-    base, wall, end = tries.largest, tries.wall, predicted_end(tries)
-    if base >= tries.cap or base + 1 == wall or _is_near(tries, base, wall, end):
+    base, wall, end = tries.largest, tries.wall, tries.end
+    lean = None if end is None else _lean(tries, end, LEAN)
+    if base >= tries.cap or base + 1 == wall:
         return None
-    if wall is not None and (end is None or _lean(tries, end, LEAN) >= wall):
-        if end is None:
-            return (wall + base) // 2
-        step = SCARCE_STEP if scarce else STEPS_BACK[min(tries.num_walls, len(STEPS_BACK)) - 1]
-        return _above(base, int(wall * step))
-    lean = 2 * base if end is None else _lean(tries, end, SCARCE_LEAN if scarce and num_left > 1 else LEAN)
-    size = min(tries.cap, lean)
-    worth = base * WORTH if tries.forecast is not None else base
-    return size if size > worth or size == tries.cap > base else None
-
-
-def _is_near(tries: Tries, base: int, wall: int | None, end: int | None) -> bool:
-    """Whether another run could win next to nothing. A cap that fits for sure is worth one: it is the answer then."""
-    if end is None:
-        return False
-    if wall is None and _lean(tries, end, LEAN) >= tries.cap:
-        return False
-    return base >= NEAR * min(size for size in (tries.cap, wall, end) if size is not None)
+    if lean is None:
+        size = min(tries.cap, 2 * base) if wall is None else (wall + base) // 2
+    elif (wall or lean < tries.cap) and base >= NEAR * min(tries.cap, wall or tries.cap, end or tries.cap):
+        return None  # a cap that fits for sure is worth a run: it is the answer then
+    elif wall is not None and lean >= wall:
+        size = int(wall * STEP_BACK)
+    else:
+        size = min(tries.cap, _lean(tries, end, SCARCE_LEAN) if end and scarce and num_left > 1 else lean)
+        if tries.forecast is not None and size < tries.cap and size <= base * WORTH:
+            return None
+    return size if size > base else None
 
 
 def next_safe(tries: Tries, *, is_last: bool) -> int | None:
@@ -113,8 +100,7 @@ def next_safe(tries: Tries, *, is_last: bool) -> int | None:
     if is_last:
         size = min(size, tries.with_share(tries.largest, LAST_ROOM))
     size = max(tries.smallest, size)
-    known = tries.largest_comfortable
-    return None if tries.is_verified(size) or (known is not None and known >= size) else size
+    return None if size in tries.verified or (tries.largest_comfortable or 0) >= size else size
 
 
 def _safe_below(tries: Tries, hard: int) -> int:
@@ -123,7 +109,9 @@ def _safe_below(tries: Tries, hard: int) -> int:
     uneasy = [r.batch_size for r in tries.reports if r.num_steady_retries or not r.fits]
     if uneasy and min(uneasy) <= top:
         top = tries.with_share(min(uneasy), ROOM)
-    return _quiet_below(tries.forecast, top)
+    if tries.forecast is None:
+        return top
+    return _first_below(tries.forecast, top, LOWEST * top, lambda outcome: not outcome.num_steady_retries) or top
 
 
 def predicted_ceilings(tries: Tries, *, num_left: int) -> tuple[int, int] | None:
@@ -133,51 +121,30 @@ def predicted_ceilings(tries: Tries, *, num_left: int) -> tuple[int, int] | None
     the time of a step is the limit: that one is known by steps that were timed.
     """
     hard = next_hard(tries, num_left=num_left, scarce=num_left <= SCARCE)
-    if hard is None or predicted_end(tries) is None or hard == tries.quick_cap:
+    if hard is None or tries.end is None or hard == tries.quick_cap:
         return None
     return hard, max(tries.smallest, _safe_below(tries, hard))
-
-
-def _above(base: int, size: int) -> int | None:
-    return size if size > base else None
-
-
-def predicted_end(tries: Tries) -> int | None:
-    """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
-    budget, line = tries.fitting[-1].budget_bytes, tries.line
-    if line is None or budget is None:
-        return None
-    by_line = int(line.size_at(budget))
-    if tries.forecast is None or by_line <= tries.largest:
-        return max(by_line, tries.largest)
-    return tries.forecast.largest(tries.largest, int(by_line * 1.05))
 
 
 def _lean(tries: Tries, end: int, lean: float) -> int:
     """A size somewhat below the predicted end: as predictions go, a size that fits."""
     size = min(end, int(end * lean + 0.5))
-    return size if tries.forecast is None else _steady_below(tries.forecast, size, tries.largest)
+    if tries.forecast is None:
+        return size
+    least = max(tries.largest, int(LOWEST * size))
+    return _first_below(tries.forecast, size, least, lambda outcome: True) or least
 
 
-def _steady_below(forecast: Forecast, size: int, base: int) -> int:
-    """The size, or a smaller one, whose neighbours are predicted to fit as well: memory is not monotonic."""
-    smaller = size
-    while smaller > max(base, _QUIETEST * size):
-        if all(forecast.outcome(int(smaller * factor)) is not None for factor in (1.0, 0.99, 1.01)):
-            return smaller
-        smaller = int(smaller * 0.995)
-    return smaller
+def _first_below(forecast: Forecast, top: int, least: float, suits: Callable[[Outcome], bool]) -> int | None:
+    """The largest size, in steps of half a percent, that is predicted to fit and to suit. None: none above `least`.
 
-
-def _quiet_below(forecast: Forecast | None, top: int) -> int:
-    """The largest size, in steps of 1%, round which no steady step is predicted to need a retry of the allocator.
-
-    Neighbours are asked as well: one sample more or less decides which cached block a request falls into.
+    Its neighbours are asked as well: memory is not monotonic, and one sample more or less decides which cached block a
+    request falls into.
     """
     size = top
-    while forecast is not None and size > _QUIETEST * top:
+    while size > least:
         near = (forecast.outcome(int(size * factor)) for factor in (1.0, 0.99, 0.995, 1.005, 1.01))
-        if all(outcome is not None and outcome.num_steady_retries == 0 for outcome in near):
+        if all(outcome is not None and suits(outcome) for outcome in near):
             return size
-        size = int(size * _QUIETER)
-    return top
+        size = int(size * 0.995)
+    return None

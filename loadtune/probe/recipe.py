@@ -30,8 +30,12 @@ launch it, and once no recipe showed a gain there, most likely on a slow host (H
 1.9)."""
 
 STEP_S = 1.0
-"""Of one step of the moderate batch at the most. On two CPU cores that is a batch of 2 for ResNet-50, where a recipe
-gains what it gains at 256."""
+"""Of one step that nobody asked for, at the most. On two CPU cores that is a moderate batch of 2 for ResNet-50, where a
+recipe gains what it gains at 256."""
+
+SMALL, LARGE = 16, 4
+"""A batch this many times smaller than the moderate one trains at a fraction of its rate; the compute curve ends at one
+this many times larger, where memory and `STEP_S` allow it."""
 
 MIN_GAIN = 1.01
 """A recipe is changed for more than 1% only: below that, one second of timing on a GPU cannot tell."""
@@ -57,10 +61,6 @@ class Recipes:
     choices: tuple[RecipeChoice, ...]
     notes: tuple[str, ...]
 
-    @property
-    def by_precision(self) -> dict[Precision, Recipe]:
-        return {choice.chosen.precision: choice.chosen for choice in self.choices}
-
 
 def choose_recipes(
     bench: Bench,
@@ -78,33 +78,27 @@ def choose_recipes(
     whatever it gains; None: the faster one is. `optimizer` None: a function of the user's own makes it. Raises
     WorkloadError where no precision trains.
     """
-    (batch_size, known), point_s = _moderate_batch(bench, facts, largest), point_seconds(time_budget_s)
+    point_s = point_seconds(time_budget_s)
+    batch_size, moderate = _moderate_batch(bench, facts, largest, point_s)
+    known = {} if moderate is None else {moderate.recipe.precision: moderate}
     choices: list[RecipeChoice] = []
     notes: list[str] = []
     failures: list[TrialFailure] = []
-    reference: ComputePoint | None = None
     for precision in precisions:
-        if reference is not None and (slower := _first_step_slower(bench, facts, precision, reference)) > EMULATED:
-            than = reference.recipe.precision
-            notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
+        first = choices[0].points[0] if choices else None
+        if first is not None and (slower := _first_step_slower(bench, facts, precision, first)) > EMULATED:
+            notes.append(_too_slow(precision, first, slower))
             continue
-        is_known = known is not None and known.recipe.precision == precision and _seconds(known) >= point_s
-        plain = (
-            known if known and is_known else _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
-        )
+        plain = known.get(precision) or _time_plain(bench, precision, batch_size, facts.smallest_batch, point_s)
         if isinstance(plain, TrialFailure):
             notes.append(f"{precision} was left out: {plain.message}")
             failures.append(plain)
             continue
-        if reference is None:
-            reference, batch_size = plain, plain.batch_size
-        if reference.quickest_per_s > HOPELESS * plain.quickest_per_s:
+        if first is not None and first.quickest_per_s > HOPELESS * plain.quickest_per_s:
             plain = _again(bench, plain, point_s)
-        slower = reference.quickest_per_s / plain.quickest_per_s
-        if slower > HOPELESS:
-            than = reference.recipe.precision
-            notes.append(f"{precision} was left out: here a step takes {slower:.1f} times as long as in {than}.")
-            continue
+            if (slower := first.quickest_per_s / plain.quickest_per_s) > HOPELESS:
+                notes.append(_too_slow(precision, first, slower))
+                continue
         choice, left_out = _best_recipe(bench, facts, plain, point_s, optimizer, memory_format)
         choices.append(choice)
         notes += left_out
@@ -115,19 +109,19 @@ def choose_recipes(
     return Recipes(tuple(choices), tuple(notes))
 
 
-def _first_step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, reference: ComputePoint) -> float:
-    """Times as long as in the reference's precision the first step of a small batch takes; 0: one of them failed.
+def _too_slow(precision: Precision, first: ComputePoint, slower: float) -> str:
+    return f"{precision} was left out: here a step takes {slower:.1f} times as long as in {first.recipe.precision}."
+
+
+def _first_step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, first: ComputePoint) -> float:
+    """Times as long as in the first one's precision the first step of a small batch takes; 0: one of them failed.
 
     An emulated precision takes minutes at the moderate batch: 28 s a step where fp32 took 3 s (bf16, two CPU cores).
     """
-    size = min(reference.batch_size, max(2, facts.smallest_batch))
-    recipes = (Recipe(precision=precision), Recipe(precision=reference.recipe.precision))
+    size = min(first.batch_size, max(2, facts.smallest_batch))
+    recipes = (Recipe(precision=precision), Recipe(precision=first.recipe.precision))
     took = [bench.try_batch(BatchTry(recipe=recipe, batch_size=size, num_steps=1)) for recipe in recipes]
     return took[0].seconds / took[1].seconds if all(report.fits for report in took) and took[1].seconds else 0.0
-
-
-def _seconds(point: ComputePoint) -> float:
-    return sum(window.seconds for window in point.windows)
 
 
 def _again(bench: Bench, point: ComputePoint, point_s: float) -> ComputePoint:
@@ -152,27 +146,25 @@ def point_seconds(time_budget_s: float) -> float:
     return min(1.0, 0.002 * time_budget_s)
 
 
-def _moderate_batch(bench: Bench, facts: WorkloadFacts, largest: int | None) -> tuple[int, ComputePoint | None]:
-    """The largest power of two up to `MODERATE_BATCH` whose step takes at most `STEP_S`, and what was timed of it."""
+def _moderate_batch(
+    bench: Bench, facts: WorkloadFacts, largest: int | None, point_s: float
+) -> tuple[int, ComputePoint | None]:
+    """The largest power of two up to `MODERATE_BATCH` whose step takes at most `STEP_S`, and its timing. None: it was
+    not timed long enough, or failed."""
     largest = min(largest or MODERATE_BATCH, MODERATE_BATCH)
-    point = _scout(bench, facts, min(_power_of_two_from(max(2, facts.smallest_batch)), largest))
-    while (
-        size := min(_power_of_two_to(point.batch_size * STEP_S / point.quickest_step_s), largest)
-    ) > point.batch_size:
-        larger = _time_plain(bench, point.recipe.precision, size, point.batch_size, 0.0)
+    point = scout = _scout(bench, facts, min(1 << (max(2, facts.smallest_batch) - 1).bit_length(), largest))
+    while (size := min(power_of_two_to(point.batch_size * STEP_S / point.quickest_step_s), largest)) > point.batch_size:
+        larger = _time_plain(bench, point.recipe.precision, size, point.batch_size, point_s)
         if isinstance(larger, TrialFailure):
             return size, None  # not for lack of memory: another precision may well train it
         point = larger
         if point.batch_size < size:
             break
-    return point.batch_size, point
+    return point.batch_size, None if point is scout else point
 
 
-def _power_of_two_from(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def _power_of_two_to(size: float) -> int:
+def power_of_two_to(size: float) -> int:
+    """The largest that is not above `size`; 1 at the least."""
     return 1 << (int(max(1.0, size)).bit_length() - 1)
 
 

@@ -1,6 +1,5 @@
 """The probes of one precision so far, and what they say together."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from loadtune.probe.forecast import Forecast
@@ -31,14 +30,8 @@ class Line:
         return (num_bytes - self.at_zero) / self.slope
 
 
-def step_seconds(reports: Sequence[FitReport]) -> dict[int, float]:
-    """The quickest step of each size that fits: company on the machine slows steps down, nothing speeds one up."""
-    timed = sorted(((r.batch_size, r.step_s) for r in reports if r.fits and r.step_s), key=lambda step: -step[1])
-    return dict(timed)
-
-
 class Tries:
-    """Runs sizes and remembers. `forecast` is there once two traces are."""
+    """Runs sizes and remembers. `forecast` is there once two traces are; `large` is run where it is sure to fit."""
 
     def __init__(
         self,
@@ -50,15 +43,19 @@ class Tries:
         dataset_length: int | None,
         smallest: int,
         step_limit: StepLimit | None = None,
+        large: int = 0,
     ) -> None:
         self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
-        self.smallest = smallest
+        self.smallest, self.large = smallest, large
         self._cap, self.step_limit = cap, step_limit
         self._dataset_length = dataset_length
         self.reports: list[FitReport] = []
         self.traces: list[AllocationTrace] = []
         self.forecast: Forecast | None = None
-        self._verified: set[int] = set()
+        self.verified: set[int] = set()
+        """Sizes that were run with all that an epoch brings, however that ended."""
+        self._end: tuple[int, int | None] = 0, None
+        """Of so many reports."""
 
     def run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
         """Try this size."""
@@ -76,7 +73,7 @@ class Tries:
             self.traces.append(report.allocations)
         self.reports.append(replace(report, allocations=None))
         if verify:
-            self._verified.add(batch_size)
+            self.verified.add(batch_size)
         return report
 
     @property
@@ -88,7 +85,8 @@ class Tries:
     @property
     def quick_cap(self) -> int | None:
         """Largest batch whose step stays within the limit; what was run is never above it. None: no limit, no step."""
-        size = None if self.step_limit is None else self.step_limit.largest(step_seconds(self.reports))
+        timed = sorted(((r.step_s, r.batch_size) for r in self.fitting if r.step_s), reverse=True)  # quickest last
+        size = None if self.step_limit is None else self.step_limit.largest({size: took for took, size in timed})
         if self.step_limit is None or size is None or not self.fitting:
             return size
         return self.largest if self.largest >= max(CLOSE_TO_LIMIT * size, self.step_limit.admitted) else size
@@ -118,10 +116,6 @@ class Tries:
         return min((r.batch_size for r in self.reports if not r.fits), default=None)
 
     @property
-    def num_walls(self) -> int:
-        return sum(not r.fits for r in self.reports)
-
-    @property
     def line(self) -> Line | None:
         """Through the smallest and the largest that fit. None: fewer fit, or memory does not grow with the batch."""
         known = [(r.batch_size, r.peak_bytes) for r in self.fitting if r.peak_bytes is not None]
@@ -130,6 +124,22 @@ class Tries:
         (x0, y0), (x1, y1) = known[0], known[-1]
         slope = (y1 - y0) / (x1 - x0)
         return Line(slope, y1 - slope * x1) if slope > 0 else None
+
+    @property
+    def end(self) -> int | None:
+        """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
+        if self._end[0] != len(self.reports):  # a forecast takes tenths of a second
+            self._end = len(self.reports), self._predicted_end()
+        return self._end[1]
+
+    def _predicted_end(self) -> int | None:
+        budget, line = self.fitting[-1].budget_bytes, self.line
+        if line is None or budget is None:
+            return None
+        by_line = int(line.size_at(budget))
+        if self.forecast is None or by_line <= self.largest:
+            return max(by_line, self.largest)
+        return self.forecast.largest(self.largest, int(by_line * 1.05))
 
     def line_error_fraction(self, from_size: int) -> float | None:
         """Largest relative departure of a measured peak from the line, among sizes that it is meant for."""
@@ -142,15 +152,8 @@ class Tries:
     @property
     def largest_comfortable(self) -> int | None:
         """Largest verified probe with room above it and no allocator retries in a steady step. None: none yet."""
-        return max((r.batch_size for r in self.fitting if self._is_comfortable(r)), default=None)
-
-    def _is_comfortable(self, report: FitReport) -> bool:
-        size = report.batch_size
-        return self.is_verified(size) and not report.num_steady_retries and self.has_room(size)
-
-    def is_verified(self, batch_size: int) -> bool:
-        """Whether it was run with all that an epoch brings, however that ended."""
-        return batch_size in self._verified
+        sizes = [r.batch_size for r in self.fitting if r.batch_size in self.verified and not r.num_steady_retries]
+        return max((size for size in sizes if self.has_room(size)), default=None)
 
     def with_share(self, batch_size: int, share: float) -> int:
         """The size that takes `share` of the memory that `batch_size` takes.

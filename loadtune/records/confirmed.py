@@ -64,8 +64,8 @@ def may_be_kept(baseline: Finalist) -> bool:
 
 def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
     """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
-    timed = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
-    return max(timed, key=lambda point: point.samples_per_s, default=None)
+    same = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
+    return max((point for point in same if point.num_timings), key=lambda point: point.samples_per_s, default=None)
 
 
 def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, samples_per_s: float) -> float | None:

@@ -217,7 +217,8 @@ class ComputePoint:
     compile_s: float | None = None
     """Spent compiling before anything was timed; 0: this size had been compiled before. None: not a compiled recipe."""
     num_timings: int = 1
-    """How often it was timed; this is the fastest timing."""
+    """How often it was timed; this is the fastest timing. 0: one step from a fresh state, in which fp16 may leave the
+    optimizer out: it shapes the curve, and is not the compute-only rate of a configuration."""
 
     @property
     def samples_per_s(self) -> float:
@@ -249,3 +250,8 @@ class RecipeChoice:
     chosen: Recipe
     points: tuple[ComputePoint, ...]
     """The plain recipe first."""
+
+    @property
+    def point(self) -> ComputePoint:
+        """What was timed with the chosen recipe."""
+        return next(point for point in self.points if point.recipe == self.chosen)

@@ -43,7 +43,7 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     rows = tuple((_named(each), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
     return RemediesView(
         table=_table(rows, result.config.objective) if rows else None,
-        lines=(*best_with_changes(result), *_without_gain(found), *_how(found), *_not_tried(found)),
+        lines=(*best_with_changes(result), *_without_gain(found), *_not_tried(found)),
         code=(
             *_code(found.tried, result),
             *_settings(found, result),
@@ -101,30 +101,12 @@ def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
 
 
 def _without_gain(found: Remedies) -> tuple[str, ...]:
-    """Those that were measured and are not sure to gain, in one sentence. Empty: there are none."""
-    lost = [each for each in _sorted(found.tried) if each.gain is not None and not each.kept]
-    named = "; ".join(
-        f"{remedy_text(each.name)} ({ratio_text(each.gain.ratio)}, {interval_text(each.gain.low, each.gain.high)})"
-        for each in lost
-        if each.gain is not None
-    )
-    if not lost:
+    """What was measured and is not sure to gain, in one sentence. Empty: there is none."""
+    if found.config is not None or found.gain is None or not found.tried:
         return ()
-    if found.config is None:
-        return (f"No change of the code was found to gain: {named}.",)
-    return (f"Measured, without a certain gain: {named}.",)
-
-
-def _how(found: Remedies) -> tuple[str, ...]:
-    """What the gains are over, where that is not the best configuration alone."""
-    if not any(each.base.remedies for each in found.tried if each.gain is not None):
-        return ()
-    bases = {
-        remedy_text(each.name): " and ".join(map(remedy_text, each.base.remedies))
-        for each in found.tried
-        if each.gain is not None and each.base.remedies
-    }
-    return (f"Measured on top of others: {'; '.join(f'{name} on top of {base}' for name, base in bases.items())}.",)
+    names = " and ".join(map(remedy_text, found.tried[0].config.remedies))
+    interval = interval_text(found.gain.low, found.gain.high)
+    return (f"No change of the code was found to gain: {names} ({ratio_text(found.gain.ratio)}, {interval}).",)
 
 
 def _not_tried(found: Remedies) -> tuple[str, ...]:

@@ -83,8 +83,6 @@ class Resumable:
     """That are searched."""
     early_notes: tuple[str, ...] = ()
     """Of before the first trial. The stages after it write theirs anew."""
-    ahead: Trial | None = None
-    """What was timed before the study asked for it, which it then need not time again."""
     trials: list[Trial] = field(default_factory=list)
     searched: Searched | None = None
     """None: the search has not ended, or goes on."""
@@ -94,11 +92,6 @@ class Resumable:
     """The time budget within which the confirmation ended by itself. None: it has not."""
     remedies: Remedies | None = None
     """As the confirmation judged them."""
-
-    @property
-    def num_run(self) -> int:
-        """Trials that were run, what was timed ahead of the first one among them."""
-        return len(self.trials) or int(self.ahead is not None)
 
 
 def write_run(run: Resumable, folder: Path) -> None:

@@ -42,7 +42,6 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 }
 
 STAGE_TEXT: Mapping[str, str] = {
-    "yours": "your loader settings",
     "study": "search",
     "verify": "verify memory",
     "costs": "checkpoint",

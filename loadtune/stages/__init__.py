@@ -4,9 +4,8 @@ from loadtune.stages.bottleneck import name_bottleneck
 from loadtune.stages.changes import changes
 from loadtune.stages.confirming import confirmation
 from loadtune.stages.energy import check_energy
-from loadtune.stages.memory import memory, verify_memory
-from loadtune.stages.own import own
-from loadtune.stages.probing import compute, recipes, start
+from loadtune.stages.memory import verify_memory
+from loadtune.stages.probing import calibrate, start
 from loadtune.stages.run import Run
 from loadtune.stages.search_space import space
 from loadtune.stages.searching import study
@@ -14,16 +13,13 @@ from loadtune.stages.time_budget import ended_text, overrun
 
 __all__ = [
     "Run",
+    "calibrate",
     "changes",
     "check_energy",
-    "compute",
     "confirmation",
     "ended_text",
-    "memory",
     "name_bottleneck",
     "overrun",
-    "own",
-    "recipes",
     "space",
     "start",
     "study",

@@ -350,7 +350,7 @@ def _time_compute_of(run: Run, config: TrialConfig) -> None:
 def _with_point(points: tuple[ComputePoint, ...], new: ComputePoint) -> tuple[ComputePoint, ...]:
     """One point for each recipe and batch size: the fastest timing of it, and how many there were."""
     same = [p for p in points if (p.recipe, p.batch_size) == (new.recipe, new.batch_size)]
-    fastest = max([*same, new], key=lambda point: point.samples_per_s)
+    fastest = max([*(p for p in same if p.num_timings), new], key=lambda point: point.samples_per_s)
     num_timings = sum(point.num_timings for point in (*same, new))
     return (*(point for point in points if point not in same), replace(fastest, num_timings=num_timings))
 

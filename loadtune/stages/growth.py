@@ -32,12 +32,12 @@ def tell_source(found: Findings) -> None:
 
 
 def _timed(found: Findings) -> list[tuple[TrialConfig, Measurement]]:
-    trials = [(trial.config, trial.measurement) for trial in found.all_trials if trial.measurement]
+    trials = [(trial.config, trial.measurement) for trial in found.trials if trial.measurement]
     return trials + [(finalist.config, run) for finalist in found.finalists for run in finalist.runs]
 
 
 def _failures(found: Findings) -> list[TrialFailure]:
-    trials = [trial.failure for trial in found.all_trials if trial.failure]
+    trials = [trial.failure for trial in found.trials if trial.failure]
     return trials + [failure for finalist in found.finalists for failure in finalist.failures]
 
 

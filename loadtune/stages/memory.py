@@ -8,50 +8,65 @@ from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe
+from loadtune.probe.recipe import LARGE, STEP_S
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import (
     CeilingLimit,
     ComputePoint,
     Device,
+    FitReport,
     HostFacts,
     MemoryCeiling,
-    Precision,
     Recipe,
     TuneConfig,
+    Window,
     WorkloadFacts,
 )
 from loadtune.report.wording import limit_text, others_text, precision_name
 from loadtune.seams import Bench
 from loadtune.stages.gpu_contention import gpu_of, most_free, tell_crowded
-from loadtune.stages.probing import point_of
 from loadtune.stages.run import Run
 from loadtune.stages.searching import search_of
 from loadtune.study.space import SearchSpace
-from loadtune.units import bytes_text
-
-PROBED_STEP_S = 1.0
-"""Of one step that a predicted ceiling is read off. Larger batches follow from the line through smaller ones, which
-costs no step of minutes where a CPU trains."""
+from loadtune.units import bytes_text, counted, rate_text
 
 
-def memory(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> None:
-    """Bound the batch size of each precision by a memory ceiling, or verify every ceiling where that is asked for."""
-    found = run.found
-    if found.ceilings:
-        return
-    with found.stage("memory"):
-        for choice in found.recipes:
-            probe = _probe(run, facts, chosen[choice.chosen.precision])
-            ceiling = _described(_first_ceiling(probe, found.config), facts, found.host, found.device)
-            found.ceilings.append(ceiling)
-            if not ceiling.verified:
-                found.probes[ceiling.precision] = probe
-            found.tell(_ceiling_line(ceiling, found.device))
-        for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
-            found.note(note)
-        tell_crowded(run)
-        found.free_bytes = most_free(run)
-        run.save()
+def bound_batches(run: Run, facts: WorkloadFacts) -> tuple[ComputePoint, ...]:
+    """Bound the batch size of each precision by a memory ceiling, verified where that is asked for.
+
+    Returns the compute curves: what the recipes were chosen by, and the steps of the sizes that the probes ran.
+    """
+    found, points = run.found, list[ComputePoint]()
+    for choice in found.recipes:
+        point = choice.point
+        probe = _probe(run, facts, point)
+        ceiling = _described(_first_ceiling(probe, found.config), facts, found.host, found.device)
+        found.ceilings.append(ceiling)
+        if not ceiling.verified:
+            found.probes[ceiling.precision] = probe
+        found.tell(_ceiling_line(ceiling, found.device))
+        steps = (_stepped(point.recipe, report, run.clock.now()) for report in ceiling.probes)
+        curve = [point, *(step for step in steps if step is not None)]
+        best = max(curve, key=lambda point: point.samples_per_s)
+        found.tell(
+            f"{precision_name(ceiling.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
+            f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
+        )
+        points += curve
+    for note in dict.fromkeys(note for ceiling in found.ceilings for note in ceiling.notes):
+        found.note(note)
+    tell_crowded(run)
+    found.free_bytes = most_free(run)
+    return tuple(points)
+
+
+def _stepped(recipe: Recipe, report: FitReport, at_s: float) -> ComputePoint | None:
+    """The quickest step of a size, which ended about `at_s`, as a point of the compute curve. None: there was none."""
+    if not report.fits or report.step_s is None:
+        return None
+    size, step_s = report.batch_size, report.step_s
+    step = Window(start_s=at_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
+    return ComputePoint(recipe=recipe, batch_size=size, windows=(step,), num_timings=0)
 
 
 def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
@@ -65,7 +80,7 @@ def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None
     ranked = [] if found.confirmed else search_of(run, facts, searched).ranked()
     precision = ranked[0].config.precision if ranked else None
     predicted = next((c for c in found.ceilings if c.precision == precision and not c.verified), None)
-    if predicted is None or ranked[0].config.batch_size <= _largest_run(predicted):
+    if predicted is None or any(p.fits and p.batch_size >= ranked[0].config.batch_size for p in predicted.probes):
         return
     if not run.has_time_to_verify(predicted):
         found.note(
@@ -74,7 +89,8 @@ def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None
         )
         return
     with found.stage("verify"):
-        probe = found.probes.get(predicted.precision) or _probe(run, facts, searched.recipes[predicted.precision])
+        choice = next(each for each in found.recipes if each.chosen.precision == precision)
+        probe = found.probes.get(predicted.precision) or _probe(run, facts, choice.point)
         try:
             ceiling = _described(probe.verify(), facts, found.host, found.device)
         except OutOfTimeError:
@@ -90,11 +106,6 @@ def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None
         tell_crowded(run)
 
 
-def _largest_run(ceiling: MemoryCeiling) -> int:
-    """The largest batch that its probe trained."""
-    return max((probe.batch_size for probe in ceiling.probes if probe.fits), default=0)
-
-
 def _first_ceiling(probe: MemoryProbe, config: TuneConfig) -> MemoryCeiling:
     """Predicted; verified with ``--probe all``, and where the user named a size that is above the safe one."""
     ceiling = probe.verify() if config.probe == "all" else probe.bound()
@@ -102,10 +113,19 @@ def _first_ceiling(probe: MemoryProbe, config: TuneConfig) -> MemoryCeiling:
     return ceiling if ceiling.verified or named <= ceiling.safe_batch_size else probe.verify()
 
 
-def _probe(run: Run, facts: WorkloadFacts, recipe: Recipe) -> MemoryProbe:
-    points = (point for choice in run.found.recipes for point in choice.points)
-    limit = _step_limit(facts, point_of(tuple(points), recipe))
-    return _memory_probe(run.bench, recipe, facts, run.host_now(), _caps(run, facts), line_limit=limit)
+def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
+    """Of the recipe of `point`. A step that a predicted ceiling is read off takes `STEP_S` at most: larger batches
+    follow from the line through smaller ones, which costs no step of minutes where a CPU trains."""
+    return MemoryProbe(
+        run.bench,
+        point.recipe,
+        _caps(run, facts) | _host_cap(facts, run.host_now()),
+        smallest=facts.smallest_batch,
+        line_limit=StepLimit(
+            seconds=STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=facts.smallest_batch
+        ),
+        large=LARGE * point.batch_size,
+    )
 
 
 def find_ceiling(
@@ -121,31 +141,13 @@ def find_ceiling(
     step_limit: StepLimit | None = None,
 ) -> MemoryCeiling:
     """Verified, under `caps` and the host's memory; `host_before` is of before the training process used the device."""
-    probe = _memory_probe(bench, recipe, facts, host, caps, num_steps=num_steps, step_limit=step_limit)
+    caps = {**caps, **_host_cap(facts, host)}
+    probe = MemoryProbe(bench, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_limit=step_limit)
     return _described(probe.verify(), facts, host_before, device)
 
 
-def _memory_probe(
-    bench: Bench,
-    recipe: Recipe,
-    facts: WorkloadFacts,
-    host: HostFacts,
-    caps: Mapping[CeilingLimit, int],
-    *,
-    num_steps: int = 3,
-    step_limit: StepLimit | None = None,
-    line_limit: StepLimit | None = None,
-) -> MemoryProbe:
-    room = max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))
-    return MemoryProbe(
-        bench,
-        recipe,
-        {**caps, "host_memory": room},
-        smallest=facts.smallest_batch,
-        num_steps=num_steps,
-        step_limit=step_limit,
-        line_limit=line_limit,
-    )
+def _host_cap(facts: WorkloadFacts, host: HostFacts) -> dict[CeilingLimit, int]:
+    return {"host_memory": max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))}
 
 
 def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
@@ -161,16 +163,11 @@ def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFa
 
 
 def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
-    limited = f"limited by {limit_text(ceiling.limit, device.kind)}"
-    if not ceiling.verified:
-        return (
-            f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} are predicted to fit, up to "
-            f"{ceiling.safe_batch_size} with 5% to spare; {limited}"
-        )
     peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
+    fit = f"train{peak}" if ceiling.verified else "are predicted to fit"
     return (
-        f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} train{peak}, up to "
-        f"{ceiling.safe_batch_size} with 5% to spare; {limited}"
+        f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} {fit}, up to "
+        f"{ceiling.safe_batch_size} with 5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
     )
 
 
@@ -183,10 +180,3 @@ def _caps(run: Run, facts: WorkloadFacts) -> dict[CeilingLimit, int]:
     if config.max_batch_size is not None:
         caps["cap"] = config.max_batch_size
     return caps
-
-
-def _step_limit(facts: WorkloadFacts, point: ComputePoint) -> StepLimit:
-    """Of the sizes that the probe runs; those that may be searched follow from them."""
-    return StepLimit(
-        seconds=PROBED_STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=facts.smallest_batch
-    )

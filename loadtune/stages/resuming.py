@@ -42,12 +42,9 @@ def restore(kept: Resumable, found: Findings, *, reopen: bool) -> None:
     found.num_before = len(found.trials)
     if reopen:
         found.searched = None
-    if found.ahead is not None and found.ahead.failure is not None:
-        found.ahead = None  # it is asked again
     found.notes = [note for note in found.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
-    found.note(
-        f"{_RESUMED}, with {counted(kept.num_run, 'trial')} measured before. The time taken is that of this part alone."
-    )
+    before = counted(len(kept.trials), "trial")
+    found.note(f"{_RESUMED}, with {before} measured before. The time taken is that of this part alone.")
     for note in (*(note for ceiling in found.ceilings for note in ceiling.notes), *_notes(found)):
         found.note(note)
 

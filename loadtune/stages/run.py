@@ -15,9 +15,9 @@ TRIAL_SHARE = 0.008
 """Of the time budget, for the measured part of one segment, where a queue is turned over in less: 2.4 s of the default
 five minutes. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""
 
-COMPUTE_SHARE, STUDY_SHARE = 0.15, 0.5
-"""Of the time that is left when the stage begins: the confirmation keeps half of what the curve leaves, or more: only
-its figures are reported."""
+STUDY_SHARE = 0.5
+"""Of the time that is left when the search begins: the confirmation keeps half of it, or more, because only its figures
+are reported."""
 
 AIM_SHARE = 0.48
 """Of the time budget: when a run is meant to be over by its clock, 144 s of the default five minutes. On H200s 4 to 5 s
@@ -26,9 +26,6 @@ that are enough and for two rounds of a confirmation, where a workload is slow t
 
 CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.17, 0.25
 """Of the time budget, for the whole confirmation: three rounds of three finalists take about 50 s on an H200."""
-
-OWN_STAGE = "yours"
-"""The stage that times the user's own settings ahead of the search."""
 
 VERIFY_AT_MOST = 0.1
 """Of the time budget, for verifying the memory ceiling of the precision about to win. One that is expected to take
@@ -87,8 +84,7 @@ class Run:
             (s for c in self.found.ceilings if (s := verifying_seconds(c)) <= self._verify_most_s), default=0.0
         )
         kept_s = verify_s + (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
-        left_s = self._aim_left_s + self._ahead_s
-        return self.clock.now() + max(0.0, min(STUDY_SHARE * left_s, left_s - kept_s) - self._ahead_s)
+        return self.clock.now() + max(0.0, min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s))
 
     def has_time_to_verify(self, ceiling: MemoryCeiling) -> bool:
         """Whether this ceiling can be verified, and enough is left for the confirmation and the last figures."""
@@ -102,12 +98,7 @@ class Run:
     @property
     def study_until_s(self) -> float:
         """The same however few were run."""
-        return self.clock.now() + max(0.0, STUDY_SHARE * (self.found.left_s + self._ahead_s) - self._ahead_s)
-
-    @property
-    def _ahead_s(self) -> float:
-        """Of the search's time, what its first trial took before the search began."""
-        return self.found.stage_seconds.get(OWN_STAGE, 0.0)
+        return self.until(STUDY_SHARE)
 
     @property
     def confirm_until_s(self) -> float:

@@ -37,7 +37,7 @@ def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[s
 
 def hung_trials(found: Findings) -> list[TrialFailure]:
     """They took the time that others lack: a larger budget would go the same way."""
-    return [t.failure for t in found.all_trials if t.failure is not None and t.failure.kind == "hang"]
+    return [t.failure for t in found.trials if t.failure is not None and t.failure.kind == "hang"]
 
 
 def _void(found: Findings, searched: SearchSpace) -> Iterator[Dimension]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.findings import Findings
-from loadtune.probe.compute import knee
+from loadtune.probe.recipe import SMALL, STEP_S, power_of_two_to
 from loadtune.records import (
     MEMORY_FORMATS,
     Dimension,
@@ -16,14 +16,9 @@ from loadtune.records import (
     TuneConfig,
     WorkloadFacts,
 )
-from loadtune.stages.probing import assumed_batch, fastest
 from loadtune.stages.run import Run
 from loadtune.study.space import EPOCH_STEPS, PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
 from loadtune.study.yours import ASSUMED_BATCH, your_config
-
-LADDER_SPAN = 16
-"""The ladder begins this far below the smallest saturating batch, and below the one at which recipes were compared:
-smaller ones train at a fraction of the rate."""
 
 WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
@@ -52,7 +47,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
     """Freeze what the study searches, and settle the user's own configuration."""
     found, config = run.found, run.found.config
     ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in found.ceilings}
-    if found.yours is None or not found.batch_sizes:  # else they are of before an interruption, and the study has them
+    if not found.batch_sizes:  # else they are of before an interruption, and the study has them
         found.yours = _yours(run, facts)
         top = _top(found, facts, max(ceilings.values()))
         found.batch_sizes = _batch_sizes(found, facts, ceilings, top)
@@ -60,7 +55,7 @@ def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) ->
         run.save()
     return SearchSpace(
         batch_sizes=found.batch_sizes,
-        num_workers=found.num_workers or _num_workers(found, facts, found.yours),
+        num_workers=found.num_workers,
         pin_memory=_axis(found, "pin_memory", (False, True) if found.device.kind == "cuda" else (False,)),
         recipes=chosen,
         ceilings=ceilings,
@@ -88,9 +83,8 @@ def _batch_sizes(found: Findings, facts: WorkloadFacts, ceilings: Mapping[Precis
                 f"{max(ceilings.values())}. Use that or a smaller one, or leave --fix batch_size out."
             )
         return (int(fixed),)
-    saturated = knee(found.compute_points, fastest(found).recipe).batch_size
     moderate = max(point.batch_size for choice in found.recipes for point in choice.points)
-    smallest = max(facts.smallest_batch, min(saturated, moderate, top) // LADDER_SPAN)
+    smallest = max(facts.smallest_batch, min(moderate, top) // SMALL)
     return batch_ladder(smallest, top, _named_sizes(found, ceilings, top))
 
 
@@ -140,7 +134,8 @@ def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
     wanted = found.config.yours.precision or "fp32"
     ceiling = next((c for c in found.ceilings if c.precision == wanted), None)
     can_pin = found.device.kind == "cuda"
-    yours = your_config(found.config.yours, assumed_batch(found, wanted), can_pin=can_pin, own_loader=facts.own_loader)
+    largest = _assumed_batch(found, facts, wanted, ceiling)
+    yours = your_config(found.config.yours, largest, can_pin=can_pin, own_loader=facts.own_loader)
     if found.config.yours.batch_size is None and yours.batch_size < ASSUMED_BATCH:
         found.note(
             f"The baseline has batch size {yours.batch_size} instead of {ASSUMED_BATCH}: a step of a larger "
@@ -154,3 +149,12 @@ def _yours(run: Run, facts: WorkloadFacts) -> TrialConfig:
             "here. The confirmation tries it all the same."
         )
     return yours
+
+
+def _assumed_batch(found: Findings, facts: WorkloadFacts, precision: Precision, ceiling: MemoryCeiling | None) -> int:
+    """The baseline's batch size where none was given: `ASSUMED_BATCH`, or a smaller power of two where its step would
+    take longer than `STEP_S`, or its precision does not train it."""
+    points = [p for choice in found.recipes for p in choice.points if p.recipe.precision == precision]
+    largest = min(ASSUMED_BATCH, max((STEP_S * p.quickest_per_s for p in points), default=ASSUMED_BATCH))
+    bounds = (None if ceiling is None else ceiling.safe_batch_size, facts.largest_batch)
+    return max(facts.smallest_batch, power_of_two_to(min(largest, *(each for each in bounds if each is not None))))

@@ -109,7 +109,6 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         enough_until_s=run.search_until_s,
         objective=found.config.objective,
         known=run.standing,
-        ahead=found.ahead,
     )
 
 

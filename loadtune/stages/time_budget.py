@@ -24,7 +24,7 @@ def ended_text(run: Run, end: OutOfTimeError) -> str:
             f"the time budget of {budget} ended before the workload was built and had trained a first step (phase "
             f"{end.phase or 'start'}). Importing torch and the workload's own code counts. Give a larger --time-budget"
         )
-    if not any(trial.measurement for trial in found.all_trials):
+    if not any(trial.measurement for trial in found.trials):
         return (
             f"the time budget of {budget} ended before anything was measured. The workload took "
             f"{seconds_text(found.stage_seconds.get('start', 0.0))} to build. Give a larger --time-budget"

@@ -66,8 +66,6 @@ class StudyLoop:
     """The same once enough trials were run."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
-    ahead: Trial | None = None
-    """Timed before the study asks for it, and then not run."""
     objective: Objective = "samples-per-s"
     ended: str = ""
     """Why it ended, for people."""
@@ -114,14 +112,9 @@ class StudyLoop:
         return self.search.ended or "its share of the time budget was used"
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
-        if self.ahead is not None and self.ahead.config == config and self.ahead.outcome is not None:
-            outcome = self.ahead.outcome
-            self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else 0.0)
-        else:
-            started = self.clock.now()
-            outcome = self.run(config)
-            took_s = self.clock.now() - started
-            self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else took_s)
+        started = self.clock.now()
+        outcome = self.run(config)
+        self._seconds.append(outcome.seconds if isinstance(outcome, Measurement) else self.clock.now() - started)
         if not config.remedies:
             raise_for_the_user(outcome)
         return outcome

@@ -92,7 +92,7 @@ class Search:
 
         ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
         ``left_s``: seconds for them. A configuration whose queue could not be turned over once in it is not tried, nor
-        one that could not be measured again afterwards. Infinite: all that is left of the run.
+        one that could not be measured again afterwards.
         """
         if self._next is None:
             self.ended = ""
@@ -116,7 +116,7 @@ class Search:
             return None
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
-        left_s = self.left_s() if math.isinf(left_s) else min(left_s, self.left_s() / (1 + MIN_RUNS))
+        left_s = min(left_s, self.left_s() / (1 + MIN_RUNS))
         means = self._asked(known, lambda model: model.mean(points_at(configs, self.job)))
         if means is None:
             self.ended = str(self.broken)

@@ -225,7 +225,7 @@ def fixed_result() -> TuningResult:
         loadtune_version="0.1.0",
         created="2026-11-20T17:03:12Z",
         seconds=201.4,
-        stage_seconds={"start": 6.1, "recipe": 9.0, "memory": 14.2, "compute": 20.5, "study": 110.0, "confirm": 41.6},
+        stage_seconds={"start": 6.1, "calibrate": 43.7, "study": 110.0, "confirm": 41.6},
         config=TuneConfig(num_trials=20, yours=YourSettings(batch_size=64, num_workers=4)),
         host=HostFacts(
             hostname="node-1",

@@ -1,6 +1,5 @@
 """torch.compile as a part of the recipe, over a fake bench: who is compiled, what it costs, what is said."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import BenchError, WorkloadError
 from loadtune.probe.compiling import compile_recipes
-from loadtune.probe.compute import compute_curve
 from loadtune.probe.recipe import Recipes, choose_recipes
 from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
 from loadtune.report.export import recipe_code
@@ -49,7 +47,7 @@ def compiled(
     ids=["pays", "does not pay", "asked for"],
 )
 def test_it_is_taken_where_it_pays_or_is_asked_for(gain: float, asked_for: bool, expected: bool) -> None:
-    recipe = compiled(FakeBench(Surface(compile_gain=gain), noise=0.0), asked_for=asked_for).by_precision["bf16"]
+    recipe = compiled(FakeBench(Surface(compile_gain=gain), noise=0.0), asked_for=asked_for).choices[0].chosen
     assert recipe.compile is expected
     assert recipe.fused_optimizer
     assert recipe.memory_format == "channels_last"
@@ -64,7 +62,7 @@ def test_there_has_to_be_time_for_every_size_of_every_precision(
     """Three times ten sizes of 40 s take 1200 s; of what is left half may go into it."""
     bench = FakeBench(noise=0.0)
     recipes = compiled(bench, "fp32", "fp16", "bf16", left_s=left_s, asked_for=asked_for)
-    assert sum(recipe.compile for recipe in recipes.by_precision.values()) == num_compiled
+    assert sum(choice.chosen.compile for choice in recipes.choices) == num_compiled
     tried = [point.recipe.precision for choice in recipes.choices for point in choice.points if point.recipe.compile]
     assert tried == (["fp32", "fp16", "bf16"] if num_compiled else ["fp32"])
     assert [note.split(":")[0] for note in recipes.notes] == ([] if num_compiled else ["torch.compile is not used"])
@@ -73,7 +71,7 @@ def test_there_has_to_be_time_for_every_size_of_every_precision(
 def test_what_does_not_pay_is_not_counted_into_the_time_it_would_take() -> None:
     surface = Surface(compile_gain=0.9)
     recipes = compiled(FakeBench(surface, noise=0.0), left_s=60.0)
-    assert not recipes.by_precision["bf16"].compile
+    assert not recipes.choices[0].chosen.compile
     assert recipes.notes == ()
 
 
@@ -100,7 +98,7 @@ def test_what_compiling_took_is_told_and_kept(tmp_path: Path) -> None:
     batch_size = result.recipes[0].points[0].batch_size
     assert any(f"compiling a batch of {batch_size} took 38 s; 1.17×" in message for message in told)
     assert [point.compile_s for point in result.recipes[0].points][-1] == 38.0
-    assert result.stage_seconds["recipe"] > 38.0
+    assert result.stage_seconds["calibrate"] > 38.0
 
 
 def test_the_default_time_budget_is_not_spent_on_compiling(tmp_path: Path) -> None:
@@ -135,25 +133,6 @@ def test_a_failure_leaves_the_plain_recipe_and_is_told(tmp_path: Path) -> None:
 def test_a_failure_of_what_was_asked_for_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"--fix compile=on: .*no C\+\+ compiler"):
         tune_fake(CannotCompile(), tmp_path, TuneConfig(fix=(*BF16, ON)))
-
-
-def test_the_curve_counts_what_a_new_size_takes_to_compile() -> None:
-    bench = FakeBench(noise=0.0)
-    start = bench.time_compute(Recipe(precision="bf16", compile=True), 64, 1.0)
-    assert isinstance(start, ComputePoint)
-    curves = {
-        compile_s: compute_curve(
-            bench,
-            [replace(start, compile_s=compile_s)],
-            {"bf16": 1024},
-            smallest=2,
-            clock=bench.clock,
-            until_s=bench.clock.now() + 30.0,
-            point_s=1.0,
-        )
-        for compile_s in (40.0, None)
-    }
-    assert len(curves[40.0]) == 1 < len(curves[None])
 
 
 class Killed(BaseException):

@@ -243,21 +243,11 @@ def test_a_configuration_that_fails_now_and_then_is_no_winner(tmp_path: Path) ->
     assert any("is not confirmed. 2 of its 3 runs failed (crash: planted)." in note for note in result.notes)
 
 
-def test_a_curve_that_time_cut_short_rules_nothing_out(tmp_path: Path) -> None:
-    """The rate still grows where the curve ended: larger batches may be far faster, and are."""
+def test_a_rate_that_still_grows_where_its_curve_ends_rules_nothing_out(tmp_path: Path) -> None:
     surface = Surface(compute_per_s={"fp32": 2000.0}, half_batch=512.0, sample_s=1e-6, pinned_per_s=1e9)
-
-    class SlowCurve(FakeBench):
-        def time_compute(self, recipe, batch_size, seconds):
-            self.clock.spend(100.0 if batch_size > 256 else 0.0)
-            return FakeBench.time_compute(self, recipe, batch_size, seconds)
-
-    result = tune_fake(SlowCurve(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))
+    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(time_budget_s=600.0, max_batch_size=4096))
     assert result.best is not None
-    best = result.best.config.batch_size  # its point was timed after the confirmation
-    measured = max(p.batch_size for p in result.compute_points if p.batch_size != best)
-    assert measured < 1024, "the curve was meant to be cut short"
-    assert best > measured
+    assert result.best.config.batch_size > max(p.batch_size for p in result.compute_points if not p.num_timings)
 
 
 @pytest.mark.parametrize(("point_s", "most_s"), [(0.0, 144.0), (8.0, 300.0)])

@@ -82,7 +82,7 @@ def trained(result: TuningResult) -> set[int]:
 
 def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_path: Path) -> None:
     taken = 6 * GIB
-    result = tune(bench_with(), tmp_path, other=Watching(taken, "compute"))
+    result = tune(bench_with(), tmp_path, other=Watching(taken, "study"))
     (ceiling,) = result.ceilings
     assert ceiling.bytes_per_sample is not None
     left = ceiling.safe_batch_size - taken / ceiling.bytes_per_sample
@@ -100,17 +100,17 @@ def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_
 @pytest.mark.parametrize(("taken", "largest"), [(12, [16]), (75, [8, 12]), (90, [0])])
 def test_what_is_taken_is_of_what_a_ceiling_left_unused_first(tmp_path: Path, taken: int, largest: list[int]) -> None:
     """--max-batch-size keeps 16 samples to 18.4 GiB of 91.2: 72.8 GiB may go, and then 0.65 a sample."""
-    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(taken * GIB, "compute"))
+    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(taken * GIB, "study"))
     assert max(trained(result), default=0) in largest
 
 
 def test_what_another_process_gave_back_since_the_probe_is_said_once(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, other=Watching(-6 * GIB, "compute"))
+    result = tune(bench_with(), tmp_path, other=Watching(-6 * GIB, "study"))
     assert sum("6.00 GiB more of the GPU's memory is free" in note for note in result.notes) == 1
 
 
 def test_memory_that_was_given_back_is_not_told_where_something_else_bounds_the_batch(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(-6 * GIB, "compute"))
+    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(-6 * GIB, "study"))
     assert not any("more of the GPU's memory" in note for note in result.notes)
 
 
@@ -123,13 +123,13 @@ def test_what_is_gained_is_what_a_context_and_a_limit_leave_of_it(
 ) -> None:
     """The ceilings' budget was 96 GiB."""
     config = TuneConfig(max_gpu_memory_bytes=None if limit is None else limit * GIB)
-    result = tune(bench_with(), tmp_path, config, Watching(-int(gained * GIB), "compute"))
+    result = tune(bench_with(), tmp_path, config, Watching(-int(gained * GIB), "study"))
     notes = [note.split(" more of")[0] for note in result.notes if "more of the GPU's memory" in note]
     assert notes == ([] if told is None else [told])
 
 
 def test_memory_that_is_given_back_in_parts_is_said_once(tmp_path: Path) -> None:
-    other = Watching(-6 * GIB, "compute")
+    other = Watching(-6 * GIB, "study")
     (gpu,) = HOST.gpus
 
     def host_now() -> HostFacts:
@@ -180,7 +180,7 @@ def test_a_process_that_came_and_went_within_one_ceiling_is_told(tmp_path: Path,
 
 
 def test_what_a_process_held_that_is_gone_again_is_not_missed_later(tmp_path: Path) -> None:
-    result = tune(crowded(at=lambda precision, number: precision == "bf16"), tmp_path, other=Watching(0, "compute"))
+    result = tune(crowded(at=lambda precision, number: precision == "bf16"), tmp_path, other=Watching(0, "study"))
     assert len(told_crowded(result)) == 1
     assert not any("since memory was probed" in note for note in result.notes)
 
@@ -221,7 +221,7 @@ def test_what_was_taken_between_two_ceilings_bounds_the_first_as_well(tmp_path: 
 
 @pytest.mark.parametrize("taken", [0, 64 << 20])
 def test_a_little_that_comes_and_goes_is_not_worth_a_word(tmp_path: Path, taken: int) -> None:
-    result = tune(bench_with(), tmp_path, other=Watching(taken, "compute"))
+    result = tune(bench_with(), tmp_path, other=Watching(taken, "study"))
     assert not any("since memory was probed" in note for note in result.notes)
     assert max(trained(result)) == max(result.batch_sizes)
 
@@ -251,7 +251,7 @@ def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
     own = ONE_PRECISION.largest_batch("fp32") - 4
     config = TuneConfig(yours=YourSettings(batch_size=own))
     taken = int(samples_taken * ONE_PRECISION.bytes_per_sample["fp32"])
-    result = tune(bench_with(), tmp_path, config, Watching(taken, "compute"))
+    result = tune(bench_with(), tmp_path, config, Watching(taken, "study"))
     assert any("since memory was probed" in note for note in result.notes)
     assert result.ceilings[0].safe_batch_size < own
     assert (own in trained(result)) is is_tried
@@ -354,10 +354,8 @@ class Listing(FakeBench):
         return Counter(precision for kind, precision in self.asked if kind == "memory")
 
     def first_probes(self) -> dict[str, int]:
-        """The same of before the first trial of the search; the user's own settings were timed ahead."""
-        kinds = [kind for kind, _ in self.asked]
-        since = kinds.index("memory")
-        study = since + kinds[since:].index("training")
+        """The same of before the first trial."""
+        study = [kind for kind, _ in self.asked].index("training")
         return Counter(precision for kind, precision in self.asked[:study] if kind == "memory")
 
 

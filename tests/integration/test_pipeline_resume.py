@@ -72,43 +72,20 @@ def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> Non
     assert result.best is not None
 
 
-@pytest.mark.parametrize("stage", ["memory", "compute"])
-def test_a_run_that_ended_before_the_study_goes_on_with_the_probes_that_ended(tmp_path: Path, stage: str) -> None:
+@pytest.mark.parametrize("stage", ["calibrate", "study"])
+def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tmp_path: Path, stage: str) -> None:
     def listen(progress: Progress) -> None:
         if progress.stage == stage:
             raise Killed
 
     with pytest.raises(Killed):
         tune_fake(FakeBench(), tmp_path, None, listen)
-    before = read_run(tmp_path)
-    result = resumed(tmp_path)
-    assert before.recipes
-    assert result.recipes == before.recipes
-    assert bool(before.ceilings) == (stage == "compute")
-    assert result.best is not None
-
-
-@pytest.mark.parametrize("stage", ["memory", "compute"])
-@pytest.mark.parametrize("fails", [False, True])
-def test_what_was_timed_before_the_probes_is_not_lost_with_them(tmp_path: Path, stage: str, fails: bool) -> None:
-    planted = TrialFailure(kind="shm", phase="training", message="planted")
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == stage:
-            raise Killed
-
-    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
-    with pytest.raises(Killed):
-        tune_fake(FakeBench(fail=lambda config: planted if fails else None), tmp_path, config, listen)
-    ahead = read_run(tmp_path).ahead
-    assert ahead is not None
-    assert (ahead.measurement is None) == fails
-    told: list[Progress] = []
-    result = resumed(tmp_path, config, FakeBench(seed=1), listener=told.append)
-    assert bool([progress for progress in told if progress.stage == "yours"]) == (fails and stage == "memory")
-    mine = next(trial for trial in result.trials if trial.config == ahead.config)
-    assert mine.measurement is not None
-    assert fails or mine.measurement == ahead.measurement
+    before, bench = read_run(tmp_path), FakeBench(seed=1)
+    result = resumed(tmp_path, None, bench)
+    assert bool(before.ceilings) == bool(before.compute_points) == (stage == "study")
+    assert (result.recipes == before.recipes) == (stage == "study")
+    assert (bench.requests[0][0] == "training") == (stage == "study")
+    assert len({ceiling.precision for ceiling in result.ceilings}) == len(result.ceilings)
     assert result.best is not None
 
 

@@ -44,7 +44,7 @@ def stands(result: TuningResult) -> bool:
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str) -> None:
     tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    before, known = files(tmp_path), read_run(tmp_path).num_run
+    before, known = files(tmp_path), len(read_run(tmp_path).trials)
     if stage == "start":
         cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
     else:
@@ -53,7 +53,7 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     assert cut.best is None
     assert stands(cut)
     assert files(tmp_path) == before
-    assert (read_run(tmp_path).num_run > known) == (stage != "start")
+    assert (len(read_run(tmp_path).trials) > known) == (stage != "start")
     assert any("run.json has what was measured since" in note for note in cut.notes) == (stage != "start")
     result = resumed(tmp_path, MORE, FakeBench(seed=2), reopen=stage == "start")
     assert result.best is not None
@@ -107,37 +107,24 @@ def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path, cont
     assert load_result(tmp_path) == cut
 
 
-def test_a_run_that_was_ended_before_its_search_has_one_trial(tmp_path: Path) -> None:
-    cut = tune_fake(FakeBench(), tmp_path, None, interrupt_at("memory"))
-    (trial,) = cut.trials
-    assert cut.yours is not None
-    assert cut.yours.loader == trial.config.loader
+def test_a_run_that_was_ended_before_its_search_has_no_trial(tmp_path: Path) -> None:
+    cut = tune_fake(FakeBench(), tmp_path, None, interrupt_at("calibrate"))
+    assert cut.trials == ()
     assert cut.assumed
-    kept = read_run(tmp_path)
-    assert kept.num_run == 1
-    again = resumed(tmp_path, listener=interrupt_at("memory"))
-    assert (again.yours, again.assumed) == (cut.yours, cut.assumed)
+    again = resumed(tmp_path, listener=interrupt_at("calibrate"))
+    assert again.assumed == cut.assumed
     told = [note for note in again.notes if note.startswith("This run was resumed")]
-    assert [note.partition(" measured")[0] for note in told] == ["This run was resumed, with 1 trial"]
-    result = resumed(tmp_path, TuneConfig(num_trials=kept.num_run + 2))
-    assert len(result.trials) == 3
-    assert result.trials[0].measurement == trial.measurement
+    assert [note.partition(" measured")[0] for note in told] == ["This run was resumed, with 0 trials"]
+    assert len(resumed(tmp_path, TuneConfig(num_trials=2)).trials) == 2
 
 
 def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, TuneConfig(), interrupt_at("recipe"))
-    notes = [resumed(tmp_path, listener=interrupt_at(stage)).notes for stage in ("compute", "study")]
+    tune_fake(FakeBench(), tmp_path, TuneConfig(), interrupt_at("calibrate"))
+    notes = [resumed(tmp_path, listener=interrupt_at(stage)).notes for stage in ("study", "confirm")]
     notes.append(resumed(tmp_path).notes)
     told = [[note for note in each if note.startswith("This run was resumed")] for each in notes]
     assert [len(each) for each in told] == [1, 1, 1]
     assert told[0] != told[1] != told[2]
-
-
-def test_yours_is_the_best_so_far_while_memory_is_probed(tmp_path: Path) -> None:
-    told: list[Progress] = []
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS, told.append)
-    assert all(progress.best_samples_per_s is None for progress in told if progress.stage == "recipe")
-    assert all(progress.best_samples_per_s for progress in told if progress.stage == "memory")
 
 
 def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
@@ -147,7 +134,7 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
     )
     with pytest.raises(UsageError, match="1800"):
         tune_fake(FakeBench(), tmp_path, config)
-    assert read_run(tmp_path).ahead is not None
+    assert read_run(tmp_path).compute_points
     assert not (tmp_path / RESULT_FILE).exists()
 
 

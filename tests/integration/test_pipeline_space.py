@@ -51,7 +51,7 @@ def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path:
 
 def test_what_is_tuned_is_searched_and_the_rest_is_not(tmp_path: Path) -> None:
     tuned = TuneConfig(tune=("prefetch_factor", "memory_format", "in_order"), num_trials=24, time_budget_s=900.0)
-    result = tune_fake(FakeBench(), tmp_path, tuned)
+    result = tune_fake(FakeBench(seed=1), tmp_path, tuned)
     assert len(values(result, "prefetch_factor")) >= 3
     assert values(result, "in_order") == {False, True}
     assert values(result, "persistent_workers") == {True}
@@ -114,8 +114,7 @@ def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> No
         if progress.stage == "study":
             raise KeyboardInterrupt
 
-    interrupted = tune_fake(FakeBench(), folder, config, interrupt)
-    assert [trial.origin for trial in interrupted.trials] == ["yours"], "no more than what is timed before the probes"
+    assert tune_fake(FakeBench(), folder, config, interrupt).trials == ()
     path.unlink()
     result = tune_fake(FakeBench(), folder, config, resume=True)
     assert [trial.origin for trial in result.trials].count("warm start") == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from loadtune.errors import NothingFitsError
-from loadtune.probe.recipe import choose_recipes
+from loadtune.probe.recipe import Recipes, choose_recipes
 from loadtune.records import ComputePoint, Precision, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
@@ -15,21 +15,25 @@ def choose(bench: FakeBench, precisions=("fp32", "bf16"), optimizer="sgd", **fac
     return choose_recipes(bench, described, precisions, optimizer=optimizer, largest=10**6, time_budget_s=300.0)
 
 
+def by_precision(recipes: Recipes) -> dict[Precision, Recipe]:
+    return {choice.chosen.precision: choice.chosen for choice in recipes.choices}
+
+
 def test_takes_what_pays() -> None:
-    recipes = choose(FakeBench()).by_precision
+    recipes = by_precision(choose(FakeBench()))
     assert recipes["bf16"] == Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True)
 
 
 def test_leaves_what_does_not_pay() -> None:
     bench = FakeBench(Surface(channels_last_gain=0.9, fused_gain=1.0), noise=0.0)
     chosen = choose(bench)
-    assert chosen.by_precision["fp32"] == Recipe(precision="fp32")
+    assert by_precision(chosen)["fp32"] == Recipe(precision="fp32")
 
 
 @pytest.mark.parametrize(("gain", "fused"), [(1.0, {"fp16"}), (0.98, set()), (1.02, {"fp16", "bf16"})])
 def test_what_spares_the_scaler_a_wait_is_taken_where_it_costs_nothing(gain: float, fused: set[Precision]) -> None:
     bench = FakeBench(Surface(fused_gain=gain), noise=0.0)
-    recipes = choose(bench, precisions=("fp16", "bf16"), optimizer="adamw").by_precision
+    recipes = by_precision(choose(bench, precisions=("fp16", "bf16"), optimizer="adamw"))
     assert {precision for precision, recipe in recipes.items() if recipe.fused_optimizer} == fused
 
 
@@ -41,7 +45,7 @@ def test_channels_last_is_for_images() -> None:
 
 def test_an_emulated_precision_is_dropped_with_its_figure() -> None:
     chosen = choose(FakeBench(Surface(compute_per_s={"fp32": 1000.0, "bf16": 100.0}), noise=0.0))
-    assert set(chosen.by_precision) == {"fp32"}
+    assert set(by_precision(chosen)) == {"fp32"}
     assert "bf16 was left out: here a step takes 10.0 times" in chosen.notes[0]
 
 
@@ -53,7 +57,7 @@ def test_a_precision_that_fails_is_dropped_with_its_reason() -> None:
             return FakeBench.time_compute(self, recipe, batch_size, seconds)
 
     chosen = choose(NoHalf())
-    assert set(chosen.by_precision) == {"fp32"}
+    assert set(by_precision(chosen)) == {"fp32"}
     assert "no kernel for bfloat16" in chosen.notes[0]
 
 
@@ -66,7 +70,7 @@ def test_a_precision_is_compared_with_one_that_ran() -> None:
 
     surface = Surface(compute_per_s={"fp32": 1000.0, "fp16": 1000.0, "bf16": 100.0})
     chosen = choose(NoSingle(surface), precisions=("fp32", "fp16", "bf16"))
-    assert set(chosen.by_precision) == {"fp16"}
+    assert set(by_precision(chosen)) == {"fp16"}
     assert chosen.notes[1].endswith("as long as in fp16.")
 
 
@@ -98,7 +102,7 @@ def test_a_change_that_cannot_be_timed_is_said() -> None:
 
     chosen = choose(NoChannelsLast(), precisions=("fp32",))
     assert chosen.notes == ("channels_last was left out in fp32: view size is not compatible",)
-    assert chosen.by_precision["fp32"] == Recipe(precision="fp32", fused_optimizer=True)
+    assert by_precision(chosen)["fp32"] == Recipe(precision="fp32", fused_optimizer=True)
 
 
 def test_one_slow_second_does_not_hide_a_gain() -> None:
@@ -113,7 +117,7 @@ def test_one_slow_second_does_not_hide_a_gain() -> None:
             return replace(point, windows=(point.windows[0], *slowed)) if changed else point
 
     chosen = choose(Company(noise=0.0))
-    assert chosen.by_precision["fp32"].memory_format == "channels_last"
+    assert by_precision(chosen)["fp32"].memory_format == "channels_last"
 
 
 def test_nothing_fits() -> None:
@@ -125,8 +129,8 @@ def test_nothing_fits() -> None:
 def test_sgd_is_never_fused_under_a_grad_scaler(optimizer: str, fused: bool) -> None:
     """It would be faster, and train nothing."""
     chosen = choose(FakeBench(), precisions=("fp32", "fp16"), optimizer=optimizer)
-    assert chosen.by_precision["fp32"].fused_optimizer is True
-    assert chosen.by_precision["fp16"].fused_optimizer is fused
+    assert by_precision(chosen)["fp32"].fused_optimizer is True
+    assert by_precision(chosen)["fp16"].fused_optimizer is fused
 
 
 class Hiccups(FakeBench):
@@ -152,4 +156,4 @@ def test_a_gain_that_is_no_gain_is_timed_again() -> None:
 def test_a_precision_is_not_dropped_for_one_slow_reading() -> None:
     bench = Hiccups()
     bench.hiccup = Recipe(precision="bf16")
-    assert set(choose(bench).by_precision) == {"fp32", "bf16"}
+    assert set(by_precision(choose(bench))) == {"fp32", "bf16"}

@@ -24,9 +24,12 @@ def detailed(result: TuningResult) -> RemediesView:
 
 def without_gain() -> TuningResult:
     """The one that does not gain, and the one that was not tried."""
+    tried = tuple(
+        replace(each, config=replace(each.config, remedies=("start_method",))) for each in golden().remedies.tried[2:]
+    )
     return of(
-        golden(), tried=golden().remedies.tried[2:], config=None, samples_per_s=None, half_width_fraction=None,
-        gain=None, compute_fraction=None,
+        golden(), tried=tried, config=None, samples_per_s=None, half_width_fraction=None, gain=tried[0].gain,
+        compute_fraction=None,
     )  # fmt: skip
 
 
@@ -41,8 +44,6 @@ def test_all_that_were_tried_are_in_the_details_best_first_and_those_not_measure
     ]
     assert [one.title.partition(":")[0] for one in kept_code(golden())] == ["uint8 transfer", "copy ahead"]
     assert len(view.code) == 4
-    assert any("without a certain gain: forkserver (0.99×, 0.96 to 1.02)" in line for line in view.lines)
-    assert any("copy ahead on top of uint8 transfer" in line for line in view.lines)
     assert view.code[1].changes == "What changes for training: one more batch of GPU memory."
 
 

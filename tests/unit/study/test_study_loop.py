@@ -107,11 +107,7 @@ def test_the_search_is_told_how_many_trials_there_is_room_for() -> None:
     assert rising.rooms[2:] == [5, 4, 3, 2, 1]
 
 
-def test_what_was_run_before_counts_and_what_was_timed_ahead_is_not_run_again() -> None:
+def test_what_was_run_before_counts() -> None:
     known = [Trial(number=0, config=workers(0), origin="yours", measurement=measured(workers(0)))]
-    ahead = Trial(number=0, config=workers(0), origin="yours", measurement=measured(workers(0)))
     loop = loop_over(Rising(), known=known)
     assert len(list(loop.trials())) == 19
-    again = loop_over(Rising(most=1), ahead=ahead)
-    assert [trial.measurement for trial in again.trials()] == [ahead.measurement]
-    assert again.clock.now() == FakeClock().now()
