@@ -15,14 +15,12 @@ TRIAL_SHARE = 0.008
 """Of the time budget, for the measured part of one segment, where a queue is turned over in less: 2.4 s of the default
 five minutes. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""
 
-STUDY_SHARE = 0.5
-"""Of the time that is left when the search begins: the confirmation keeps half of it, or more, because only its figures
-are reported."""
+STUDY_SHARE, STUDY_AT_LEAST = 0.5, 0.2
+"""Of what is left of the aim, for the search; and of all time that is left, where a workload is slow to probe."""
 
 AIM_SHARE = 0.48
-"""Of the time budget: when a run is meant to be over by its clock, 144 s of the default five minutes. On H200s 4 to 5 s
-more are before that clock and after it. The rest is a reserve, for the trials
-that are enough and for two rounds of a confirmation, where a workload is slow to probe or to train."""
+"""Of the time budget: when a run is meant to be over by its clock, 144 s of the default five minutes. The rest is a
+reserve for a workload that is slow to probe or to train."""
 
 CONFIRM_AT_LEAST, CONFIRM_AT_MOST = 0.17, 0.25
 """Of the time budget, for the whole confirmation: three rounds of three finalists take about 50 s on an H200."""
@@ -78,13 +76,14 @@ class Run:
 
     @property
     def search_until_s(self) -> float:
-        """No trial begins that would end later, once enough were run: half of what is left of the aim, or less where
-        verifying, the confirmation and the last figures need more than the other half."""
+        """No trial begins that would end later: half of what is left of the aim, or less where verifying, the
+        confirmation and the last figures need more than the other half; or a fifth of all that is left."""
         verify_s = max(
             (s for c in self.found.ceilings if (s := verifying_seconds(c)) <= self._verify_most_s), default=0.0
         )
         kept_s = verify_s + (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
-        return self.clock.now() + max(0.0, min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s))
+        aimed_s = min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s)
+        return max(self.until(STUDY_AT_LEAST), self.clock.now() + aimed_s)
 
     def has_time_to_verify(self, ceiling: MemoryCeiling) -> bool:
         """Whether this ceiling can be verified, and enough is left for the confirmation and the last figures."""
@@ -94,11 +93,6 @@ class Run:
     @property
     def _verify_most_s(self) -> float:
         return VERIFY_AT_MOST * self.found.config.time_budget_s
-
-    @property
-    def study_until_s(self) -> float:
-        """The same however few were run."""
-        return self.until(STUDY_SHARE)
 
     @property
     def confirm_until_s(self) -> float:

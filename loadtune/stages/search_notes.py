@@ -4,9 +4,12 @@ from collections.abc import Iterator
 
 from loadtune.findings import Findings
 from loadtune.records import Dimension, TrialFailure
-from loadtune.study.loop import ENOUGH_TRIALS, StudyLoop
+from loadtune.study.loop import StudyLoop
 from loadtune.study.space import EPOCH_STEPS, SearchSpace
 from loadtune.units import counted, seconds_text
+
+FEW = 6
+"""Trials, below which a search that time ended is worth a word."""
 
 
 def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[str]:
@@ -14,7 +17,7 @@ def end_notes(loop: StudyLoop, found: Findings, searched: SearchSpace) -> list[s
     first = [] if loop.search.broken is None else [f"The search ended early: {loop.search.broken}."]
     if loop.out_of_time and (hung := hung_trials(found)):
         first = [f"The search ended early because {counted(len(hung), 'trial')} hung: {hung[-1].message.rstrip('.')}."]
-    elif loop.out_of_time and len(found.trials) < ENOUGH_TRIALS:
+    elif loop.out_of_time and len(found.trials) < FEW:
         first = [
             f"The time budget of {seconds_text(found.config.time_budget_s)} ended the search after "
             f"{counted(len(found.trials), 'trial')}. A larger --time-budget may find a faster configuration."

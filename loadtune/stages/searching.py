@@ -105,8 +105,7 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         run=lambda config: _tried(run, config),
         clock=run.clock,
         num_trials=max(found.config.num_trials, len(run.standing) + CODE_TRIALS if search.space.codes else 0),
-        until_s=run.study_until_s,
-        enough_until_s=run.search_until_s,
+        until_s=run.search_until_s,
         objective=found.config.objective,
         known=run.standing,
     )

@@ -28,9 +28,6 @@ MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first proposal, so that there are two to compare.
 A run that was resumed for more trials runs one more."""
 
-ENOUGH_TRIALS = 6
-"""Run as long as there is time at all; those after them only within the time meant for a search."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -62,15 +59,13 @@ class StudyLoop:
     num_trials: int
     until_s: float
     """No trial begins that is expected to end later."""
-    enough_until_s: float = math.inf
-    """The same once enough trials were run."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
     objective: Objective = "samples-per-s"
     ended: str = ""
     """Why it ended, for people."""
     out_of_time: bool = False
-    """It ended because `until_s`, or after enough trials `enough_until_s`, was near."""
+    """It ended because `until_s` was near."""
     _seconds: list[float] = field(default_factory=list)
     _num_run: int = 0
 
@@ -99,14 +94,13 @@ class StudyLoop:
         if room <= 0:
             return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} measured"
         must = self._num_run < max(MIN_TRIALS, len(self.known) + 1) or not self._seconds
-        until_s = min(self.until_s, self.enough_until_s) if self._num_run >= ENOUGH_TRIALS else self.until_s
         if not must:
-            in_time = math.floor((until_s - self.clock.now()) / max(1e-3, statistics.fmean(self._seconds)))
+            in_time = math.floor((self.until_s - self.clock.now()) / max(1e-3, statistics.fmean(self._seconds)))
             if in_time < 1:
                 self.out_of_time = True
                 return "its share of the time budget was used"
             room = min(room, in_time)
-        if self.search.next(room, math.inf if must else until_s - self.clock.now()) is not None:
+        if self.search.next(room, math.inf if must else self.until_s - self.clock.now()) is not None:
             return ""
         self.out_of_time = not self.search.ended
         return self.search.ended or "its share of the time budget was used"

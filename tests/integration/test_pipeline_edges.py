@@ -27,7 +27,6 @@ from loadtune.records import (
 )
 from loadtune.seams import Watch
 from loadtune.stages import Run
-from loadtune.study.loop import ENOUGH_TRIALS
 from loadtune.testing import GIB, FakeBench, FakeClock, FakeSensor, Surface, fake_facts, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -254,7 +253,7 @@ def test_a_rate_that_still_grows_where_its_curve_ends_rules_nothing_out(tmp_path
 def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
     tmp_path: Path, point_s: float, most_s: float
 ) -> None:
-    """Slow to probe: six trials and two rounds are run all the same."""
+    """Slow to probe: a search and two rounds are run all the same."""
 
     class Probed(FakeBench):
         def time_compute(self, recipe, batch_size, seconds):
@@ -263,11 +262,11 @@ def test_a_run_aims_at_half_of_its_time_and_takes_of_the_rest_what_it_needs(
 
     result = tune_fake(Probed(between_runs=0.05), tmp_path)
     assert result.seconds < most_s
-    assert len(result.trials) >= ENOUGH_TRIALS
+    assert len(result.trials) >= 6
     assert min(len(finalist.runs) for finalist in result.finalists) >= 2
 
 
-@pytest.mark.parametrize(("probes_s", "search_s"), [(20.0, 61.0), (51.0, 30.0), (100.0, 0.0), (150.0, 0.0)])
+@pytest.mark.parametrize(("probes_s", "search_s"), [(20.0, 61.0), (51.0, 49.8), (100.0, 40.0), (150.0, 30.0)])
 def test_the_search_leaves_the_confirmation_and_the_last_figures_their_time(probes_s: float, search_s: float) -> None:
     """Of 144 s they need 63."""
     clock = FakeClock()
