@@ -35,6 +35,8 @@ class Proposal:
     """Of that, with the noise of one segment."""
     chance: float
     """The largest probability of any untried candidate to be better than the best by `WORTH`."""
+    expected: float
+    """The largest expected improvement of any untried candidate that there is time for, on the logarithm."""
     best: int
     """The tried setting with the highest predicted throughput."""
     too_long: tuple[int, ...] = ()
@@ -76,9 +78,10 @@ def propose(
     chances[too_long] = 0.0
     worth = improvement / np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else improvement
     worth[list(tried)] = worth[too_long] = -1.0
+    expected = float(np.where(worth >= 0, improvement, 0.0).max())
     index = int(worth.argmax())
     noise = float(np.hypot(found.sd[index], SEGMENT_SD))
-    return Proposal(index, float(found.mean[index]), noise, float(chances.max()), best, left_out)
+    return Proposal(index, float(found.mean[index]), noise, float(chances.max()), expected, best, left_out)
 
 
 def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:

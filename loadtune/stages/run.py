@@ -77,13 +77,14 @@ class Run:
     @property
     def search_until_s(self) -> float:
         """No trial begins that would end later: half of what is left of the aim, or less where verifying, the
-        confirmation and the last figures need more than the other half; or a fifth of all that is left."""
+        confirmation and the last figures need more than the other half; or a share of all that is left."""
         verify_s = max(
             (s for c in self.found.ceilings if (s := verifying_seconds(c)) <= self._verify_most_s), default=0.0
         )
         kept_s = verify_s + (CONFIRM_AT_LEAST + LAST_SHARE) * self.found.config.time_budget_s
         aimed_s = min(STUDY_SHARE * self._aim_left_s, self._aim_left_s - kept_s)
-        return max(self.until(STUDY_AT_LEAST), self.clock.now() + aimed_s)
+        least = STUDY_SHARE if self.found.config.tune else STUDY_AT_LEAST  # more dimensions were asked for
+        return max(self.until(least), self.clock.now() + aimed_s)
 
     def has_time_to_verify(self, ceiling: MemoryCeiling) -> bool:
         """Whether this ceiling can be verified, and enough is left for the confirmation and the last figures."""

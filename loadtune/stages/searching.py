@@ -10,7 +10,7 @@ from loadtune.report.run_file import Searched
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.stages.feasible import feasible, tell_shm
 from loadtune.stages.gpu_contention import check_budget
-from loadtune.stages.run import TRIAL_SHARE, Run
+from loadtune.stages.run import STUDY_SHARE, TRIAL_SHARE, Run
 from loadtune.stages.search_notes import end_notes
 from loadtune.stages.timing import outcome_text, timed
 from loadtune.study.alternation import MIN_RUNS
@@ -106,6 +106,7 @@ def study_loop(run: Run, search: Search, asked: Study) -> StudyLoop:
         clock=run.clock,
         num_trials=max(found.config.num_trials, len(run.standing) + CODE_TRIALS if search.space.codes else 0),
         until_s=run.search_until_s,
+        late_until_s=run.until(STUDY_SHARE),
         objective=found.config.objective,
         known=run.standing,
     )

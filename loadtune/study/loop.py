@@ -29,6 +29,10 @@ MIN_TRIALS = 2
 A run that was resumed for more trials runs one more."""
 
 
+LARGE = 0.15
+"""Expected improvement, on the logarithm, that is worth more time than a search is meant to take."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """One configuration the study wants to know about."""
@@ -59,6 +63,8 @@ class StudyLoop:
     num_trials: int
     until_s: float
     """No trial begins that is expected to end later."""
+    late_until_s: float | None = None
+    """The same while a `LARGE` improvement is expected. None: as `until_s`."""
     known: Sequence[Trial] = ()
     """Of before an interruption: they count as run, and are not run again."""
     objective: Objective = "samples-per-s"
@@ -94,16 +100,23 @@ class StudyLoop:
         if room <= 0:
             return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} measured"
         must = self._num_run < max(MIN_TRIALS, len(self.known) + 1) or not self._seconds
-        if not must:
-            in_time = math.floor((self.until_s - self.clock.now()) / max(1e-3, statistics.fmean(self._seconds)))
+        ends = [(self.until_s, -math.inf)]
+        ends += [] if must or self.late_until_s is None else [(self.late_until_s, LARGE)]
+        for until_s, least in ends:
+            in_time = room if must else self._in_time(until_s)
             if in_time < 1:
-                self.out_of_time = True
-                return "its share of the time budget was used"
-            room = min(room, in_time)
-        if self.search.next(room, math.inf if must else self.until_s - self.clock.now()) is not None:
-            return ""
+                continue
+            left_s = math.inf if must else until_s - self.clock.now()
+            if self.search.next(min(room, in_time), left_s) is not None and self.search.expected >= least:
+                return ""
+            if self.search.ended:
+                break
         self.out_of_time = not self.search.ended
         return self.search.ended or "its share of the time budget was used"
+
+    def _in_time(self, until_s: float) -> int:
+        """Trials that end before, if they take as long as those so far."""
+        return math.floor((until_s - self.clock.now()) / max(1e-3, statistics.fmean(self._seconds or [0.0])))
 
     def _run(self, config: TrialConfig) -> Measurement | TrialFailure:
         started = self.clock.now()

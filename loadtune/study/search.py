@@ -71,6 +71,8 @@ class Search:
     _all: list[TrialConfig] | None = None
     too_long: list[TrialConfig] = field(default_factory=list)
     """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
+    expected: float = math.inf
+    """Improvement that the last proposal expected at most, on the logarithm. Infinite: the model was not asked."""
     ended: str = ""
     """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
     broken: str | None = None
@@ -116,7 +118,7 @@ class Search:
             return None
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
-        left_s = min(left_s, self.left_s() / (1 + MIN_RUNS))
+        left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
         means = self._asked(known, lambda model: model.mean(points_at(configs, self.job)))
         if means is None:
             self.ended = str(self.broken)
@@ -131,7 +133,7 @@ class Search:
         if found is None:
             self.ended = str(self.broken)
             return None
-        self.too_long = [configs[at] for at in found.too_long]
+        self.too_long, self.expected = [configs[at] for at in found.too_long], found.expected
         if self.too_long and found.chance < CHANCE:
             return None
         if is_enough(found, self._held):

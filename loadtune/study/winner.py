@@ -38,11 +38,11 @@ def pick_winner(
     num_rivals = sum(f.config != yours for f in able)  # who was run once was there to pick from as well
     if any(len(f.runs) >= MIN_RUNS for f in eligible if f.config != yours):
         eligible = [f for f in eligible if len(f.runs) >= MIN_RUNS]
-    if not eligible:
-        return None
     own = next((f for f in finalists if f.config == yours and _is_rate(f)), None)
     if own is not None and may_be_kept(own) and batch_size in (None, own.config.batch_size):
         eligible = [f for f in eligible if (speedup(f, own, finalists, num_rivals, objective)[1] or 0.0) > 1.0] or [own]
+    if not eligible:
+        return None
     top = max(f.score(objective) for f in eligible)
     best = min((f for f in eligible if f.score(objective) >= TIE * top), key=lambda f: size(f.config))
     ratio, low, high = speedup(best, own, finalists, num_rivals)
@@ -124,7 +124,7 @@ def undecided(
     """
     winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
     best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
-    if best is None:  # more runs may narrow what is too uncertain now
+    if best is None or best.unconfirmed:  # more runs may narrow what is too uncertain now
         wide = [f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
         return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
     able = [f for f in finalists if not f.unconfirmed and f.config != yours and not f.config.remedies]

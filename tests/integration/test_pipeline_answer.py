@@ -106,7 +106,7 @@ class Hurried(FakeBench):
     """No time for a second run of anything."""
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
-        self.clock.spend(20.0)
+        self.clock.spend(30.0)
         return FakeBench.time_training(self, config, window_s, watch)
 
 

@@ -136,7 +136,7 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
 
 @pytest.mark.parametrize("stuck", [None, STUCK])
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, stuck: str | None) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(11, stuck=stuck)
+    bench = EndsInConfirmation(between_runs=0.2).ends_in(10, stuck=stuck)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
     assert (stuck or "") in (result.cut_short or "")
     assert result.best is not None

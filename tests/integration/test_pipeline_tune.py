@@ -71,7 +71,7 @@ def test_a_resumed_run_says_what_was_not_tried_as_the_first_did(tmp_path: Path) 
 
 
 def test_once_every_tuned_value_was_tried_more_trials_go_to_other_configurations(tmp_path: Path) -> None:
-    config = TuneConfig(tune=("prefetch_factor",), num_trials=6)
+    config = TuneConfig(tune=("prefetch_factor",), num_trials=6, max_batch_size=256)  # 8 batches a worker fit into RAM
     first = tune_fake(FakeBench(), tmp_path, config)
     assert {config.loader.prefetch_factor for config in configs(first)} == {1, 2, 4, 8}
     again = tune_fake(FakeBench(seed=1), tmp_path, replace(config, num_trials=8), resume=True)

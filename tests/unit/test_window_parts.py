@@ -35,7 +35,6 @@ def test_shares_are_of_all_windows() -> None:
     found = measurement((0.5, 1.0, 0.5), (0.0, 2.0, 0.0))
     assert found.copy_fraction == pytest.approx(0.125)
     assert found.compute_fraction == pytest.approx(0.75)
-    assert found.idle_fraction == pytest.approx(0.125)
 
 
 def test_what_was_not_measured_is_no_zero() -> None:
@@ -156,4 +155,3 @@ def test_the_devices_own_account_is_of_the_same_run_as_the_rate(left: float, num
     assert found.samples_per_s == pytest.approx(num_made / 10)
     assert found.compute_fraction == pytest.approx(0.9 * num_made / 10)
     assert found.copy_fraction == pytest.approx(0.04 * num_made / 10)
-    assert found.idle_fraction == pytest.approx(1 - 0.94 * num_made / 10)

@@ -23,6 +23,8 @@ class Rising:
     seen: list[Trial] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
 
+    expected = 1.0
+
     def next(self, room: int, left_s: float) -> Next | None:
         self.rooms.append(room)
         number = len(self.seen)
