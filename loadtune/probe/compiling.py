@@ -55,7 +55,7 @@ def compile_recipes(
 
 
 def compiling_seconds(choices: Sequence[RecipeChoice]) -> float:
-    """Foretold of compiling every batch size of a run; 0: none of these recipes is compiled."""
+    """Predicted for compiling every batch size of a run; 0: none of these recipes is compiled."""
     return NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in choices)
 
 

@@ -12,7 +12,7 @@ from loadtune.stages.run import CONFIRM_AT_MOST, Run
 
 
 def compile_seconds(run: Run, config: TrialConfig) -> float:
-    """Foretold of compiling this batch size now, by the longest that was seen; 0: the bench has it, or need not."""
+    """Predicted for compiling this batch size now, by the longest that was seen; 0: the bench has it, or need not."""
     if not config.recipe.compile or (config.recipe, config.batch_size) in run.found.trained:
         return 0.0
     points = (*run.found.compute_points, *(point for choice in run.found.recipes for point in choice.points))

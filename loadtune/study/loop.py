@@ -80,7 +80,7 @@ class StudyLoop:
             self._count(trial)
 
     def trials(self) -> Iterator[Trial]:
-        """Each configuration that was tried, with its outcome. The study is told of it after whoever iterates."""
+        """Each configuration that was tried, with its outcome. The study gets it after the caller."""
         while not (ended := self._end()):
             asked = self.study.ask()
             outcome = self._run(asked.config)

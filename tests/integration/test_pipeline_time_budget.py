@@ -134,10 +134,19 @@ def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run:
     assert result.best is None
 
 
+class EndsInThirdRound(EndsInConfirmation):
+    """However many contestants there are, all of them ran twice when the first is asked for the third time."""
+
+    def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
+        self.asked = [*getattr(self, "asked", []), *([config] if self.confirming else [])]
+        self.left = 1 if self.asked.count(config) == 3 else 2
+        return super().time_training(config, window_s, watch)
+
+
 @pytest.mark.parametrize("stuck", [None, STUCK])
 def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, stuck: str | None) -> None:
-    bench = EndsInConfirmation(between_runs=0.2).ends_in(10, stuck=stuck)
-    result = tune_fake(bench, tmp_path, listener=bench.listen)
+    bench = EndsInThirdRound(between_runs=0.2).ends_in(2, stuck=stuck)
+    result = tune_fake(bench, tmp_path, TuneConfig(time_budget_s=600.0), listener=bench.listen)
     assert (stuck or "") in (result.cut_short or "")
     assert result.best is not None
     assert result.best.half_width_fraction is not None
