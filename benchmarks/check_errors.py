@@ -10,10 +10,9 @@ import argparse
 import math
 import random
 
+from loadtune.checking import outcome_of
 from loadtune.records import Measurement, Window
-from loadtune.study.confirm import between_run_spread
-from loadtune.study.ratio import Runs
-from loadtune.study.regression import Baseline
+from loadtune.report.compare import mean_of, ratio_of
 
 TOLERANCE = 0.05
 MOST_RUNS = 8
@@ -26,18 +25,11 @@ def run_at(rate: float) -> Measurement:
 
 def check(random_: random.Random, spread_then: float, spread_now: float, truth: float) -> str:
     finalists = [[run_at(math.exp(random_.gauss(0, spread_then))) for _ in range(3)] for _ in range(3)]
-    mean = math.fsum(run.samples_per_s for run in finalists[0]) / 3
-    then = Baseline(
-        result=None,  # the rule looks at the runs alone
-        config=None,
-        measured=(),
-        runs=Runs(mean, 3, between_run_spread(finalists)),
-        tolerance_fraction=TOLERANCE,
-    )
-    runs: list[Measurement] = []
-    while len(runs) < MOST_RUNS and then.outcome(runs) == "unclear":
+    then, runs, outcome = mean_of(finalists[0], finalists), list[Measurement](), "unclear"
+    while len(runs) < MOST_RUNS and outcome == "unclear":
         runs.append(run_at(truth * math.exp(random_.gauss(0, spread_now))))
-    return then.outcome(runs)
+        outcome = outcome_of(ratio_of(then, mean_of(runs)), len(runs), TOLERANCE)
+    return outcome
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from loadtune.footprint.trace import trace_memory
     from loadtune.objects import Job
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
+    from loadtune.report.compare import compare
     from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
-    from loadtune.study.compare import compare
     from loadtune.tuning import tune
     from loadtune.workload.adapters import from_lightning, from_trainer, lightning_loss
 
@@ -71,7 +71,7 @@ _HOME = {
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
     "check_baseline": "loadtune.checking",
-    "compare": "loadtune.study.compare",
+    "compare": "loadtune.report.compare",
     "export": "loadtune.report.forms.write",
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",

@@ -1,5 +1,5 @@
-"""The command line: options to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`,
-`cli_report`, `cli_dashboard`, `cli_check` and `ending` the only module that prints or exits.
+"""The command line: options to a `TuneConfig`, a result to the terminal. With `cli_memory`, `cli_results`
+and `ending` the only module that prints or exits.
 
 Exit codes: 0 an answer; 1 the run ended without one; 2 an error that the user can correct; 129 SIGHUP; 130 Ctrl-C; 141
 the output's reader is gone; 143 SIGTERM. Heavy modules are imported where they are used, so that ``--help`` is quick.
@@ -28,11 +28,9 @@ from loadtune.arguments import (
     tuned_of,
     yours_of,
 )
-from loadtune.cli_check import check as check_command
-from loadtune.cli_dashboard import dashboard
 from loadtune.cli_memory import memory
-from loadtune.cli_report import report
-from loadtune.cli_results import compare, export
+from loadtune.cli_results import check as check_command
+from loadtune.cli_results import compare, dashboard, export, report
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
 from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec
 from loadtune.terminal import LastingStream, print_whatever_the_locale, show

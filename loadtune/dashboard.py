@@ -5,18 +5,21 @@ which comes with the extra ``live``.
 """
 
 import importlib.util
+import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from loadtune.errors import ResultError, UsageError
 from loadtune.report.store import STUDY_FILE, newest_with
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from optuna.storages import RDBStorage
 
 HOST = "127.0.0.1"
 
@@ -34,21 +37,22 @@ class Server(ThreadingMixIn, WSGIServer):
 @contextmanager
 def dashboard_server(study: Path, port: int) -> Iterator[Server]:
     """A server that listens but does not answer yet. Port 0 takes any free port. Raises UsageError, ResultError."""
-    _check_installed()
+    if importlib.util.find_spec("optuna_dashboard") is None:
+        raise UsageError(
+            "`loadtune dashboard` needs optuna-dashboard, which is not installed. Install it with"
+            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` works without it."
+        )
     import optuna_dashboard
 
-    from loadtune.study.dashboard_view import open_study
-
-    app = reading_only(optuna_dashboard.wsgi(open_study(study)))
+    app = _reading_only(optuna_dashboard.wsgi(open_study(study)))
     try:
-        server = Server((HOST, port), _SilentHandler)
+        server = make_server(HOST, port, app, Server, _SilentHandler)
     except OSError as error:
         raise UsageError(
             f"--port is {port}, which cannot be used ({error.strerror or error}). It must be a free port that this user"
             " may open. Choose another one, or --port 0 for any free port."
         ) from error
     with server:
-        server.set_app(app)
         yield server
 
 
@@ -63,7 +67,39 @@ def study_file(where: Path) -> Path:
     return found
 
 
-def reading_only(app: "WSGIApplication") -> "WSGIApplication":
+def open_study(file: Path) -> "RDBStorage":
+    """The study in this file, for reading alone, also while a run puts newer ones in its place.
+
+    Raises ResultError where it cannot be read.
+    """
+    from optuna.storages import RDBStorage
+    from sqlalchemy.pool import NullPool
+
+    def connected() -> sqlite3.Connection:
+        """SQLite itself refuses to write, and makes no file beside it. SQLAlchemy hands it between threads."""
+        return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False)
+
+    try:
+        with closing(connected()) as database:
+            problem = next((said for (said,) in database.execute("PRAGMA quick_check") if said != "ok"), None)
+            has_begun = database.execute("SELECT study_id FROM studies").fetchone() is not None
+    except sqlite3.Error as error:
+        problem, has_begun = str(error), False
+    if problem is not None:
+        raise ResultError(
+            f"{file} cannot be read as a study: {problem}. It takes the study.db of a run as loadtune wrote it."
+            " Name another run's folder; where a run was killed as it wrote, `loadtune run --resume` mends it."
+        )
+    if not has_begun:
+        raise ResultError(f"{file} holds no study yet. The search begins after the probes: try again in a moment.")
+    try:  # a connection for each look: the file is replaced
+        kept = {"creator": connected, "poolclass": NullPool}
+        return RDBStorage("sqlite://", engine_kwargs=kept, skip_table_creation=True)
+    except RuntimeError as error:
+        raise ResultError(f"{file} was written with another Optuna: {error}") from error
+
+
+def _reading_only(app: "WSGIApplication") -> "WSGIApplication":
     """Refuse every request that could change the study."""
 
     def answer(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
@@ -73,14 +109,6 @@ def reading_only(app: "WSGIApplication") -> "WSGIApplication":
         return [b'{"reason": "This dashboard shows a run of loadtune and changes nothing."}']
 
     return answer
-
-
-def _check_installed() -> None:
-    if importlib.util.find_spec("optuna_dashboard") is None:
-        raise UsageError(
-            "`loadtune dashboard` needs optuna-dashboard, which is not installed. Install it with"
-            " `pip install '.[live]'` in loadtune's checkout. `loadtune report` works without it."
-        )
 
 
 class _SilentHandler(WSGIRequestHandler):

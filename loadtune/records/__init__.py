@@ -19,8 +19,6 @@ from loadtune.records.comparison import (
     Check,
     CheckOutcome,
     Comparison,
-    PrecisionChange,
-    Ratio,
     SameConfig,
     Side,
     Value,
@@ -85,7 +83,7 @@ from loadtune.records.result import (
     UnconfirmedReason,
     Winner,
 )
-from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Score
+from loadtune.records.score import OBJECTIVES, SCORE_UNITS, Objective, Ratio, Score
 from loadtune.records.telemetry import MemoryReading, Reading, Telemetry, Timeline, WorkerUse
 from loadtune.records.timing import (
     MEMORY_KINDS,

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from loadtune.records.bottleneck import Estimate
-from loadtune.records.comparison import Ratio
 from loadtune.records.configs import TrialConfig
+from loadtune.records.score import Ratio
 from loadtune.records.timing import Measurement
 
 RemedyMode = Literal["none", "auto", "all"]

@@ -1,4 +1,4 @@
-"""What a configuration is judged by: one figure, of whichever of two kinds a run looks for."""
+"""What a configuration is judged by: one figure, of whichever of two kinds a run looks for; and the ratio of two."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,3 +29,20 @@ class Score:
     def half_width(self) -> float | None:
         """In `unit`."""
         return None if self.half_width_fraction is None else self.half_width_fraction * self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """A mean after, over the same before: 1.0 is no change, 0.8 a fifth less. Of samples/s, if nothing else is said."""
+
+    ratio: float
+    low: float | None = None
+    """95% interval, from the spread between runs on both sides. None: too few runs to say."""
+    high: float | None = None
+
+    @property
+    def different(self) -> bool | None:
+        """False: the interval holds 1. None: there is no interval."""
+        if self.low is None or self.high is None:
+            return None
+        return not self.low <= 1.0 <= self.high

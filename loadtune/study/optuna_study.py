@@ -2,11 +2,13 @@
 
 The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
 damages it is in nobody's way.
-A configuration that could not run becomes a trial in the state COMPLETE, infeasible and with the worst value so far:
-`optuna-dashboard` shows it, and what is in the state FAIL is nothing that was learnt.
+A configuration that could not run becomes a trial in the state COMPLETE, infeasible, with a value just below the worst
+so far. `optuna-dashboard` shows it, and its best trial is one that was measured. What is in the state FAIL is nothing
+that was learnt.
 """
 
 import logging
+import math
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,15 +21,12 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import StaticPool
 
-from loadtune.records import Objective, Predicted, Telemetry, Trial, TrialConfig
+from loadtune.records import SCORE_UNITS, Objective, Predicted, Telemetry, Trial, TrialConfig
 from loadtune.study.loop import Asked
 from loadtune.study.search import Next
 from loadtune.study.space import SearchSpace
 
 STUDY_NAME = "loadtune"
-OBJECTIVE = "objective"
-"""The study's user attribute that says what its values are."""
-
 SHOWN = (
     "gpu_utilization_fraction",
     "gpu_sm_activity_fraction",
@@ -79,14 +78,17 @@ class OptunaStudy:
         self._open: dict[int, optuna.Trial] = {}
         self._replayed: Next | None = None
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
+        self._storage = _storage(self._database)
         with _quiet():
             self._study = optuna.create_study(
                 study_name=STUDY_NAME,
-                storage=_storage(self._database),
+                storage=self._storage,
                 direction="maximize",
                 sampler=SearchSampler(space, lambda: self._next.config),
             )
-        self._study.set_user_attr(OBJECTIVE, objective)  # for whoever looks at it: the values have no unit
+        # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
+        study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+        self._storage.set_study_system_attr(study_id, "study:metric_names", [SCORE_UNITS[objective]])
         self._save: Callable[[Callable[[], bytes]], None] = lambda content: None
         self._replay(known, objective)
         self._save = save
@@ -138,14 +140,15 @@ class OptunaStudy:
 
     def tell_infeasible(self, asked: Asked, reason: str) -> None:
         """It did not run."""
-        self._finish(asked, self._worst or 0.0, excess=1.0, attrs={"infeasible": reason})
+        self._finish(asked, math.nextafter(self._worst or 0.0, 0.0), excess=1.0, attrs={"infeasible": reason})
 
     def _finish(self, asked: Asked, value: float, *, excess: float, attrs: Mapping[str, Any]) -> None:
         trial = self._open.pop(asked.number)
         shown = {"origin": asked.origin, **_predicted(asked.predicted), "feasible": excess <= 0, **attrs}
         for name, attr in shown.items():
             trial.set_user_attr(name, attr)
-        trial.set_constraint("runs", excess)
+        # Not by set_constraint: optuna-dashboard (0.21) looks for feasibility in this list, and Optuna 5 reads it, too.
+        self._storage.set_trial_system_attr(trial._trial_id, "constraints", [excess])
         self._study.tell(trial, value)
         self._changed()
 

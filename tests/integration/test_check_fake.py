@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 from pipeline_rig import GPU, tune_fake
 
-from loadtune.checking import check_on, same_device
+from loadtune.checking import baseline_of, check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records import Check, Device, Fixed, TrialFailure, TuneConfig, TuningResult
-from loadtune.study.regression import baseline_of
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
 
 
@@ -41,7 +40,7 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
     stored, told = tune_fake(FakeBench(facts=facts), tmp_path, TuneConfig(fix=fix)), list[str]()
     bench = FakeBench(facts=facts, seed=7)
     baseline = baseline_of(stored, 0.1)
-    assert not baseline.config.loader.persistent_workers
+    assert not baseline.winner.config.loader.persistent_workers
     check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0, told.append)
     shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
     assert shares
@@ -81,7 +80,7 @@ def test_compiling_is_no_part_of_the_time(tmp_path: Path) -> None:
     stored = tune_fake(FakeBench(), tmp_path, TuneConfig(fix=fix, time_budget_s=1200.0))
     bench = FakeBench(Surface(compile_s=70.0), seed=7)
     check = checked(stored, bench)
-    assert check.config.recipe.compile
+    assert check.baseline.config.recipe.compile
     assert check.outcome == "held", check.reason
     assert 70.0 < check.seconds < 70.0 + 60.0
 

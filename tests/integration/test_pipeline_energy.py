@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from pipeline_rig import GPU, tune_fake
 
-from loadtune.checking import check_on
+from loadtune.checking import baseline_of, check_on
 from loadtune.records import Check, LoaderConfig, Progress, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
 from loadtune.report.view import summary
 from loadtune.seams import Listener
-from loadtune.study.regression import baseline_of
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
 from loadtune.units import efficiency_text
 
@@ -140,8 +139,8 @@ def test_a_check_holds_it_to_its_samples_per_joule(sparing: Callable[[int], Tuni
     capped = replace(capped, full_w={precision: 0.5 * watts for precision, watts in FED.full_w.items()})
     check = checked(stored, FakeBench(capped, seed=7))
     assert (check.outcome, check.objective) == ("held", "samples-per-joule")
-    assert check.samples_per_s is not None
-    assert check.samples_per_s < 0.9 * check.baseline_samples_per_s
+    assert check.throughput is not None
+    assert check.throughput.value < 0.9 * check.baseline.samples_per_s
     hungry = replace(FED, full_w={precision: 1.4 * watts for precision, watts in FED.full_w.items()})
     assert checked(stored, FakeBench(hungry, seed=7)).outcome == "fell"
 

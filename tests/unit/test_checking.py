@@ -4,17 +4,15 @@ import dataclasses
 import math
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
+from forms_rig import KEPT
 
+from loadtune.checking import MIN_RUNS, Baseline, baseline_of, conclude
 from loadtune.errors import ResultError
-from loadtune.records import Finalist, Measurement, Recipe, Telemetry, TuningResult, Window
-from loadtune.report.comparison import check_view
+from loadtune.records import Efficiency, Finalist, Measurement, Recipe, Telemetry, TuningResult, Window
+from loadtune.report.comparison import view
 from loadtune.report.store import load_result
-from loadtune.study.regression import MIN_RUNS, Baseline, baseline_of, conclude
-
-KEPT = Path(__file__).parents[2] / "golden" / "result.json"
 
 
 def run_at(rate: float) -> Measurement:
@@ -27,7 +25,8 @@ def stored(*rates: float) -> TuningResult:
     result = load_result(KEPT)
     assert result.best is not None
     finalist = Finalist(config=result.best.config, runs=tuple(map(run_at, rates)))
-    return dataclasses.replace(result, finalists=(finalist,))
+    best = dataclasses.replace(result.best, samples_per_s=finalist.samples_per_s)
+    return dataclasses.replace(result, finalists=(finalist,), best=best)
 
 
 def baseline(tolerance: float = 0.05, rates: tuple[float, ...] = (1000.0, 1010.0, 990.0)) -> Baseline:
@@ -63,7 +62,8 @@ def test_a_loss_says_by_how_much_with_its_interval() -> None:
     assert check.ratio.low is not None
     assert check.ratio.high is not None
     assert check.ratio.low < 0.8 < check.ratio.high < 0.95
-    assert check.samples_per_s == pytest.approx(800.0)
+    assert check.throughput is not None
+    assert check.throughput.value == pytest.approx(800.0)
 
 
 def test_a_baseline_that_is_itself_uncertain_is_told() -> None:
@@ -117,7 +117,10 @@ def sparing_baseline() -> Baseline:
         result.finalists[0], runs=tuple(with_energy([(1000.0, 500.0), (1010.0, 503.0), (990.0, 497.0)]))
     )
     config = dataclasses.replace(result.config, objective="samples-per-joule")
-    return baseline_of(dataclasses.replace(result, config=config, finalists=(finalist,)), 0.05)
+    efficiency = Efficiency(samples_per_joule=2.0, half_width_fraction=0.01, gain=None)
+    assert result.best is not None
+    best = dataclasses.replace(result.best, samples_per_s=1000.0, efficiency=efficiency)
+    return baseline_of(dataclasses.replace(result, config=config, finalists=(finalist,), best=best), 0.05)
 
 
 @pytest.mark.parametrize(
@@ -128,20 +131,21 @@ def test_a_winner_by_energy_is_held_to_its_samples_per_joule(rate: float, watts:
     check = conclude(sparing_baseline(), runs, 20.0)
     assert check.outcome == outcome, check.reason
     assert "of its samples/J" in check.reason
-    assert check.baseline_samples_per_joule == pytest.approx(2.0, rel=0.01)
-    assert check.samples_per_joule == pytest.approx(rate / watts, rel=0.01)
+    assert check.efficiency is not None
+    assert check.throughput is not None
     assert check.ratio is not None
+    assert check.efficiency.value == pytest.approx(rate / watts, rel=0.01)
+    assert check.throughput.value == pytest.approx(rate)
     assert check.ratio.ratio == pytest.approx(rate / watts / 2.0, rel=0.01)
-    assert (check.baseline_samples_per_s, check.samples_per_s) == (pytest.approx(1000.0), pytest.approx(rate))
-    table = check_view(check).tables[0]
+    table = view(check).tables[0]
     assert table.columns == ("", "throughput", "samples per joule", "runs")
     assert [row[1] == "" for row in table.rows] == [False, False, True]  # the ratio is not of the throughput
 
 
 def test_a_winner_by_speed_is_not_asked_for_its_energy() -> None:
     check = conclude(baseline(), around(1000.0), 20.0)
-    assert (check.objective, check.baseline_samples_per_joule, check.samples_per_joule) == ("samples-per-s", None, None)
-    assert check_view(check).tables[0].columns == ("", "throughput", "runs")
+    assert (check.objective, check.efficiency) == ("samples-per-s", None)
+    assert view(check).tables[0].columns == ("", "throughput", "runs")
 
 
 def test_a_result_without_its_winners_runs_is_told() -> None:

@@ -1,14 +1,27 @@
-"""Two results side by side: what differs is said, what cannot be compared is refused."""
+"""Two results side by side: what differs is said, what cannot be compared is refused. The interval of a ratio is as
+wide as both sides' noise makes it, and right as often as it says."""
 
 import dataclasses
+import math
+import random
 from pathlib import Path
 
 import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records import Comparison, TuneConfig, TuningResult, WorkloadSpec, YourSettings
-from loadtune.study.compare import compare
+from loadtune.records import (
+    Comparison,
+    Measurement,
+    Score,
+    Telemetry,
+    TuneConfig,
+    TuningResult,
+    Window,
+    WorkloadSpec,
+    YourSettings,
+)
+from loadtune.report.compare import Mean, compare, figure_changes, mean_of, ratio_of
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 
 KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32))
@@ -57,12 +70,11 @@ def test_the_same_settings_are_compared_where_both_confirmed_them(found: Compari
     assert yours.ratio.ratio == pytest.approx(SLOW.training_rate(slow.yours) / FAST.training_rate(slow.yours), abs=0.06)
 
 
-def test_ceilings_are_beside_each_other(found: Comparison, fast: TuningResult) -> None:
-    assert {change.precision for change in found.precisions} == {"fp32", "fp16", "bf16"}
-    for change in found.precisions:
-        assert change.safe_batch_before == change.safe_batch_after
-        assert change.compute_ratio is not None
-        assert change.compute_ratio.ratio == pytest.approx(1.0, abs=0.05)
+def test_ceilings_are_beside_each_other(found: Comparison) -> None:
+    kinds = ("compute_only_per_s", "safe_batch")
+    assert [change.name for change in found.ceilings] == [f"{p}_{k}" for k in kinds for p in ("fp32", "fp16", "bf16")]
+    assert all(change.after == pytest.approx(change.before, rel=0.05) for change in found.ceilings[:3])
+    assert all(change.before == change.after for change in found.ceilings[3:])
 
 
 def test_ceilings_are_of_the_recipe_that_was_trained(fast: TuningResult) -> None:
@@ -72,11 +84,7 @@ def test_ceilings_are_of_the_recipe_that_was_trained(fast: TuningResult) -> None
     quicker = tuple(dataclasses.replace(window, seconds=window.seconds / 3) for window in point.windows)
     turned_down = dataclasses.replace(point, recipe=other, windows=quicker)
     found = compare(fast, dataclasses.replace(fast, compute_points=(*fast.compute_points, turned_down)))
-    assert {change.precision: change.compute_ratio.ratio for change in found.precisions if change.compute_ratio} == {
-        "fp32": 1.0,
-        "fp16": 1.0,
-        "bf16": 1.0,
-    }
+    assert all(change.before == change.after for change in found.ceilings)
 
 
 def test_a_result_beside_itself_is_not_told_apart(fast: TuningResult) -> None:
@@ -88,9 +96,9 @@ def test_a_result_beside_itself_is_not_told_apart(fast: TuningResult) -> None:
 
 def test_the_winners_at_the_kept_batch_can_be_compared(fast: TuningResult, slow: TuningResult) -> None:
     found = compare(fast, slow, keep_batch_size=True)
-    assert found.before.config is not None
-    assert found.after.config is not None
-    assert found.before.config.batch_size == found.after.config.batch_size == 32
+    assert found.before.winner is not None
+    assert found.after.winner is not None
+    assert found.before.winner.config.batch_size == found.after.winner.config.batch_size == 32
     assert found.before.bottleneck is None  # it is of the best at any batch size
 
 
@@ -122,7 +130,7 @@ def test_another_length_of_the_dataset_is_warned_of(fast: TuningResult) -> None:
 def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
     cut = dataclasses.replace(fast, best=None, finalists=(), cut_short="interrupted by Ctrl-C")
     found = compare(fast, cut)
-    assert (found.ratio, found.after.samples_per_s, found.after.bottleneck) == (None, None, None)
+    assert (found.ratio, found.after.winner, found.after.bottleneck) == (None, None, None)
     assert found.notes == (
         "The second run was cut short: interrupted by Ctrl-C. It has no confirmed winner, so no throughput of it is"
         " compared.",
@@ -141,3 +149,75 @@ def test_winners_of_two_objectives_are_told_apart(fast: TuningResult) -> None:
     sparing = dataclasses.replace(fast, config=dataclasses.replace(fast.config, objective="samples-per-joule"))
     notes = compare(fast, sparing).notes
     assert any("looked for samples-per-s, the second for samples-per-joule" in note for note in notes)
+
+
+def run_at(rate: float, seconds: float = 100.0, telemetry: Telemetry | None = None) -> Measurement:
+    window = Window(start_s=0.0, seconds=seconds, num_steps=100, num_samples=round(rate * seconds))
+    return Measurement(windows=(window,), first_batch_s=1.0, seconds=seconds + 2, telemetry=telemetry)
+
+
+def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
+    return mean_of([run_at(mean * math.exp(random_.gauss(0, spread))) for _ in range(4)])
+
+
+def test_one_run_on_a_side_gives_no_interval() -> None:
+    ratio = ratio_of(mean_of([run_at(1000.0), run_at(1010.0)]), mean_of([run_at(500.0)]))
+    assert ratio.ratio == pytest.approx(0.4975, abs=1e-3)
+    assert (ratio.low, ratio.high, ratio.different) == (None, None, None)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.02, 0.02), (0.02, 0.06), (0.06, 0.02)])
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, after: float) -> None:
+    random_, held = random.Random(3), 0
+    for _ in range(400):
+        ratio = ratio_of(noisy(random_, 1000.0, before), noisy(random_, 800.0, after))
+        assert ratio.low is not None
+        assert ratio.high is not None
+        held += ratio.low <= 0.8 <= ratio.high
+    assert 0.92 <= held / 400 <= 0.99
+
+
+def test_more_runs_and_less_noise_narrow_it() -> None:
+    def width(num_runs: int, spread: float) -> float:
+        then, now = Score(objective="samples-per-s", value=1000.0), Score(objective="samples-per-s", value=900.0)
+        ratio = ratio_of(Mean(then, 0.02**2 / 3, 6), Mean(now, spread**2 / num_runs, num_runs - 1))
+        assert ratio.low is not None
+        assert ratio.high is not None
+        return ratio.high / ratio.low
+
+    assert width(3, 0.06) > width(6, 0.06) > width(6, 0.02) > 1.0
+
+
+def test_identical_runs_leave_no_doubt() -> None:
+    ratio = ratio_of(mean_of([run_at(100.0)] * 2), mean_of([run_at(50.0)] * 2))
+    assert (ratio.low, ratio.ratio, ratio.high) == (0.5, 0.5, 0.5)
+    assert ratio.different is True
+
+
+def seen(seconds: float, *, watts: float = 500.0, throttled_share: float = 0.0) -> list[Measurement]:
+    """At 1000 samples/s on four cores, of whose time so much is withheld."""
+    telemetry = Telemetry(
+        seconds=seconds,
+        num_readings=round(12 * seconds),
+        gpu_power_w=watts,
+        gpu_energy_j=watts * seconds,
+        cgroup_cpu_cores=4.0 * (1 - throttled_share),
+        cpu_throttled_s=4.0 * throttled_share * seconds,
+        num_cpu_throttles=round(10 * throttled_share * seconds),
+    )
+    return [run_at(1000.0, seconds, telemetry)]
+
+
+def test_a_longer_run_alone_is_no_change() -> None:
+    assert figure_changes(seen(3.0, throttled_share=0.2), seen(6.0, throttled_share=0.2)) == ()
+
+
+def test_more_power_for_the_same_rate_is_fewer_samples_per_joule() -> None:
+    found = figure_changes(seen(3.0), seen(6.0, watts=600.0))
+    assert {change.name for change in found} == {"gpu_power_w", "samples_per_joule"}
+
+
+def test_a_quota_that_holds_back_is_told_as_a_share() -> None:
+    found = figure_changes(seen(3.0), seen(6.0, throttled_share=0.25))
+    share = next(change for change in found if change.name == "cpu_throttled_fraction")
+    assert (share.before, share.after) == (0.0, 0.25)

@@ -1,45 +1,40 @@
-"""A study as others may look at it."""
+"""A study as others may look at it: which one is taken, what it shows, and what is said where it cannot be shown."""
 
+import importlib.util
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 from study_rig import MEASURED_PER_S, begun_study
+from typer.testing import CliRunner
 
+from loadtune.cli import app
+from loadtune.dashboard import open_study, study_file
 from loadtune.errors import ResultError
-from loadtune.study.dashboard_view import LISTED_CONSTRAINTS, METRIC_NAMES, open_study
 
 
 def test_every_kind_of_trial_is_shown_as_what_it_was(tmp_path: Path) -> None:
     begun_study(tmp_path)
-    measured, infeasible, running = open_study(tmp_path / "study.db").get_all_trials(1)
+    shown = optuna.load_study(study_name="loadtune", storage=open_study(tmp_path / "study.db"))
+    measured, infeasible, running = shown.trials
     assert (measured.state, measured.value) == (TrialState.COMPLETE, MEASURED_PER_S)
-    assert measured.system_attrs[LISTED_CONSTRAINTS] == [0.0]
     assert infeasible.state == TrialState.COMPLETE
-    assert infeasible.system_attrs[LISTED_CONSTRAINTS] == [1.0]
     assert running.state == TrialState.RUNNING
-    assert LISTED_CONSTRAINTS not in running.system_attrs
-
-
-def test_optunas_own_views_see_the_same(tmp_path: Path) -> None:
-    begun_study(tmp_path)
-    shown = open_study(tmp_path / "study.db")
-    study = optuna.load_study(study_name="loadtune", storage=shown)
-    assert study.best_trial.number == 0
-    assert shown.get_trial(study.trials[1]._trial_id) == study.trials[1]
+    assert [[*trial.constraints.values()] for trial in shown.trials] == [[0.0], [1.0], []]
+    assert shown.best_trial.number == 0
 
 
 @pytest.mark.parametrize(("objective", "unit"), [("samples-per-s", "samples/s"), ("samples-per-joule", "samples/J")])
 def test_the_values_have_the_unit_of_what_was_searched_for(tmp_path: Path, objective: str, unit: str) -> None:
     begun_study(tmp_path, objective)
-    assert open_study(tmp_path / "study.db").get_all_studies()[0].system_attrs[METRIC_NAMES] == [unit]
+    assert optuna.load_study(study_name="loadtune", storage=open_study(tmp_path / "study.db")).metric_names == [unit]
 
 
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
     study.tell_measured(asked, 100.0)
-    study.tell_infeasible(study.ask(), "too large")  # told with the worst value, which is the one above
+    study.tell_infeasible(study.ask(), "too large")
     assert open_study(tmp_path / "study.db").get_best_trial(1).number == 0
 
 
@@ -51,8 +46,8 @@ def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:
     assert (tmp_path / "study.db").read_bytes() == before
     study.tell_measured(asked, 1000.0)
     assert shown.get_best_trial(1).value == 1000.0
-    with pytest.raises(PermissionError):
-        shown.set_trial_user_attr(1, "mine", 1)
+    with pytest.raises(optuna.exceptions.StorageInternalError):
+        shown.set_study_user_attr(1, "mine", 1)
 
 
 def test_a_path_with_marks_of_urls_is_a_path(tmp_path: Path) -> None:
@@ -79,3 +74,27 @@ def test_a_study_that_did_not_begin_is_no_damage(tmp_path: Path) -> None:
     optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")
     with pytest.raises(ResultError, match="no study yet"):
         open_study(tmp_path / "study.db")
+
+
+def test_a_file_a_run_a_workload_or_all_of_them(tmp_path: Path) -> None:
+    newer, older = (tmp_path / "a-b" / name / "study.db" for name in ("2026-11-20T10-00-00Z", "2026-11-20T09-00-00Z"))
+    for file in (newer, older):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert study_file(older) == study_file(older.parent) == older
+    assert study_file(older.parent.parent) == study_file(tmp_path) == newer
+
+
+def test_without_a_study_it_says_where_one_comes_from(tmp_path: Path) -> None:
+    ended = CliRunner().invoke(app, ["dashboard", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert "no study.db" in ended.stderr
+    assert "loadtune run" in ended.stderr
+
+
+def test_without_the_extra_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun_study(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    ended = CliRunner().invoke(app, ["dashboard", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert "pip install '.[live]'" in ended.stderr

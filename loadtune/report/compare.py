@@ -1,0 +1,254 @@
+"""Two results of one workload side by side: what differs, and the ratio of their rates. Pure.
+
+In: two `TuningResult`s. Out: a `Comparison`. It refuses what cannot be compared, says what makes a comparison doubtful,
+and claims no difference that the runs of both sides do not show. `loadtune check` compares one result with new runs.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from loadtune.errors import ResultError
+from loadtune.records import (
+    PRECISIONS,
+    Change,
+    Comparison,
+    Device,
+    HostFacts,
+    Measurement,
+    Objective,
+    Ratio,
+    SameConfig,
+    Score,
+    Side,
+    Telemetry,
+    TrialConfig,
+    TuningResult,
+    Value,
+    Winner,
+)
+from loadtune.records.chosen import finalist_of, was_confirmed_whole
+from loadtune.records.intervals import students_t
+from loadtune.study.confirm import between_run_spread, rate_spread
+
+_OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
+"""Of `HostFacts`: what limits in force replace, or what changes while a machine stays as it is."""
+
+_BESIDE_THE_STEP = ("data_root", "seed", "batch_dim", "objects")
+"""Of a `WorkloadSpec`: what does not make another training step of it."""
+
+_TENSORS = ("input_shape", "input_dtype", "num_classes", "num_parameters")
+_OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j", "num_cpu_throttles", "cpu_throttled_s")
+"""Of a `Telemetry`: more where a run took longer, whatever the machine did."""
+
+_VISIBLE = 0.03
+"""A figure that moved by less says nothing: fresh loaders of one configuration differ by twice that."""
+
+
+def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool = False) -> Comparison:
+    """What changed. ``keep_batch_size`` compares the winners at the users' batch sizes.
+
+    Raises ResultError where the two trained different things.
+    """
+    _refuse_other_steps(before, after)
+    results = (before, after)
+    winners = [result.best_at_your_batch if keep_batch_size else result.best for result in results]
+    configs = [winner.config for winner in winners if winner is not None]
+    means = [None if w is None else _mean(result, w.config) for result, w in zip(results, winners, strict=True)]
+    settings = [{**config.loader.kwargs(), **asdict(config.recipe)} for config in configs]
+    changes = (
+        *machine_changes(before.host, before.device, after.host, after.device),
+        *_changes(_facts_around(before), _facts_around(after)),
+    )
+    return Comparison(
+        workload=before.config.workload.title,
+        before=_side(before, winners[0]),
+        after=_side(after, winners[1]),
+        ratio=ratio_of(means[0], means[1]) if means[0] and means[1] else None,
+        changes=changes,
+        settings=_changes(*settings) if len(settings) == 2 else (),
+        ceilings=_beside(_ceilings(before), _ceilings(after)),
+        same_configs=tuple(_same_configs(before, after, configs)),
+        notes=tuple(_notes(before, after, winners)),
+    )
+
+
+def machine_changes(before: HostFacts, old: Device, after: HostFacts, new: Device) -> tuple[Change, ...]:
+    """What of the machine and the installed versions differs, the device first."""
+    return _changes(_machine(before, old), _machine(after, new))
+
+
+def figure_changes(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[Change, ...]:
+    """Means over runs of what the machine did meanwhile, as far as both sides know it and it moved.
+
+    Runs are not of one length, so amounts that pile up over one are compared by what they come to in relation to it.
+    """
+    return tuple(change for change in _beside(_figures(before), _figures(after)) if _has_moved(change))
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Of repeated runs of one configuration."""
+
+    score: Score
+    variance: float | None
+    """Of the mean, as a share of its square, from the spread between runs. None: nothing on that side ran twice."""
+    degrees_of_freedom: int = 1
+
+
+def mean_of(
+    runs: Sequence[Measurement],
+    among: Sequence[Sequence[Measurement]] = (),
+    objective: Objective = "samples-per-s",
+) -> Mean:
+    """Mean rate, or samples per joule. The spread is pooled over the configurations ``among`` which it is one."""
+    if objective == "samples-per-s":
+        values, spread = [run.samples_per_s for run in runs], rate_spread(among or [runs])
+    else:
+        values, spread = [run.score(objective) for run in runs], between_run_spread(among or [runs], objective)
+    mean = Score(objective=objective, value=statistics.fmean(values))
+    if spread is None:
+        return Mean(mean, None)
+    variance, degrees = spread.relative_sd**2 / len(runs), spread.degrees_of_freedom
+    return Mean(replace(mean, half_width_fraction=students_t(degrees) * math.sqrt(variance)), variance, degrees)
+
+
+def ratio_of(before: Mean, after: Mean) -> Ratio:
+    """After over before; without an interval where a side has no spread.
+
+    Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread: Welch's
+    interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a
+    share of the mean. It knows nothing of what a machine does from one day to the next.
+    """
+    ratio = after.score.value / before.score.value
+    if before.variance is None or after.variance is None:
+        return Ratio(ratio=ratio)
+    variance = before.variance + after.variance
+    doubt = before.variance**2 / before.degrees_of_freedom + after.variance**2 / after.degrees_of_freedom
+    # No doubt is left by identical runs, as only a fake makes them.
+    width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance) if doubt else 0.0
+    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
+
+
+def _refuse_other_steps(before: TuningResult, after: TuningResult) -> None:
+    found = _changes(_step(before), _step(after))
+    if not found and before.facts and after.facts:
+        found = _changes(
+            *({name: str(getattr(facts, name)) for name in _TENSORS} for facts in (before.facts, after.facts))
+        )
+    if found:
+        given = [["not given" if value is None else value for value in (c.before, c.after)] for c in found]
+        listed = "; ".join(f"{c.name}: {old} and {new}" for c, (old, new) in zip(found, given, strict=True))
+        raise ResultError(
+            f"The two results are not of one workload ({listed}). Throughput of different training steps cannot"
+            " be compared. Name two results of the same dataset, model, image size, classes and optimizer."
+        )
+
+
+def _beside(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
+    """Two sets of facts; what one side lacks is None there."""
+    return tuple(Change(name=name, before=before.get(name), after=after.get(name)) for name in {**before, **after})
+
+
+def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
+    return tuple(change for change in _beside(before, after) if change.before != change.after)
+
+
+def _step(result: TuningResult) -> dict[str, Value]:
+    """What makes the training step: where it differs, throughputs cannot be compared."""
+    spec = result.config.workload
+    return {field.name: getattr(spec, field.name) for field in fields(spec) if field.name not in _BESIDE_THE_STEP}
+
+
+def _machine(host: HostFacts, device: Device) -> dict[str, Value]:
+    memory = next((gpu.total_bytes for gpu in host.gpus if gpu.uuid == device.uuid), None)
+    facts = {field.name: getattr(host, field.name) for field in fields(host) if field.name not in _OF_NOW}
+    return {"device": device.name, "gpu_memory_total_bytes": memory, **facts}
+
+
+def _facts_around(result: TuningResult) -> dict[str, Value]:
+    """What of the workload may differ in a sound comparison, and of loadtune itself."""
+    return {
+        "loadtune_version": result.loadtune_version,
+        "data_root": result.config.workload.data_root,
+        "seed": result.config.workload.seed,
+        "dataset_length": None if result.facts is None else result.facts.dataset_length,
+    }
+
+
+def _figures(runs: Sequence[Measurement]) -> dict[str, float]:
+    """Means of what is a single number; timelines and figures per core are left to the result itself."""
+    seen = [run.telemetry for run in runs if run.telemetry is not None]
+    names = [field.name for field in fields(Telemetry) if field.name not in _OF_A_RUNS_LENGTH]
+    own = ("wait_fraction", "first_batch_s", "peak_allocated_bytes", "samples_per_joule")
+    figures = [(name, [getattr(run, name) for run in runs]) for name in own]
+    figures += [(name, [getattr(each, name) for each in seen]) for name in (*names, "cpu_throttled_fraction")]
+    known = [(name, [value for value in values if isinstance(value, (int, float))]) for name, values in figures]
+    return {name: statistics.fmean(values) for name, values in known if values}
+
+
+def _has_moved(figure: Change) -> bool:
+    if not isinstance(figure.before, float) or not isinstance(figure.after, float):
+        return False
+    scale = 1.0 if figure.name.endswith("_fraction") else abs(figure.before)  # shares by points, all else relatively
+    return abs(figure.after - figure.before) > _VISIBLE * scale
+
+
+def _side(result: TuningResult, winner: Winner | None) -> Side:
+    finalist = None if winner is None else finalist_of(result, winner.config)
+    found = result.bottleneck if winner is not None and winner == result.best else None
+    return Side(
+        created=result.created,
+        loadtune_version=result.loadtune_version,
+        hostname=result.host.hostname,
+        device=result.device.name,
+        cut_short=result.cut_short,
+        winner=winner,
+        num_runs=None if finalist is None else len(finalist.runs),
+        wait_fraction=None if finalist is None else finalist.wait_fraction,
+        bottleneck=found.limits[0].resource if found is not None and found.holds else None,
+    )
+
+
+def _mean(result: TuningResult, config: TrialConfig) -> Mean | None:
+    """Of a confirmation. None: it did not measure that configuration."""
+    finalist = finalist_of(result, config)
+    return None if finalist is None else mean_of(finalist.runs, [each.runs for each in result.finalists])
+
+
+def _same_configs(before: TuningResult, after: TuningResult, winners: Iterable[TrialConfig]) -> Iterator[SameConfig]:
+    for config in dict.fromkeys([*winners, *(finalist.config for finalist in before.finalists)]):
+        old, new = _mean(before, config), _mean(after, config)
+        if old is not None and new is not None:
+            yield SameConfig(config=config, ratio=ratio_of(old, new))
+
+
+def _ceilings(result: TuningResult) -> dict[str, Value]:
+    points = {precision: result.compute_only(precision) for precision in PRECISIONS}
+    rates = {f"{name}_compute_only_per_s": point.samples_per_s for name, point in points.items() if point is not None}
+    safe = {f"{c.precision}_safe_batch": c.safe_batch_size for c in result.ceilings if c.precision in PRECISIONS}
+    return {**rates, **safe}
+
+
+def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner | None]) -> Iterator[str]:
+    for which, result, winner in zip(("first", "second"), (before, after), winners, strict=True):
+        why = f" was cut short: {result.cut_short.rstrip('.')}" if result.cut_short else " went to its end"
+        if winner is None and result.best is not None:
+            yield f"The {which} run was given no batch size to keep, so it has no winner at one."
+        elif winner is None:
+            yield f"The {which} run{why}. It has no confirmed winner, so no throughput of it is compared."
+        elif not was_confirmed_whole(result):
+            yield f"The {which} run{why}. Fewer runs stand behind its figures than planned."
+    lengths = [_facts_around(result)["dataset_length"] for result in (before, after)]
+    if lengths[0] != lengths[1]:
+        yield (
+            f"The dataset had {lengths[0]} samples and then {lengths[1]}: the same name stands for other data, and"
+            " samples of another size or another decoding would explain a difference too."
+        )
+    old, new = before.config.objective, after.config.objective
+    if not old == new == "samples-per-s":
+        yield (
+            f"The first run looked for {old}, the second for {new}. What is compared is throughput: a winner by"
+            " samples per joule need not be the fastest."
+        )
