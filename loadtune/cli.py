@@ -189,7 +189,7 @@ def doctor(
         from loadtune.report.store import as_json
         from loadtune.report.text import banner_text
         from loadtune.report.utilization import telemetry_rows
-        from loadtune.report.view import Banner, banner
+        from loadtune.report.view import banner
 
         facts = machine.read_host()
         if freest_gpu:
@@ -201,8 +201,7 @@ def doctor(
             report = {"host": facts, "device": device, "telemetry": telemetry}
             typer.echo(as_json(report), nl=False)
         else:
-            rows = (*banner(facts, device).rows, *telemetry_rows(telemetry, device.kind))
-            show(banner_text(Banner(rows=rows)), sys.stdout)
+            show(banner_text((*banner(facts, device), *telemetry_rows(telemetry, device.kind))), sys.stdout)
 
 
 app.command(epilog=options.MEMORY_EXAMPLES)(memory)

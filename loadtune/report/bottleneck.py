@@ -65,19 +65,8 @@ def lines(result: TuningResult) -> tuple[str, ...]:
     tested = "No prediction of the model was tested: every setting was fixed, or only one was measured."
     if found.num_predicted:
         tested = f"{held} of {counted(found.num_predicted, 'trial')} lay within the predicted 95% interval."
-    limits = [*map(_limit_line, found.limits), *map(change_line, found.changes)] if found.holds else []
+    limits = [*map(_limit_line, found.limits), *map(_change_line, found.changes)] if found.holds else []
     return (*one_sentence(result), *late_lines(result), *limits, tested)
-
-
-def change_line(change: PredictedChange) -> str:
-    """``Predicted: twice the cores, with 32 workers, give 5,300 samples/s (1.31×, 1.21 to 1.41).``"""
-    workers = counted(change.num_workers, "worker")
-    what = {
-        "twice_the_cores": f"twice the cores, with {workers}, give",
-        "half_the_loading": "samples that load in half the time give",
-    }[change.kind]
-    gain = f"{ratio_text(change.gain.value)}, {change.gain.low:.2f} to {change.gain.high:.2f}"
-    return f"Predicted: {what} {number_text(change.samples_per_s.value)} samples/s ({gain})."
 
 
 def _unnamed(found: Bottleneck) -> str:
@@ -106,3 +95,12 @@ def _limit_line(limit: ResourceLimit) -> str:
     name, probability = RESOURCE_TEXT[limit.resource], percent_text(limit.probability)
     limit_text = f"{rate} samples/s ({low} to {high}), the limit with {probability} probability"
     return f"{name[0].upper()}{name[1:]}: {limit_text}; {shares}."
+
+
+def _change_line(change: PredictedChange) -> str:
+    """``Predicted: twice the cores, with 32 workers, give 5,300 samples/s (1.31×, 1.21 to 1.41).``"""
+    what = "samples that load in half the time give"
+    if change.kind == "twice_the_cores":
+        what = f"twice the cores, with {counted(change.num_workers, 'worker')}, give"
+    gain = f"{ratio_text(change.gain.value)}, {change.gain.low:.2f} to {change.gain.high:.2f}"
+    return f"Predicted: {what} {number_text(change.samples_per_s.value)} samples/s ({gain})."

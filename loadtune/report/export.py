@@ -28,11 +28,6 @@ def has_own_loader(result: TuningResult) -> bool:
     return spec.loader is not None or "loader" in spec.objects
 
 
-def structure_of(result: TuningResult) -> str | None:
-    """Of a batch. None: (input, class), or it was never read."""
-    return None if result.facts is None else result.facts.structure
-
-
 def loader_code(result: TuningResult, config: TrialConfig) -> str:
     """``loader = DataLoader(…)`` with the measured arguments, shuffled and without a partial last batch.
 
@@ -66,13 +61,18 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
     )
 
 
+def step_code(result: TuningResult, config: TrialConfig) -> str:
+    """`recipe_code` for the workload, the device and the batches of a result."""
+    structure = None if result.facts is None else result.facts.structure
+    return recipe_code(config, result.config.workload, result.device.kind, structure)
+
+
 def changed_statements(result: TuningResult, config: TrialConfig, before: Recipe) -> list[str]:
-    """What the recipe changes in a training step with another one: of the lines of `recipe_code` a statement each."""
+    """What the recipe changes in a training step with another one: of the lines of `step_code` a statement each."""
     if config.precision == "own":
         return []
-    step = (result.config.workload, result.device.kind, structure_of(result))
-    known = _statements(recipe_code(replace(config, recipe=before), *step))
-    changed = [each for each in _statements(recipe_code(config, *step)) if each not in known]
+    known = _statements(step_code(result, replace(config, recipe=before)))
+    changed = [each for each in _statements(step_code(result, config)) if each not in known]
     return re.sub(r"\n(scaler\.(?:step|update))", r"; \1", "\n".join(changed)).splitlines()
 
 

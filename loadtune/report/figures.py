@@ -3,22 +3,18 @@
 In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only figures of the confirmation are shown.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Finalist, Measurement, Telemetry, TrialConfig, TuningResult, Winner, sample_tokens
+from loadtune.records import Finalist, Measurement, TrialConfig, TuningResult, Winner, sample_tokens
 from loadtune.records.chosen import finalist_of
 from loadtune.records.confirmed import compute_fraction
-from loadtune.report.utilization import mean_known, utilization_rows
+from loadtune.report.utilization import mean_known, utilization_cells
 from loadtune.report.wording import memory_format_text, precision_text
-from loadtune.units import (
-    MISSING,
-    bytes_text,
-    number_text,
-    percent_text,
-    ratio_text,
-    seconds_text,
-)
+from loadtune.units import MISSING, bytes_text, number_text, percent_text, ratio_text, seconds_text
+
+_Cells = dict[str, str | None]
+"""A configuration's figures by the name of their row. None: not measured; a row of which nothing was is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,171 +26,91 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Column:
-    """One configuration of the table."""
-
-    title: str
-    config: TrialConfig
-    winner: Winner | None
-    """None: the baseline, where something is better."""
-    finalist: Finalist | None
-    """None: it was not confirmed."""
-    assumed: tuple[str, ...]
-    compute_fraction: float | None
-
-    def assumed_mark(self, setting: str) -> str:
-        return " (assumed)" if setting in self.assumed else ""
-
-
 def figures(result: TuningResult) -> Table | None:
     """Every row that was measured. None: nothing was confirmed."""
-    title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
-    columns = _columns(result)
-    if not columns:
-        return None
-    rows = [(name, *(cell(column) for column in columns)) for name, cell in _rows(columns, result.device.kind)]
-    return Table(title=title, columns=("", *(column.title for column in columns)), rows=tuple(rows))
-
-
-def _columns(result: TuningResult) -> list[_Column]:
     at_size = f"best at batch {result.config.yours.batch_size}"
-    named = [
-        (title, winner) for title, winner in (("best", result.best), (at_size, result.best_at_your_batch)) if winner
-    ]
-    columns = [_winner_column(result, title, winner) for title, winner in named if winner.config != result.yours]
-    if named and result.yours is not None:
-        kept = next((winner for _, winner in named if winner.config == result.yours), None)
-        columns.append(_baseline_column(result, result.yours, kept))
-    return columns
+    winners = {title: each for title, each in (("best", result.best), (at_size, result.best_at_your_batch)) if each}
+    if not winners:
+        return None
+    columns = {
+        title: _cells(result, each.config, each) for title, each in winners.items() if each.config != result.yours
+    }
+    if result.yours is not None:
+        kept = next((each for each in winners.values() if each.config == result.yours), None)
+        columns["baseline"] = _cells(result, result.yours, kept)
+    names = dict.fromkeys(name for cells in columns.values() for name, cell in cells.items() if cell is not None)
+    rows = tuple((name, *(cells.get(name) or MISSING for cells in columns.values())) for name in names)
+    title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
+    return Table(title=title, columns=("", *columns), rows=rows)
 
 
-def _winner_column(result: TuningResult, title: str, winner: Winner) -> _Column:
-    return _Column(
-        title=title,
-        config=winner.config,
-        winner=winner,
-        finalist=finalist_of(result, winner.config),
-        assumed=(),
-        compute_fraction=winner.compute_fraction,
-    )
+def _cells(result: TuningResult, config: TrialConfig, winner: Winner | None) -> _Cells:
+    """``winner``: None for the baseline, where something is better."""
+    finalist = finalist_of(result, config)
+    share = winner.compute_fraction if winner else None
+    if config == result.yours and finalist is not None:
+        share = compute_fraction(result.compute_points, config, finalist.samples_per_s)
+    runs = finalist.runs if finalist else ()
+    telemetry = [run.telemetry for run in runs if run.telemetry is not None]
+    ram, memory = [each.bench_rss_bytes for each in telemetry], [run.peak_allocated_bytes for run in runs]
+    on_cpu = result.device.kind == "cpu"
+    highest = max((each for each in (ram if on_cpu else memory) if each is not None), default=None)
+    return {
+        **_settings(config, result.assumed if config == result.yours else ()),
+        **_efficiency(result, winner, runs),
+        **_speed(winner, finalist),
+        **_epoch(result, config, finalist),
+        "share of compute-only": percent_text(share),
+        "blocked in next(loader)": percent_text(finalist.wait_fraction if finalist else None),
+        **utilization_cells(telemetry, result.device.kind),
+        "peak RAM" if on_cpu else "peak GPU memory": bytes_text(highest),
+    }
 
 
-def _baseline_column(result: TuningResult, yours: TrialConfig, kept: Winner | None) -> _Column:
-    finalist = finalist_of(result, yours)
-    return _Column(
-        title="baseline",
-        config=yours,
-        winner=kept,
-        finalist=finalist,
-        assumed=result.assumed,
-        compute_fraction=None
-        if finalist is None
-        else compute_fraction(result.compute_points, yours, finalist.samples_per_s),
-    )
+def _settings(config: TrialConfig, assumed: Sequence[str]) -> _Cells:
+    loader, recipe = config.loader, config.recipe
+    settings = {
+        "batch_size": str(loader.batch_size),
+        "num_workers": str(loader.num_workers),
+        "pin_memory": str(loader.pin_memory),
+        "precision": precision_text(config.precision),
+        "memory format": memory_format_text(recipe),
+        "fused optimizer": "yes" if recipe.fused_optimizer else "no",
+        "torch.compile": "yes" if recipe.compile else "no",
+        "prefetch_factor": str(loader.prefetch_factor),
+        "in_order": str(loader.in_order),
+    }
+    return {name: f"{value} (assumed)" if name in assumed else value for name, value in settings.items()}
 
 
-_Cell = Callable[[_Column], str]
-
-
-def _rows(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
-    return [
-        ("batch_size", lambda c: f"{c.config.batch_size}{c.assumed_mark('batch_size')}"),
-        ("num_workers", lambda c: f"{c.config.loader.num_workers}{c.assumed_mark('num_workers')}"),
-        ("pin_memory", lambda c: f"{c.config.loader.pin_memory}{c.assumed_mark('pin_memory')}"),
-        ("precision", lambda c: f"{precision_text(c.config.precision)}{c.assumed_mark('precision')}"),
-        ("memory format", lambda c: memory_format_text(c.config.recipe)),
-        ("fused optimizer", lambda c: "yes" if c.config.recipe.fused_optimizer else "no"),
-        ("torch.compile", lambda c: "yes" if c.config.recipe.compile else "no"),
-        ("prefetch_factor", lambda c: str(c.config.loader.prefetch_factor)),
-        ("in_order", lambda c: str(c.config.loader.in_order)),
-        *_objective_rows(columns),
-        *_token_rows(columns),
-        *_epoch_rows(columns),
-        ("share of compute-only", lambda c: percent_text(c.compute_fraction)),
-        ("blocked in next(loader)", lambda c: percent_text(c.finalist.wait_fraction if c.finalist else None)),
-        *_utilization(columns, device_kind),
-        _peak_row(device_kind),
-    ]
-
-
-def _objective_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
-    """Samples per joule first where the run looked for those."""
-    rows: list[tuple[str, _Cell]] = [("samples/s (95% CI)", _rate), ("speed-up (99% CI)", _speedup)]
-    if any(column.winner and column.winner.efficiency for column in columns):
-        return [("samples/J (95% CI)", _efficiency), ("gain (99% CI)", _efficiency_gain), *rows]
-    return rows
-
-
-def _token_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
-    """Tokens per second, padding included; none where samples are no text."""
-    return [("tokens/s", _tokens)] if any(_sample_tokens(column) is not None for column in columns) else []
-
-
-def _tokens(column: _Column) -> str:
-    known, tokens = column.winner or column.finalist, _sample_tokens(column)
-    return MISSING if known is None or tokens is None else number_text(known.samples_per_s * tokens)
-
-
-def _sample_tokens(column: _Column) -> float | None:
-    """In the batches of this configuration: what is padded to the longest has more of them in larger batches."""
-    return sample_tokens([window for run in _runs(column) for window in run.windows])
-
-
-def _epoch_rows(columns: Sequence[_Column]) -> list[tuple[str, _Cell]]:
-    """Seconds of an epoch, and those of the workers' start, which are in it where they do not outlive it."""
-    samples = next((run.epoch_samples for column in columns for run in _runs(column) if run.epoch_samples), None)
-    if samples is None:
-        return []
-    return [
-        (f"epoch of {number_text(samples)}", lambda c: seconds_text(c.finalist.epoch_s if c.finalist else None)),
-        ("start of workers", _start),
-    ]
-
-
-def _start(column: _Column) -> str:
-    """``2.6 s, once``; a dash where there are no workers."""
-    start_s, loader = mean_known(run.first_batch_s for run in _runs(column)), column.config.loader
-    if start_s is None or loader.num_workers == 0:
-        return MISSING
-    how_often = "once" if loader.persistent_workers else "each epoch"
-    return f"{seconds_text(start_s)}, {how_often}{column.assumed_mark('persistent_workers')}"
-
-
-def _peak_row(device_kind: str) -> tuple[str, _Cell]:
-    return ("peak RAM", _peak_ram) if device_kind == "cpu" else ("peak GPU memory", _peak_gpu_memory)
-
-
-def _rate(column: _Column) -> str:
-    known = column.winner or column.finalist
-    if known is None:
-        return "not measured"
-    return _with_interval(number_text(known.samples_per_s), known.samples_per_s, known.half_width_fraction, column)
-
-
-def _efficiency(column: _Column) -> str:
-    found = column.winner.efficiency if column.winner else None
+def _efficiency(result: TuningResult, winner: Winner | None, runs: Sequence[Measurement]) -> _Cells:
+    """Where the run looked for samples per joule."""
+    if result.config.objective != "samples-per-joule":
+        return {}
+    found = winner.efficiency if winner else None
     if found is None:
-        return number_text(mean_known(run.samples_per_joule for run in _runs(column)))
-    value = found.samples_per_joule
-    return _with_interval(number_text(value), value, found.half_width_fraction, column)
+        return {"samples/J (95% CI)": number_text(mean_known(run.samples_per_joule for run in runs))}
+    rate = _with_interval(found.samples_per_joule, found.half_width_fraction, len(runs))
+    return {"samples/J (95% CI)": rate, "gain (99% CI)": _gain(found.gain, found.gain_low, found.gain_high)}
 
 
-def _with_interval(text: str, value: float, half_width_fraction: float | None, column: _Column) -> str:
+def _speed(winner: Winner | None, finalist: Finalist | None) -> _Cells:
+    """Tokens only where samples are text, padding included: those of larger batches are padded to more."""
+    known, runs = winner or finalist, finalist.runs if finalist else ()
+    tokens = sample_tokens([window for run in runs for window in run.windows])
+    return {
+        "samples/s (95% CI)": "not measured"
+        if known is None
+        else _with_interval(known.samples_per_s, known.half_width_fraction, len(runs)),
+        "speed-up (99% CI)": _gain(winner.speedup, winner.speedup_low, winner.speedup_high) if winner else MISSING,
+        "tokens/s": None if known is None or tokens is None else number_text(known.samples_per_s * tokens),
+    }
+
+
+def _with_interval(value: float, half_width_fraction: float | None, num_runs: int) -> str:
     if half_width_fraction is not None:
-        half_width = value * half_width_fraction
-        return f"{text} ± {number_text(half_width)}"
-    return f"{text} (one run)" if len(_runs(column)) == 1 else f"{text} (no interval)"
-
-
-def _speedup(column: _Column) -> str:
-    winner = column.winner
-    return MISSING if winner is None else _gain(winner.speedup, winner.speedup_low, winner.speedup_high)
-
-
-def _efficiency_gain(column: _Column) -> str:
-    found = column.winner.efficiency if column.winner else None
-    return MISSING if found is None else _gain(found.gain, found.gain_low, found.gain_high)
+        return f"{number_text(value)} ± {number_text(value * half_width_fraction)}"
+    return f"{number_text(value)} ({'one run' if num_runs == 1 else 'no interval'})"
 
 
 def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
@@ -208,29 +124,15 @@ def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
     return f"{'none' if low <= 1.0 <= high else ratio_text(ratio)} ({low:.2f}–{high:.2f})"
 
 
-def _utilization(columns: Sequence[_Column], device_kind: str) -> list[tuple[str, _Cell]]:
-    def over_runs(cell: Callable[[list[Telemetry]], str]) -> _Cell:
-        return lambda column: cell(_telemetry(column))
-
-    rows = utilization_rows([_telemetry(column) for column in columns], device_kind)
-    return [(name, over_runs(cell)) for name, cell in rows]
-
-
-def _peak_gpu_memory(column: _Column) -> str:
-    return bytes_text(_highest(run.peak_allocated_bytes for run in _runs(column)))
-
-
-def _peak_ram(column: _Column) -> str:
-    return bytes_text(_highest(t.bench_rss_bytes for t in _telemetry(column)))
-
-
-def _runs(column: _Column) -> tuple[Measurement, ...]:
-    return column.finalist.runs if column.finalist else ()
-
-
-def _telemetry(column: _Column) -> list[Telemetry]:
-    return [run.telemetry for run in _runs(column) if run.telemetry is not None]
-
-
-def _highest(values: Iterable[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
+def _epoch(result: TuningResult, config: TrialConfig, finalist: Finalist | None) -> _Cells:
+    """Seconds of an epoch, and those of the workers' start, which are in it where they do not outlive it."""
+    samples = next((run.epoch_samples for each in result.finalists for run in each.runs if run.epoch_samples), None)
+    if samples is None or finalist is None:
+        return {}
+    cells: _Cells = {f"epoch of {number_text(samples)}": seconds_text(finalist.epoch_s)}
+    start_s = mean_known(run.first_batch_s for run in finalist.runs)
+    if start_s is None or config.loader.num_workers == 0:
+        return cells
+    assumed = " (assumed)" if config == result.yours and "persistent_workers" in result.assumed else ""
+    how_often = "once" if config.loader.persistent_workers else "each epoch"
+    return {**cells, "start of workers": f"{seconds_text(start_s)}, {how_often}{assumed}"}

@@ -101,9 +101,8 @@ class LiveDisplay:
     def _redrawn(self) -> "RenderableType":
         """Called by rich's thread several times a second; only the time left changes between two records."""
         from loadtune.report.text import banner_text
-        from loadtune.report.view import Banner
 
         if self._newest is None:
             return ""
         left_s = max(0.0, self._newest.left_s - (time.monotonic() - self._newest_s))
-        return banner_text(Banner(rows=progress_rows(replace(self._newest, left_s=left_s))))
+        return banner_text(progress_rows(replace(self._newest, left_s=left_s)))

@@ -6,23 +6,14 @@ In: a `TuningResult`. Out: a `RemediesView`, plain data that `text` and the page
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from loadtune.records import Estimate, Objective, Remedies, TrialConfig, TriedRemedy, TuningResult
+from loadtune.records import Estimate, Remedies, TrialConfig, TriedRemedy, TuningResult
 from loadtune.report.export import changed_statements
 from loadtune.report.figures import Table
+from loadtune.report.view import Section
 from loadtune.report.wording import remedy_text
 from loadtune.units import MISSING, counted, rate_text, ratio_text
 
 TITLE = "What a change in your code would bring"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemedyCode:
-    """What to paste for one change."""
-
-    title: str
-    changes: str
-    """What changes for training, as a sentence."""
-    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +22,8 @@ class RemediesView:
 
     table: Table | None
     lines: tuple[str, ...]
-    code: tuple[RemedyCode, ...]
+    code: tuple[Section, ...]
+    """What to paste for each, in the order in which they were tried, in which they can be pasted."""
 
 
 def remedies_view(result: TuningResult) -> RemediesView | None:
@@ -39,19 +31,25 @@ def remedies_view(result: TuningResult) -> RemediesView | None:
     found = result.remedies
     if found is None or result.best is None or not (found.tried or found.left_out):
         return None
-    tried = _sorted(found.tried)
-    rows = tuple((_named(each), _predicted(each.predicted), _measured(each), each.changes) for each in tried)
+    measured = "measured (99% CI)" if result.config.objective == "samples-per-s" else "measured, samples/J (99% CI)"
+    columns = ("change", "predicted", measured, "what changes for training")
+    rows = tuple(
+        (
+            f"{remedy_text(each.name)}{_other_settings(each.config, each.base)}",
+            _predicted(each.predicted),
+            gain_text(each.gain.ratio, each.gain.low, each.gain.high) if each.gain else each.reason or "not measured",
+            each.changes,
+        )
+        for each in sorted(found.tried, key=_importance)
+    )
     return RemediesView(
-        table=_table(rows, result.config.objective) if rows else None,
+        table=Table(title=TITLE, columns=columns, rows=rows) if rows else None,
         lines=(*best_with_changes(result), *_without_gain(found), *_not_tried(found)),
-        code=(
-            *_code(found.tried, result),
-            *_settings(found, result),
-        ),  # in the order in which they were tried, in which they can be pasted
+        code=(*_code(found.tried, result), *_settings(found, result)),
     )
 
 
-def kept_code(result: TuningResult) -> tuple[RemedyCode, ...]:
+def kept_code(result: TuningResult) -> tuple[Section, ...]:
     """Of those that gain, in the order in which they can be pasted."""
     found = result.best and result.remedies
     if not found:
@@ -69,21 +67,20 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
     of = "" if result.config.objective == "samples-per-s" else " in samples/J"
     on = "" if best == (result.best_at_your_batch or best) else f" of batch {best.config.batch_size}"
     settings = _other_settings(found.config, best.config).replace(" and ", ", with ", 1)
-    interval = interval_text(found.gain.low, found.gain.high)
-    said = (
-        f"{ratio_text(found.gain.ratio)}{of} on top{on} ({'' if found.gain.low is None else '99%: '}{interval}; {rate})"
-    )
+    low, high = found.gain.low, found.gain.high
+    interval = "no interval" if low is None or high is None else f"99%: {low:.2f} to {high:.2f}"
+    said = f"{ratio_text(found.gain.ratio)}{of} on top{on} ({interval}; {rate})"
     return (f"Changing your code gains {said}: {'; '.join(each.title for each in kept)}{settings}.",)
 
 
-def interval_text(low: float | None, high: float | None) -> str:
-    """``1.24 to 1.38``."""
-    return "no interval" if low is None or high is None else f"{low:.2f} to {high:.2f}"
+def gain_text(value: float, low: float | None, high: float | None) -> str:
+    """``1.27× (1.22–1.32)``."""
+    interval = "no interval" if low is None or high is None else f"{low:.2f}–{high:.2f}"
+    return f"{ratio_text(value)} ({interval})"
 
 
-def _named(each: TriedRemedy) -> str:
-    """``uint8 transfer and fp16``, where it was measured with another precision too."""
-    return f"{remedy_text(each.name)}{_other_settings(each.config, each.base)}"
+def _predicted(found: Estimate | None) -> str:
+    return MISSING if found is None else gain_text(found.value, found.low, found.high)
 
 
 def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
@@ -105,8 +102,8 @@ def _without_gain(found: Remedies) -> tuple[str, ...]:
     if found.config is not None or found.gain is None or not found.tried:
         return ()
     names = " and ".join(map(remedy_text, found.tried[0].config.remedies))
-    interval = interval_text(found.gain.low, found.gain.high)
-    return (f"No change of the code was found to gain: {names} ({ratio_text(found.gain.ratio)}, {interval}).",)
+    gain = gain_text(found.gain.ratio, found.gain.low, found.gain.high)
+    return (f"No change of the code was found to gain: {names}, {gain}.",)
 
 
 def _not_tried(found: Remedies) -> tuple[str, ...]:
@@ -121,44 +118,18 @@ def _not_tried(found: Remedies) -> tuple[str, ...]:
     )
 
 
-def _sorted(tried: Sequence[TriedRemedy]) -> list[TriedRemedy]:
+def _importance(each: TriedRemedy) -> tuple[bool, float]:
     """Measured ones first; of these, as of the others, the one with the largest gain first."""
-
-    def order(each: TriedRemedy) -> tuple[bool, float]:
-        if each.gain is not None:
-            return False, -each.gain.ratio
-        return True, 0.0 if each.predicted is None else -each.predicted.value
-
-    return sorted(tried, key=order)
+    if each.gain is not None:
+        return False, -each.gain.ratio
+    return True, 0.0 if each.predicted is None else -each.predicted.value
 
 
-def _table(rows: tuple[tuple[str, ...], ...], objective: Objective) -> Table:
-    measured = "measured (99% CI)" if objective == "samples-per-s" else "measured, samples/J (99% CI)"
-    return Table(title=TITLE, columns=("change", "predicted", measured, "what changes for training"), rows=rows)
-
-
-def _predicted(predicted: Estimate | None) -> str:
-    return MISSING if predicted is None else _ratio(predicted.value, predicted.low, predicted.high)
-
-
-def _measured(each: TriedRemedy) -> str:
-    """Its gain, or why there is none."""
-    if each.gain is None:
-        return each.reason or "not measured"
-    if each.gain.low is None or each.gain.high is None:
-        return f"{ratio_text(each.gain.ratio)} (no interval)"
-    return _ratio(each.gain.ratio, each.gain.low, each.gain.high)
-
-
-def _ratio(value: float, low: float, high: float) -> str:
-    return f"{ratio_text(value)} ({low:.2f}–{high:.2f})"
-
-
-def _code(tried: Sequence[TriedRemedy], result: TuningResult) -> tuple[RemedyCode, ...]:
+def _code(tried: Sequence[TriedRemedy], result: TuningResult) -> tuple[Section, ...]:
     return tuple(
-        RemedyCode(
+        Section(
             title=f"{remedy_text(each.name)}: {each.title}",
-            changes=f"What changes for training: {each.changes}.",
+            note=f"What changes for training: {each.changes}.",
             lines=(
                 *each.code.rstrip("\n").split("\n"),
                 *([] if each.kept else _settings_lines(each.config, each.base, result)),
@@ -169,13 +140,13 @@ def _code(tried: Sequence[TriedRemedy], result: TuningResult) -> tuple[RemedyCod
     )
 
 
-def _settings(found: Remedies, result: TuningResult) -> tuple[RemedyCode, ...]:
+def _settings(found: Remedies, result: TuningResult) -> tuple[Section, ...]:
     """Settings that those which gain were measured with, where the best configuration has others."""
     if found.config is None or result.best is None:
         return ()
     lines = tuple(_settings_lines(found.config, result.best.config, result))
-    changes = "These changes of the code were measured with other settings."
-    return (RemedyCode(title="settings for these changes", changes=changes, lines=lines),) if lines else ()
+    note = "These changes of the code were measured with other settings."
+    return (Section(title="settings for these changes", note=note, lines=lines),) if lines else ()
 
 
 def _settings_lines(config: TrialConfig, base: TrialConfig, result: TuningResult) -> list[str]:

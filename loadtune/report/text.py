@@ -3,7 +3,7 @@
 Where the words of a table do not fit side by side it becomes a list: nothing is cut.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -15,33 +15,38 @@ from rich.text import Text
 from loadtune.report.comparison import HandoverView
 from loadtune.report.figures import Table
 from loadtune.report.footprint import FootprintView
-from loadtune.report.view import Banner, Section
 
 _UNBOUNDED = 10_000  # columns: wider than any table of ours
 _GAP = 2
 
 
-def banner_text(view: Banner) -> RenderableType:
+def banner_text(rows: Iterable[tuple[str, str]]) -> RenderableType:
+    """Names beside values."""
     table = RichTable.grid(padding=(0, _GAP))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
-    for name, value in view.rows:
+    for name, value in rows:
         table.add_row(name, Text(value))
     return table
 
 
 def footprint_text(view: FootprintView) -> RenderableType:
     """Tables, then what is said of them."""
-    parts: list[RenderableType] = [_table(table) for table in view.tables]
-    parts.append(Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in view.lines)))
-    return Group(*(Group(Text(), part) for part in parts))
+    return _apart(*map(_table, view.tables), _indented(view.lines))
 
 
 def handover_text(view: HandoverView) -> RenderableType:
     """Tables, then what is said of them."""
-    parts: list[RenderableType] = [Text(view.title, style="bold"), *map(_table, view.tables)]
-    parts += [_lines(section) for section in view.sections]
+    said = (Group(Text(section.title, style="bold"), _indented(section.lines)) for section in view.sections)
+    return _apart(Text(view.title, style="bold"), *map(_table, view.tables), *said)
+
+
+def _apart(*parts: RenderableType) -> RenderableType:
     return Group(*(Group(Text(), part) for part in parts))
+
+
+def _indented(lines: Iterable[str]) -> RenderableType:
+    return Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,3 @@ def _table(view: Table) -> RenderableType:
     for row in view.rows:
         table.add_row(*(Text(cell) for cell in row))
     return _Fitting(table, view.title, view.columns, view.rows)
-
-
-def _lines(section: Section) -> RenderableType:
-    body = (Padding(Text(line), (0, 0, 0, 2)) for line in section.lines)
-    return Group(Text(section.title, style="bold"), *body)

@@ -1,16 +1,14 @@
 """Utilization of GPU and CPU, as strings for a table and for ``loadtune doctor``.
 
-In: `Telemetry`, of one span of time or of several runs of one configuration. Out: strings. Which figures exist differs
-from machine to machine: a row that no column can fill is left out.
+In: `Telemetry`, of one span of time or of several runs of one configuration. Out: strings.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from loadtune.records import Telemetry
-from loadtune.units import MISSING, cores_text, percent_text, watts_text
+from loadtune.units import cores_text, percent_text, watts_text
 
 Runs = Sequence[Telemetry]
-Row = tuple[str, Callable[[Runs], str]]
 
 _NAMES = {
     "gpu_utilization_fraction": "GPU duty cycle",
@@ -61,50 +59,25 @@ def utilization_text(seen: Telemetry) -> str:
     return f"{gpu}CPU {cpu_text([seen])}"
 
 
-def utilization_rows(every: Sequence[Runs], device_kind: str) -> list[Row]:
-    """The rows of a table whose columns are ``every``, each the telemetry of one configuration's runs."""
-    known = [telemetry for runs in every for telemetry in runs]
+def utilization_cells(runs: Runs, device_kind: str) -> dict[str, str | None]:
+    """Mean figures of a configuration's runs by their names. None: this machine does not have that figure."""
 
-    def where_known(figure: str, name: str, cell: Callable[[Runs], str]) -> list[Row]:
-        return [(name, cell)] if any(getattr(telemetry, figure) is not None for telemetry in known) else []
+    def mean(figure: str) -> float | None:
+        return mean_known(getattr(telemetry, figure) for telemetry in runs)
 
-    on_gpu = [
-        ("GPU utilization", _duty),
-        *where_known("gpu_utilization_p95_fraction", "  5th–95th percentile", _swing),
-        *where_known("gpu_sm_activity_fraction", "SM / tensor activity", _activity),
-        *where_known("gpu_power_w", "GPU power", _power),
-    ]
-    return [
-        *(on_gpu if device_kind != "cpu" else []),
-        ("CPU utilization", cpu_text),
-        *where_known("workers_cpu_cores", "  used by workers", _workers),
-    ]
-
-
-def _duty(runs: Runs) -> str:
-    idle = mean_known(t.gpu_idle_fraction for t in runs)
-    mean = percent_text(mean_known(t.gpu_utilization_fraction for t in runs))
-    return mean if idle is None else f"{mean} (idle {percent_text(idle)})"
-
-
-def _swing(runs: Runs) -> str:
-    low = mean_known(t.gpu_utilization_p5_fraction for t in runs)
-    high = mean_known(t.gpu_utilization_p95_fraction for t in runs)
-    return MISSING if low is None or high is None else f"{percent_text(low)} to {percent_text(high)}"
-
-
-def _activity(runs: Runs) -> str:
-    activity = mean_known(t.gpu_sm_activity_fraction for t in runs)
-    tensor = mean_known(t.gpu_tensor_activity_fraction for t in runs)
-    return MISSING if activity is None else f"{percent_text(activity)} / {percent_text(tensor)}"
-
-
-def _power(runs: Runs) -> str:
-    return watts_text(mean_known(t.gpu_power_w for t in runs))
-
-
-def _workers(runs: Runs) -> str:
-    return cores_text(mean_known(t.workers_cpu_cores for t in runs))
+    idle, power, workers = mean("gpu_idle_fraction"), mean("gpu_power_w"), mean("workers_cpu_cores")
+    low, high = mean("gpu_utilization_p5_fraction"), mean("gpu_utilization_p95_fraction")
+    activity, tensor = mean("gpu_sm_activity_fraction"), mean("gpu_tensor_activity_fraction")
+    duty = percent_text(mean("gpu_utilization_fraction"))
+    known = low is not None and high is not None
+    gpu = {
+        "GPU utilization": duty if idle is None else f"{duty} (idle {percent_text(idle)})",
+        "  5th–95th percentile": f"{percent_text(low)} to {percent_text(high)}" if known else None,
+        "SM / tensor activity": None if activity is None else f"{percent_text(activity)} / {percent_text(tensor)}",
+        "GPU power": None if power is None else watts_text(power),
+    }
+    cpu = {"CPU utilization": cpu_text(runs), "  used by workers": None if workers is None else cores_text(workers)}
+    return cpu if device_kind == "cpu" else gpu | cpu
 
 
 def mean_known(values: Iterable[float | None]) -> float | None:
@@ -113,19 +86,15 @@ def mean_known(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def missing_lines(telemetry: Telemetry) -> tuple[str, ...]:
-    """What is not available, by reason: ``SM activity, SM occupancy: not supported by this GPU``."""
+def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, str], ...]:
+    """How many figures are available, and one row for each reason why some are not."""
     by_reason: dict[str, list[str]] = {}
     for figure, name in _NAMES.items():
         if figure in telemetry.missing:
             by_reason.setdefault(telemetry.missing[figure], []).append(name)
-    return tuple(f"{', '.join(names)}: {reason}" for reason, names in by_reason.items())
-
-
-def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, str], ...]:
-    """How many figures are available, and one row for each reason why some are not."""
     num_seen = sum(getattr(telemetry, figure) is not None for figure in _NAMES)
-    num_missing = sum(figure in telemetry.missing for figure in _NAMES)
+    num_missing = sum(map(len, by_reason.values()))
     share = f"{num_seen} of {num_seen + num_missing} figures" if num_missing else f"all {num_seen} figures"
     share += " of CPU and memory; there is no GPU" if device_kind == "cpu" else " of GPU, CPU and memory"
-    return (("telemetry", share), *(("", f"not available: {line}") for line in missing_lines(telemetry)))
+    missing = (("", f"not available: {', '.join(names)}: {reason}") for reason, names in by_reason.items())
+    return (("telemetry", share), *missing)

@@ -64,7 +64,7 @@ def test_it_draws_everything_asks_for_nothing_and_runs_no_ones_words(browser, pa
     assert {url for url in browser.requests if not url.startswith(("data:", "blob:"))} == {page.as_uri()}
     assert NASTY in browser.evaluate("document.querySelector('h1').textContent")
     plots = "[...document.querySelectorAll('.plot')]"
-    assert browser.evaluate(f"{plots}.length") >= 9
+    assert browser.evaluate(f"{plots}.length") >= 8
     assert browser.evaluate(f"{plots}.every((plot) => plot.querySelector('svg.main-svg'))")
 
 
@@ -147,13 +147,13 @@ def test_labels_of_the_roofline_stand_apart_and_whole(browser, tmp_path, width: 
     result = with_code_changes(explained({"half_the_loading": 5250.0, "twice_the_cores": 5200.0}))
     browser.open(write_page(result, tmp_path / "report.html"), width=width)
     boxes = browser.evaluate(
-        """[...document.querySelectorAll("#roofline .annotation")].map((label) => {
-            const { right, top, bottom } = label.getBoundingClientRect();
-            return { right, top, bottom };
-        }).sort((one, other) => one.top - other.top)"""
+        """[...document.querySelectorAll("#roofline .shape-label text")].map((label) => {
+            const { left, right } = label.getBoundingClientRect();
+            return { left, right };
+        }).sort((one, other) => one.left - other.left)"""
     )
-    assert len(boxes) == 5
-    assert all(above["bottom"] <= below["top"] for above, below in pairwise(boxes))
+    assert len(boxes) == 6
+    assert all(before["right"] <= behind["left"] for before, behind in pairwise(boxes))
     assert max(box["right"] for box in boxes) <= width
 
 

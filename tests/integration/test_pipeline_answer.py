@@ -32,7 +32,6 @@ from loadtune.report.forms.write import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE
 from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.view import summary
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench, Surface, fake_facts
 
@@ -116,7 +115,7 @@ def test_a_gain_that_was_seen_once_is_not_told(tmp_path: Path) -> None:
     assert result.best.config == result.yours
     assert any(note.startswith("These may be as fast as the best or more so") for note in result.notes)
     assert any("measured once" in note and "--time-budget" in note for note in result.notes)
-    table = summary(result).figures
+    table = page_view(result).figures
     assert table is not None
     assert table.title == "Measured once, not confirmed"
     assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("speed-up"))
@@ -222,7 +221,7 @@ class Spoiled(FakeBench):
 def test_no_ratio_is_told_of_recipes_that_were_timed_once(tmp_path: Path) -> None:
     bench = Spoiled(Surface(compute_per_s={"fp32": 2300.0})).spoil(Recipe(), 11.87)
     result = tune_fake(bench, tmp_path, config_of(YourSettings()))
-    (said,) = [s for s in summary(result).sections if s.title.startswith("Memory format")]
+    (said,) = [s for s in page_view(result).sections if s.title.startswith("Memory format")]
     assert said.lines[0].startswith("fp32: channels_last")
     assert "×" not in said.lines[0]
 
@@ -242,7 +241,7 @@ def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tm
     assert result.best is not None
     assert result.best.config == result.yours
     assert result.best.compute_fraction == pytest.approx(0.99, abs=0.01)
-    table = summary(result).figures
+    table = page_view(result).figures
     assert table is not None
     (shares,) = (row[1:] for row in table.rows if row[0] == "share of compute-only")
     assert set(shares) <= {"98%", "99%", "100%"}

@@ -11,8 +11,8 @@ from loadtune.errors import UsageError
 from loadtune.records import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
 from loadtune.report.figures import figures
 from loadtune.report.forms.write import FORMS, export
+from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
-from loadtune.report.view import summary
 from loadtune.testing import FakeBench, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -156,7 +156,7 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
     assert len(choice.points) == 1, "there is nothing to compare"
     assert row(result, "precision") == ("as in your step",) * 2
     assert "precision" not in result.assumed
-    assert summary(result).title.startswith("FakeData + train.py:make_step")
+    assert page_view(result).title.startswith("FakeData + train.py:make_step")
     for form in FORMS:
         text = export(result, form)
         assert "autocast" not in text

@@ -12,7 +12,6 @@ from loadtune.checking import baseline_of, check_on
 from loadtune.records import Check, LoaderConfig, Progress, TrialConfig, TuneConfig, TuningResult
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
-from loadtune.report.view import summary
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_host
 from loadtune.units import efficiency_text
@@ -96,7 +95,7 @@ def test_what_is_shown_says_what_was_looked_for(sparing: Callable[[int], TuningR
     assert result.best is not None
     assert result.best.efficiency is not None
     shown = efficiency_text(result.best.efficiency.samples_per_joule)
-    table = summary(result).figures
+    table = page_view(result).figures
     assert table is not None
     assert next(row[1] for row in table.rows if row[0] == "samples/J (95% CI)").startswith(f"{shown.split()[0]} ± ")
     assert any("most samples per joule of the GPU's board" in note for note in result.notes)

@@ -9,7 +9,7 @@ from pipeline_rig import tune_fake
 from loadtune import stages
 from loadtune.errors import OutOfTimeError
 from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
-from loadtune.report.view import summary
+from loadtune.report.page.view import page_view
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
@@ -151,7 +151,7 @@ def test_what_was_run_twice_when_the_time_ended_is_the_answer(tmp_path: Path, st
     assert result.best is not None
     assert result.best.half_width_fraction is not None
     assert result.bottleneck is not None
-    assert "fewer runs than planned" in (summary(result).warning or "")
+    assert "fewer runs than planned" in (page_view(result).warning or "")
 
 
 def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(
@@ -164,7 +164,7 @@ def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0))
     assert result.cut_short is not None
     assert result.best is not None
-    assert "The confirmation was complete before that." in (summary(result).warning or "")
+    assert "The confirmation was complete before that." in (page_view(result).warning or "")
 
 
 def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(

@@ -25,7 +25,6 @@ from loadtune.records import (
 from loadtune.report.forms.write import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE, load_result, write_result
-from loadtune.report.view import summary
 from loadtune.testing import FakeBench
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -47,7 +46,7 @@ def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
     assert result.best is None
     assert result.best_at_your_batch is None
     assert exit_code(result) == 1
-    assert summary(result).figures is None
+    assert page_view(result).figures is None
     assert "onfirmed" in page_view(result).headline
     assert load_result(folder / RESULT_FILE) == result
     for hand_out in (

@@ -3,11 +3,11 @@
 import json
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtune.records import Finalist, TrialConfig, TuningResult, Winner
-from loadtune.records.chosen import finalist_of, handed_winner, loader_kwargs
+from loadtune.records import TrialConfig, TuningResult, Winner
+from loadtune.records.chosen import handed_winner, loader_kwargs
 from loadtune.report.export import has_own_loader
 from loadtune.report.wording import interval_text, keep_text
 from loadtune.units import counted
@@ -27,10 +27,6 @@ class ExportContext:
         return self.winner.config
 
     @property
-    def finalist(self) -> Finalist | None:
-        return finalist_of(self.result, self.config)
-
-    @property
     def workload(self) -> str:
         return self.result.config.workload.title
 
@@ -48,6 +44,11 @@ class ExportContext:
     def has_own_step(self) -> bool:
         """Whether the user's training step decides precision, optimizer and all else but the loader."""
         return self.config.precision == "own"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """By name. Empty: the user's training step decides."""
+        return {} if self.has_own_step else asdict(self.config.recipe)
 
     @property
     def throughput(self) -> str:

@@ -3,12 +3,11 @@
 A setting that a framework has no argument for is written as code or as a comment, so that no setting is lost.
 """
 
-from loadtune.records import OptimizerName, Precision
+from loadtune.records import Precision
 from loadtune.report.forms.export_context import ExportContext, assignment, comment
 
 _LIGHTNING_PRECISION: dict[Precision, str] = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
 _ACCELERATE_PRECISION: dict[Precision, str] = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
-_MOMENTUM = "momentum=0.9"
 
 _DATA_MODULE = '''
 class TunedData(LightningDataModule):
@@ -38,7 +37,7 @@ class ChannelsLast(Callback):
 
 def lightning(context: ExportContext) -> str:
     """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    last = _channels_last(context)
+    last, compiled = _channels_last(context), context.config.recipe.compile
     trainer: dict[str, object] = {
         "accelerator": context.result.device.kind,
         "devices": 1,
@@ -51,7 +50,8 @@ def lightning(context: ExportContext) -> str:
             context.provenance,
             "Use: Trainer(**TRAINER_KWARGS).fit(model, datamodule=TunedData(dataset)).",
             *_fused(context, "In configure_optimizers"),
-            *_lightning_compiled(context),
+            # Trainer has no argument for it: the module is compiled before `fit`
+            *(["Before fit(model, …): model = torch.compile(model, dynamic=False), as measured."] * compiled),
         ),
         (imports if last else "from lightning.pytorch import LightningDataModule\n")
         + "from torch.utils.data import DataLoader\n",
@@ -74,7 +74,10 @@ def transformers(context: ExportContext) -> str:
     arguments |= {"dataloader_drop_last": True}
     arguments |= {} if context.config.precision in ("fp32", "own") else {context.config.precision: True}
     optimizer = context.result.config.workload.named_optimizer
-    arguments |= _optim(optimizer, fused=context.config.recipe.fused_optimizer) if optimizer else {}
+    if optimizer == "sgd":  # Trainer's has no momentum by default, and no fused form
+        arguments |= {"optim": "sgd", "optim_args": "momentum=0.9"}
+    elif optimizer is not None:
+        arguments["optim"] = "adamw_torch_fused" if context.config.recipe.fused_optimizer else "adamw_torch"
     arguments |= {"accelerator_config": {"non_blocking": True}} if context.config.loader.pin_memory else {}
     on_cpu = context.result.device.kind == "cpu"
     arguments |= {"torch_compile": True} if context.config.recipe.compile else {}
@@ -124,13 +127,6 @@ def _plugins(context: ExportContext) -> dict[str, tuple[str, str]]:
     return plugins
 
 
-def _optim(optimizer: OptimizerName, *, fused: bool) -> dict[str, object]:
-    """As Trainer names the optimizer. Its SGD has no momentum by default, and no fused form."""
-    if optimizer == "sgd":
-        return {"optim": "sgd", "optim_args": _MOMENTUM}
-    return {"optim": "adamw_torch_fused" if fused else "adamw_torch"}
-
-
 def _channels_last(context: ExportContext) -> bool:
     return context.config.recipe.memory_format == "channels_last"
 
@@ -143,13 +139,6 @@ def _model_channels_last(context: ExportContext) -> tuple[str, ...]:
         "Measured with channels_last, which has no argument here. Before training: model ="
         " model.to(memory_format=torch.channels_last). In forward, convert the images in the same way.",
     )
-
-
-def _lightning_compiled(context: ExportContext) -> tuple[str, ...]:
-    """Trainer has no argument for torch.compile: the module is compiled before `fit`."""
-    if not context.config.recipe.compile:
-        return ()
-    return ("Before fit(model, …): model = torch.compile(model, dynamic=False), as measured.",)
 
 
 def _fused(context: ExportContext, where: str) -> tuple[str, ...]:

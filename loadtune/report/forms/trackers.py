@@ -1,6 +1,6 @@
 """Figures for a program that plots them over time: github-action-benchmark."""
 
-from loadtune.records import PRECISIONS, Score, Winner
+from loadtune.records import PRECISIONS, Winner
 from loadtune.records.chosen import why_unconfirmed
 from loadtune.report.forms.export_context import ExportContext
 from loadtune.report.store import as_json
@@ -18,41 +18,28 @@ def github_action_benchmark(context: ExportContext) -> str:
         entry
         for which, winner in winners
         if winner is not None and why_unconfirmed(result, winner) is None
-        for entry in _winner_entries(context.workload, which, winner, context.machine)
+        for entry in _winner_entries(context, which, winner)
     ]
-    entries += [
-        {
-            "name": f"{context.workload}, {ceiling.precision}: safe batch",
-            "unit": "samples",
-            "value": ceiling.safe_batch_size,
-            "extra": context.machine,
-        }
-        for ceiling in result.ceilings
-    ]
-    entries += [
-        {
-            "name": f"{context.workload}, {precision}: compute only",
-            "unit": "samples/s",
-            "value": point.samples_per_s,
-            "extra": context.machine,
-        }
-        for precision in PRECISIONS
-        if (point := result.compute_only(precision)) is not None
-    ]
+    for ceiling in result.ceilings:
+        name = f"{context.workload}, {ceiling.precision}: safe batch"
+        entries.append(_entry(name, "samples", ceiling.safe_batch_size, context.machine))
+    for precision in PRECISIONS:
+        if (point := result.compute_only(precision)) is not None:
+            name = f"{context.workload}, {precision}: compute only"
+            entries.append(_entry(name, "samples/s", point.samples_per_s, context.machine))
     return as_json(entries).decode()
 
 
-def _winner_entries(workload: str, which: str, winner: Winner, machine: str) -> list[dict[str, object]]:
+def _winner_entries(context: ExportContext, which: str, winner: Winner) -> list[dict[str, object]]:
     """Its score. A winner by samples per joule also has a throughput, which is a curve of its own."""
-    name, extra = f"{workload}: {which}", f"{settings_text(winner.config)}\n{machine}"
-    if winner.efficiency is None:
-        return [_entry(name, winner.picked_by, extra)]
-    return [
-        _entry(f"{name}, samples per joule", winner.picked_by, extra),
-        _entry(f"{name} by samples per joule, throughput", winner.throughput, extra),
-    ]
+    name, extra = f"{context.workload}: {which}", f"{settings_text(winner.config)}\n{context.machine}"
+    scores = {name: winner.picked_by}
+    if winner.efficiency is not None:
+        names = (f"{name}, samples per joule", f"{name} by samples per joule, throughput")
+        scores = dict(zip(names, (winner.picked_by, winner.throughput), strict=True))
+    return [_entry(each, score.unit, score.value, extra, score.half_width) for each, score in scores.items()]
 
 
-def _entry(name: str, score: Score, extra: str) -> dict[str, object]:
-    entry: dict[str, object] = {"name": name, "unit": score.unit, "value": score.value, "extra": extra}
-    return entry if score.half_width is None else entry | {"range": f"± {score.half_width:.4g}"}
+def _entry(name: str, unit: str, value: float, extra: str, half_width: float | None = None) -> dict[str, object]:
+    entry: dict[str, object] = {"name": name, "unit": unit, "value": value, "extra": extra}
+    return entry if half_width is None else entry | {"range": f"± {half_width:.4g}"}

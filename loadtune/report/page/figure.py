@@ -4,12 +4,12 @@ Theme, fonts and margins are the page's own business; a figure says what is draw
 figure is made of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
-from loadtune.records import SCORE_UNITS, Objective, Precision
+from loadtune.records import SCORE_UNITS, Objective
 
 Trace = dict[str, Any]
 
@@ -17,19 +17,6 @@ Trace = dict[str, Any]
 # on white.
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
-
-PRECISION_COLOUR: Mapping[Precision, str] = {
-    "fp32": BLUE,
-    "fp16": ORANGE,
-    "bf16": GREEN,
-    "own": BLUE,
-}
-PRECISION_SYMBOL: Mapping[Precision, str] = {
-    "fp32": "circle",
-    "fp16": "square",
-    "bf16": "diamond",
-    "own": "circle",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +59,10 @@ def score_axis(objective: Objective = "samples-per-s") -> dict[str, Any]:
     return axis(SCORE_UNITS[objective], rangemode="tozero", tickformat=",~r")
 
 
-def sizes_axis(title: str, sizes: Sequence[int]) -> dict[str, Any]:
-    """Logarithmic, with the sizes themselves as ticks, thinned out where they are many."""
-    known = sorted(set(sizes))
-    step = -(-len(known) // 8)
-    ticks = known[::-1][::step][::-1]
-    return axis(title, type="log", tickmode="array", tickvals=ticks, ticktext=[str(size) for size in ticks])
+def error_bars(halves: Sequence[float | None], below: Sequence[float | None] | None = None) -> dict[str, Any]:
+    """Half widths of intervals; ``below`` where they are not the same to both sides. None: no bar there."""
+    lower = {} if below is None else {"arrayminus": list(below)}
+    return {"type": "data", "array": list(halves), **lower, "thickness": 1.3, "width": 4}
 
 
 def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
@@ -94,11 +79,18 @@ def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], 
     }
 
 
-def bar(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
-    """Bars with a text each; ``orientation`` ``h`` lays them down. The text stands in no bar."""
-    trace = points(name, x, y, hover, **more) | {"type": "bar", "textposition": "none"}
-    del trace["mode"]
-    return trace
+def lying_bars(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], **layout: Any) -> Panel:
+    """Bars and points at 0, 1, … from top to bottom, each place with its name of one line or more."""
+    lines = max(name.count("<br>") + 1 for name in names)
+    places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": list(names)}
+    layout |= {"xaxis": scale, "yaxis": {**places, "autorange": "reversed"}}
+    return Panel(data=tuple(traces), layout=layout, height_px=130 + len(names) * (14 * lines + 16))
+
+
+def bar(name: str, lengths: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
+    """For `lying_bars`, one a place. The text stands in no bar."""
+    trace = points(name, lengths, range(len(lengths)), hover, orientation="h", **more)
+    return trace | {"type": "bar", "mode": None, "textposition": "none"}
 
 
 def line(
@@ -117,19 +109,18 @@ def line(
     }
 
 
-def across(y: float, colour: str, label: str) -> tuple[Trace, Trace]:
-    """A line over the full width at a height, and its name, as a shape and an annotation of a layout."""
-    shape = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": _dashed(colour)}
-    words = {"xref": "paper", "x": 0.01, "y": y, "text": label, "showarrow": False, "yanchor": "bottom"}
-    return shape, {**words, "xanchor": "left"}
+def across(y: float, colour: str, label: str) -> Trace:
+    """A line over the full width at a height, with its name, as a shape of a layout."""
+    named = {"text": label, "textposition": "start", "yanchor": "bottom"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "label": named, "line": _thin(colour)}
 
 
-def upright(x: float, colour: str, label: str, side: Literal["left", "right"]) -> tuple[Trace, Trace]:
-    """A line over the full height at a place, with its name on one side, as a shape and an annotation of a layout."""
-    shape = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": _dashed(colour)}
-    words = {"yref": "paper", "x": x, "y": 0.02, "text": label, "showarrow": False, "textangle": -90}
-    return shape, {**words, "xanchor": "right" if side == "left" else "left", "yanchor": "bottom"}
+def upright(x: float, colour: str, label: str, top: float | None = None) -> Trace:
+    """A line from the lower edge up to ``top``, or over the full height, with its name along it."""
+    reach = {"yref": "paper", "y1": 1} if top is None else {"y1": top}
+    named = {"text": label, "textposition": "start", "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, **reach, "label": named, "line": _thin(colour)}
 
 
-def _dashed(colour: str) -> dict[str, Any]:
-    return {"color": colour, "width": 1.5, "dash": "dash"}
+def _thin(colour: str) -> dict[str, Any]:
+    return {"color": colour, "width": 1, "dash": "dash"}

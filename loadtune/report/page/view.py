@@ -3,23 +3,24 @@
 In: a `TuningResult`. Out: a `Page`, which `render` turns into HTML and tests read as data.
 """
 
+import statistics
 from dataclasses import dataclass
 
-from loadtune.records import Efficiency, TuningResult, Winner
-from loadtune.report.memory import memory_words
-from loadtune.report.page.compute import compute_curve
+from loadtune.records import TuningResult, Winner
+from loadtune.records.chosen import finalist_of
+from loadtune.report.bottleneck import lines as bottleneck_lines
+from loadtune.report.export import loader_code, step_code
+from loadtune.report.figures import Table, figures
 from loadtune.report.page.figure import Figure
-from loadtune.report.page.finalists import finalists
-from loadtune.report.page.history import history
-from loadtune.report.page.memory import memory_lines
+from loadtune.report.page.memory import limits_table, memory_lines
 from loadtune.report.page.roofline import roofline
-from loadtune.report.page.step_time import step_time
-from loadtune.report.page.table import TrialTable, trial_table
-from loadtune.report.page.timelines import timelines
-from loadtune.report.remedies import TITLE, RemediesView, best_with_changes
-from loadtune.report.view import Section, Summary, banner, summary
-from loadtune.report.wording import settings_text
-from loadtune.units import efficiency_text, percent_text, rate_text, ratio_text
+from loadtune.report.page.runs import finalists, step_time, timelines
+from loadtune.report.page.table import SortedTable
+from loadtune.report.page.trials import history, trial_table
+from loadtune.report.remedies import TITLE, RemediesView, best_with_changes, remedies_view
+from loadtune.report.view import Section, banner, batch_caution, seen_once, warning
+from loadtune.report.wording import STAGE_TEXT, failures_text, keep_text, recipe_line, score_text, settings_text
+from loadtune.units import counted, percent_text, ratio_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +29,16 @@ class Tile:
 
     name: str
     value: str
-    detail: str = ""
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chapter:
-    """Figures under one heading, or changes of the code."""
+    """Figures and a table under one heading, or changes of the code."""
 
     title: str
     figures: tuple[Figure, ...] = ()
+    table: Table | None = None
     remedies: RemediesView | None = None
 
 
@@ -44,42 +46,45 @@ class Chapter:
 class Page:
     title: str
     subtitle: str
-    """When, in what time, by which version."""
+    """When, and by which version."""
+    warning: str | None
+    """The run was cut short, or confirmed nothing. None: it went to its end."""
     headline: str
     """The answer in one line, or that there is none."""
     tiles: tuple[Tile, ...]
     with_changes: str | None
     """The throughput with all changes of the code that gain. None: none does."""
-    summary: Summary
-    """Every figure, in words."""
+    sections: tuple[Section, ...]
+    """Every figure in words; only those that have lines."""
+    figures: Table | None
+    """Best and baseline. None: nothing was confirmed."""
+    code: tuple[Section, ...]
+    """Python for pasting, each under what it is for."""
     machine: tuple[tuple[str, str], ...]
     chapters: tuple[Chapter, ...]
-    memory_words: tuple[Section, ...]
-    table: TrialTable
+    table: SortedTable
 
 
 def page_view(result: TuningResult) -> Page:
-    said = summary(result)
+    remedies = remedies_view(result)
     return Page(
-        title=said.title,
+        title=f"{result.config.workload.title} on {result.device.name}",
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
+        warning=warning(result),
         headline=_headline(result),
-        tiles=_tiles(result),
+        tiles=() if result.best is None else _tiles(result, result.best),
         with_changes=_with_changes(result),
-        summary=said,
-        machine=banner(result.host, result.device).rows,
+        sections=tuple(Section(title=title, lines=lines) for title, lines in _words(result).items() if lines),
+        figures=figures(result),
+        code=() if result.best is None else _code(result, result.best),
+        machine=banner(result.host, result.device),
         chapters=(
             Chapter(title="What limits throughput", figures=(roofline(result),)),
-            *([] if said.remedies is None else [Chapter(title=TITLE, remedies=said.remedies)]),
+            *([] if remedies is None else [Chapter(title=TITLE, remedies=remedies)]),
             Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
             Chapter(title="Utilization over time", figures=(timelines(result),)),
             Chapter(title="Search", figures=(history(result),)),
-            Chapter(title="Compute and memory limits", figures=(compute_curve(result), memory_lines(result))),
-        ),
-        memory_words=tuple(
-            Section(title=f"Memory in {ceiling.precision}", lines=lines)
-            for ceiling in result.ceilings
-            if (lines := memory_words(ceiling))
+            Chapter(title="Compute and memory limits", figures=(memory_lines(result),), table=limits_table(result)),
         ),
         table=trial_table(result),
     )
@@ -98,39 +103,32 @@ def _with_changes(result: TuningResult) -> str | None:
     return next((f"{said}{of_compute}" for said in best_with_changes(result)), None)
 
 
-def _tiles(result: TuningResult) -> tuple[Tile, ...]:
-    best = result.best
-    if best is None:
-        return ()
-    tiles = [
-        Tile(name="throughput", value=rate_text(best.samples_per_s), detail=_interval(best)),
-        Tile(name="speed-up over the baseline", value=_speedup(best), detail=_speedup_detail(result, best)),
+def _tiles(result: TuningResult, best: Winner) -> tuple[Tile, ...]:
+    scores = dict.fromkeys([best.picked_by, best.throughput])
+    names = {"samples-per-s": "throughput", "samples-per-joule": "samples per joule"}
+    gain = "not known" if best.speedup is None else ratio_text(best.speedup)
+    return (
+        *(
+            Tile(
+                name=names[score.objective],
+                value=score_text(score.value, score.objective),
+                detail="no interval: too few runs"
+                if score.half_width is None
+                else f"± {score_text(score.half_width, score.objective)} (95%)",
+            )
+            for score in scores
+        ),
+        Tile(
+            name="speed-up over the baseline",
+            value="no difference" if best.different is False and best.speedup is not None else gain,
+            detail=_speedup_detail(result, best),
+        ),
         Tile(
             name="share of compute-only rate",
             value=percent_text(best.compute_fraction),
             detail="100%: no loader is faster",
         ),
-    ]
-    if best.efficiency is not None:
-        tiles.insert(0, _efficiency_tile(best.efficiency))
-    return tuple(tiles)
-
-
-def _efficiency_tile(found: Efficiency) -> Tile:
-    half = found.half_width_fraction
-    detail = "no interval: too few runs" if half is None else f"± {percent_text(half, 1)} (95%), the objective"
-    return Tile(name="samples per joule", value=efficiency_text(found.samples_per_joule), detail=detail)
-
-
-def _interval(winner: Winner) -> str:
-    half = winner.half_width_fraction
-    return "no interval: too few runs" if half is None else f"± {rate_text(half * winner.samples_per_s)} (95%)"
-
-
-def _speedup(winner: Winner) -> str:
-    if winner.speedup is None:
-        return "not known"
-    return "no difference" if winner.different is False else ratio_text(winner.speedup)
+    )
 
 
 def _speedup_detail(result: TuningResult, winner: Winner) -> str:
@@ -141,3 +139,51 @@ def _speedup_detail(result: TuningResult, winner: Winner) -> str:
     if winner.speedup_low is None or winner.speedup_high is None:
         return "too few runs to be sure"
     return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (99%)"
+
+
+def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
+    winners = (result.best, result.best_at_your_batch)
+    kept = dict.fromkeys(said for winner in winners if winner and (said := keep_text(result, winner)))
+    return {
+        "Answer": tuple(kept),
+        "Measured once, not confirmed": seen_once(result),
+        "Batch size": batch_caution(result),
+        "Bottleneck": bottleneck_lines(result),
+        "Epochs and checkpoints": _epochs(result),
+        "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
+        "Time taken": _took(result),
+        "Notes": result.notes,
+    }
+
+
+def _epochs(result: TuningResult) -> tuple[str, ...]:
+    """The start of an epoch, which the throughput does not contain: medians over the runs of the confirmation."""
+    best = None if result.best is None else finalist_of(result, result.best.config)
+    if best is None or best.epoch_s is None or best.config.loader.num_workers == 0:
+        return ()
+    kept, anew = (statistics.median(getattr(run, name) for run in best.runs) for name in ("refill_s", "first_batch_s"))
+    return (
+        f"Where an epoch begins, training waits {seconds_text(kept)} for a batch with persistent_workers, "
+        f"{seconds_text(anew)} without: {percent_text(kept / best.epoch_s, 1)} and "
+        f"{percent_text(anew / best.epoch_s, 1)} of an epoch of {seconds_text(best.epoch_s)}.",
+    )
+
+
+def _took(result: TuningResult) -> tuple[str, ...]:
+    stages = ", ".join(f"{STAGE_TEXT.get(stage, stage)} {seconds_text(s)}" for stage, s in result.stage_seconds.items())
+    measured = sum(trial.measurement is not None for trial in result.trials)
+    failed = failures_text(trial.failure for trial in result.trials if trial.failure is not None)
+    return (
+        f"{seconds_text(result.seconds)}: {stages}" if stages else seconds_text(result.seconds),
+        f"{counted(len(result.trials), 'trial')}: {measured} measured, {failed}",
+    )
+
+
+def _code(result: TuningResult, best: Winner) -> tuple[Section, ...]:
+    """At the user's batch size only what differs from the best."""
+    winners = {"": best} | ({" at your batch size": each} if (each := result.best_at_your_batch) else {})
+    blocks = dict[str, str]()
+    for where, winner in winners.items():
+        blocks.setdefault(loader_code(result, winner.config), f"Loader{where}")
+        blocks.setdefault(step_code(result, winner.config), f"Training step{where}")
+    return tuple(Section(title=title, lines=tuple(code.rstrip("\n").split("\n"))) for code, title in blocks.items())

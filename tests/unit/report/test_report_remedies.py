@@ -7,7 +7,6 @@ from page_rig import cut_short, golden
 from loadtune.records import Estimate, LeftOut, Remedies, TuningResult
 from loadtune.report.page.view import page_view
 from loadtune.report.remedies import RemediesView, best_with_changes, kept_code, remedies_view
-from loadtune.report.view import summary
 from loadtune.report.wording import searched_text, settings_text
 
 
@@ -44,7 +43,7 @@ def test_all_that_were_tried_are_in_the_details_best_first_and_those_not_measure
     ]
     assert [one.title.partition(":")[0] for one in kept_code(golden())] == ["uint8 transfer", "copy ahead"]
     assert len(view.code) == 4
-    assert view.code[1].changes == "What changes for training: one more batch of GPU memory."
+    assert view.code[1].note == "What changes for training: one more batch of GPU memory."
 
 
 def test_what_all_changes_bring_is_one_sentence() -> None:
@@ -102,7 +101,7 @@ def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
 
 def test_where_nothing_gains_one_line_says_so_and_there_is_no_code_to_keep() -> None:
     assert detailed(without_gain()).lines[0] == (
-        "No change of the code was found to gain: forkserver (0.99×, 0.96 to 1.02)."
+        "No change of the code was found to gain: forkserver, 0.99× (0.96–1.02)."
     )
     assert kept_code(without_gain()) == ()
     assert page_view(without_gain()).with_changes is None
@@ -111,7 +110,7 @@ def test_where_nothing_gains_one_line_says_so_and_there_is_no_code_to_keep() -> 
 def test_an_older_result_and_one_without_a_winner_say_nothing_of_them() -> None:
     for result in (replace(golden(), remedies=None), replace(golden(), remedies=Remedies()), cut_short()):
         assert kept_code(result) == ()
-        assert summary(result).remedies is None
+        assert remedies_view(result) is None
         assert all(chapter.remedies is None for chapter in page_view(result).chapters)
 
 

@@ -7,7 +7,10 @@ from page_rig import cut_short, golden
 
 from loadtune.records import Efficiency
 from loadtune.report.page.board import board_view
-from loadtune.report.page.run_groups import changes
+
+
+def changes(runs):
+    return [row.outcome for row in board_view(runs).table.rows]
 
 
 def run(day: int, rate: float, half: float | None = 0.02, device: str = "NVIDIA H200"):

@@ -6,9 +6,8 @@ import pytest
 from page_rig import config, golden, measurement
 
 from loadtune.records import Efficiency, Finalist, Measurement, Telemetry, Trial, TuningResult, Winner
-from loadtune.report.page.finalists import finalists
-from loadtune.report.page.history import history
-from loadtune.report.page.table import trial_table
+from loadtune.report.page.runs import finalists
+from loadtune.report.page.trials import history, trial_table
 
 FAST, SPARING = config(256, 8, precision="fp16"), config(128, 4, precision="bf16")
 
@@ -22,14 +21,13 @@ FAST_RUN, SPARING_RUN = at_power(4000, 800.0), at_power(3000, 400.0)
 """5 and 7.5 samples/J."""
 
 
-def by_energy(*trials: Trial) -> TuningResult:
+def by_energy() -> TuningResult:
     result = golden()
     efficiency = Efficiency(samples_per_joule=7.5, half_width_fraction=0.02, gain=1.5)
     return replace(
         result,
         config=replace(result.config, objective="samples-per-joule"),
-        trials=trials
-        or (
+        trials=(
             Trial(number=0, config=SPARING, origin="search", measurement=SPARING_RUN),
             Trial(number=1, config=FAST, origin="search", measurement=FAST_RUN),
         ),

@@ -7,15 +7,11 @@ from typing import get_args
 import pytest
 from page_rig import config, cut_short, golden, measured, measurement, with_trials
 
-from loadtune.records import Finalist, Recipe, Telemetry, Trial, TrialOrigin
-from loadtune.report.page.compute import compute_curve
-from loadtune.report.page.finalists import finalists
-from loadtune.report.page.history import history
-from loadtune.report.page.measured import short_names
+from loadtune.records import Finalist, Telemetry, Trial, TrialOrigin
+from loadtune.report.page.measured import name_of
 from loadtune.report.page.memory import memory_lines
-from loadtune.report.page.step_time import other_idle_ms, step_parts, step_time, waiting_ms
-from loadtune.report.page.table import trial_table
-from loadtune.report.page.timelines import timelines
+from loadtune.report.page.runs import finalists, step_parts, step_time, timelines
+from loadtune.report.page.trials import history, trial_table
 from loadtune.report.page.view import page_view
 
 
@@ -56,27 +52,7 @@ def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
     assert found["failed"]["x"] == [3310]
     assert found["allocated"]["x"] == [1, 3, 32, 900, 3131, 3296]
     assert {shape["x0"] for shape in layout["shapes"] if shape["x0"] == shape["x1"]} == {3131, 3296}
-    assert {words["text"] for words in layout["annotations"]} == {"budget", "safe", "hard"}
-
-
-def test_the_compute_curve_holds_what_was_trained_under_it() -> None:
-    found = traces(compute_curve(golden()))
-    assert found["fp16 alone"]["y"] == [6121]
-    assert found["fp16 trained"]["y"] == [4210]
-
-
-def test_recipes_of_one_precision_have_a_curve_with_a_name_each() -> None:
-    fused = Recipe(precision="bf16", fused_optimizer=True)
-    recipes = (Recipe(precision="bf16"), fused, replace(fused, compile=True), Recipe())
-    point = golden().compute_points[0]
-    found = compute_curve(replace(golden(), compute_points=tuple(replace(point, recipe=one) for one in recipes)))
-    curves = {trace["name"]: trace["line"]["dash"] for trace in traces(found).values() if "line" in trace}
-    assert curves == {
-        "bf16 plain alone": "dot",
-        "bf16 fused optimizer alone": "solid",
-        "bf16 fused optimizer, torch.compile alone": "dash",
-        "fp32 plain alone": "dot",
-    }
+    assert {shape["label"]["text"] for shape in layout["shapes"]} == {"budget", "safe", "hard"}
 
 
 def test_finalists_are_shown_run_by_run_fastest_first() -> None:
@@ -84,13 +60,13 @@ def test_finalists_are_shown_run_by_run_fastest_first() -> None:
     found = traces(figure)
     assert found["mean"]["x"] == [4050, 2800, 1620]
     assert len(found["run"]["x"]) == 5
-    assert "best" in found["mean"]["y"][0]
+    assert "best" in figure.panels[0].layout["yaxis"]["ticktext"][0]
     assert figure.panels[0].layout["yaxis"]["autorange"] == "reversed"
 
 
-def test_names_that_are_alike_are_told_apart() -> None:
+def test_a_name_tells_all_settings() -> None:
     plain, other = config(precision="fp16"), config(precision="fp16", memory_format="channels_last")
-    assert len(set(short_names(golden(), [plain, other, other]))) == 3
+    assert name_of(golden(), plain) != name_of(golden(), other)
 
 
 def step(wait_s: float, **parts: float | None) -> SimpleNamespace:
@@ -100,8 +76,8 @@ def step(wait_s: float, **parts: float | None) -> SimpleNamespace:
 def test_idle_is_split_by_the_hosts_wait_and_never_counted_twice() -> None:
     for wait_s in (0.0, 0.2, 0.9):
         parts = step_parts([step(wait_s, copy_s=0.1, compute_s=0.5, idle_s=0.4)])
-        assert waiting_ms(parts) + other_idle_ms(parts) == pytest.approx(40)
-        assert waiting_ms(parts) <= parts.wait_ms
+        assert parts["idle, waiting for data"] + parts["idle otherwise"] == pytest.approx(40)
+        assert parts["idle, waiting for data"] <= parts["waiting for data"]
 
 
 def test_a_step_whose_parts_were_not_timed_shows_the_wait_alone_and_says_so() -> None:
@@ -165,7 +141,7 @@ def test_the_table_shows_how_busy_gpu_and_cpu_were_in_each_trial() -> None:
 def test_every_figure_is_drawn_or_says_why_not(result) -> None:
     page = page_view(result)
     shown = [figure for chapter in page.chapters for figure in chapter.figures]
-    assert len({figure.key for figure in shown}) == len(shown) == 7
+    assert len({figure.key for figure in shown}) == len(shown) == 6
     assert all(figure.panels or figure.missing for figure in shown)
     assert bool(page.tiles) == (result.best is not None)
     assert shown[0].key == "roofline"

@@ -79,15 +79,17 @@ def test_winner_and_baseline_are_marked_and_others_only_under_this_roofline() ->
 def test_a_change_is_shown_with_its_interval_and_named_beside() -> None:
     found, layout = drawn(explained({"half_the_loading": 5300.0}))
     mark = found["predicted with a change"]
-    assert at(mark, layout, 16) == [5300]
+    assert mark["y"] == [5300]
     assert mark["error_y"]["array"] == [pytest.approx(424)]
-    assert [words["text"] for words in layout["annotations"]] == ["half the loading time:<br>5,300 (4,876–5,724)"]
+    assert "5,300 samples/s (4,876 to 5,724)" in mark["text"][0]
+    assert [shape["label"]["text"] for shape in layout["shapes"]] == ["half the loading time: 5,300"]
+    assert layout["shapes"][0]["x0"] == mark["x"][0] > max(layout["xaxis"]["tickvals"])
 
 
 def test_the_winner_with_all_changes_that_gain_has_a_mark_of_its_own() -> None:
     found, layout = drawn(with_code_changes(explained({})))
     star = found["winner with code changes"]
-    assert at(star, layout, 16) == [5350]
+    assert star["y"] == [5350]
     assert star["error_y"]["array"] == [pytest.approx(0.03 * 5350)]
     assert "with uint8 transfer and copy ahead" in star["text"][0]
     assert at(found["winner"], layout, 16) == [pytest.approx(4050)]
@@ -102,8 +104,8 @@ def test_measured_code_changes_are_apart_from_those_that_were_only_predicted() -
     assert "no time was left" in found["predicted with a change"]["text"][0]
     symbols = {trace["marker"]["symbol"] for name, trace in found.items() if name.endswith(("change", "changes"))}
     assert symbols == {"star", "triangle-up", "triangle-up-open"}
-    names = [words["text"].partition(":")[0] for words in layout["annotations"]]
-    assert names == ["+ torch.compile", "with code changes", "uint8 transfer"]
+    names = [shape["label"]["text"].partition(":")[0] for shape in layout["shapes"]]
+    assert names == ["with code changes", "uint8 transfer", "+ forkserver", "+ torch.compile"]
 
 
 def test_where_the_objective_is_energy_a_gain_is_no_interval_of_throughput() -> None:
@@ -130,7 +132,7 @@ def test_where_the_model_does_not_hold_no_resource_is_drawn_or_named() -> None:
     found, layout = drawn(result)
     figure = roofline(result)
     assert set(found) == {"95% interval", "predicted", "winner", "baseline"}
-    assert layout["annotations"] == []
+    assert layout["shapes"] == []
     assert "does not describe this job" in figure.missing[0]
     assert "no resource is named" in figure.missing[0]
     assert "pinning" not in figure.panels[0].title + figure.reading
