@@ -20,8 +20,8 @@ from memory_grid import Cell
 from memory_pool import HERE, PLAIN, Slot
 from peers_records import Answer, Timing, Tuned
 
+from loadtune.changes import REMEDIES
 from loadtune.records import TrialConfig
-from loadtune.remedies import REMEDIES
 from loadtune.report.store import write_result
 
 OURS, CHANGED = "ours", "ours-changed"

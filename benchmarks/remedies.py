@@ -16,8 +16,8 @@ from workloads import SPECS, spec_of
 
 import loadtune
 from loadtune.arguments import fixed_of, remedies_of
+from loadtune.changes import REMEDIES
 from loadtune.records import Estimate, Ratio, TriedRemedy, TuningResult
-from loadtune.remedies import REMEDIES
 from loadtune.report.wording import settings_text
 
 

@@ -12,8 +12,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import FakeData, ImageFolder
 
+from loadtune.changes import REMEDIES, Situation, in_order
 from loadtune.records import Device, Examined, LoaderConfig, Recipe, TrialConfig, WorkloadFacts, WorkloadSpec
-from loadtune.remedies import REMEDIES, Situation, in_order
 from loadtune.workload import Batch, LoaderParts, Workload
 
 CPU = Device(kind="cpu", name="cpu")

@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
-from torch.utils.data import default_convert
 
 from loadtune.bench.line import Line
 from loadtune.bench.samples import busy_s, one_thread
+from loadtune.changes import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
+from loadtune.changes.datasets import batch_of
 from loadtune.records import Examined, Loading, TrialConfig
-from loadtune.remedies import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.workload import (
     Batch,
     Workload,
-    collate_samples,
-    fetch_samples,
     last_line,
     map_tensors,
     num_bytes,
@@ -124,16 +122,7 @@ def _timed_batch(job: Workload, number: int, num: int) -> tuple[Batch, tuple[flo
     indices = random.Random(number).choices(job.epoch.indices, k=num)
     _seed(number)
     used_s, begun = busy_s(), time.monotonic()
-    if job.loader.batched_fetch:
-        batch = default_convert(job.dataset[indices])  # type: ignore[no-untyped-call]
-    else:
-        batch = collate_samples(
-            fetch_samples(job.dataset, indices),
-            indices,
-            any_target=True,
-            any_structure=True,
-            collate=job.loader.collate_fn,
-        )
+    batch = batch_of(job, indices)
     return batch, (time.monotonic() - begun, busy_s() - used_s)
 
 

@@ -48,7 +48,7 @@ class TriedRemedy:
     """One remedy: what was predicted of it, what was measured, and what to write."""
 
     name: str
-    """Of the remedy's module in ``loadtune/remedies/``."""
+    """As in ``loadtune.changes.REMEDIES``: ``uint8_transfer``."""
     title: str
     """What to do, in a few words: ``send uint8 images``."""
     changes: str

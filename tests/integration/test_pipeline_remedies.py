@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.arguments import fixed_of
+from loadtune.changes import REMEDIES
 from loadtune.errors import WorkloadError
 from loadtune.records import (
     Device,
@@ -18,7 +19,6 @@ from loadtune.records import (
     TuneConfig,
     TuningResult,
 )
-from loadtune.remedies import REMEDIES
 from loadtune.report.store import load_result
 from loadtune.testing import FakeBench, Surface
 from tests.pipeline_rig import resumed, tune_fake
@@ -75,32 +75,17 @@ def test_with_every_setting_fixed_gains_are_predicted_too(tmp_path: Path) -> Non
     assert named(result)["uint8_transfer"].predicted is not None
 
 
-def test_the_most_promising_comes_first_and_the_next_is_tried_on_top_of_what_was_kept(tmp_path: Path) -> None:
-    result = tune_fake(bench(remedy_gains={"uint8_transfer": 1.3, "copy_ahead": 1.1}), tmp_path, ALL)
-    order = [each.name for each in found(result).tried]
-    assert order.index("uint8_transfer") < order.index("copy_ahead")
-    assert named(result)["copy_ahead"].base.remedies == ("uint8_transfer",)
-    gain = found(result).gain
-    assert gain is not None
-    assert gain.ratio == pytest.approx(1.3 * 1.1, rel=0.1)
-
-
 ALL = TuneConfig(remedies="all", time_budget_s=900.0)
 
 
-def test_bytes_leave_nothing_for_16_bit_floats(tmp_path: Path) -> None:
-    assert "half_transfer" not in named(tune_fake(bench(), tmp_path, ALL))
+NOTHING = {"uint8_transfer": replace(UINT8, after=FLOATS)}
+"""As many bytes, loaded as slowly."""
 
 
-def test_what_is_predicted_to_gain_nothing_is_not_tried(tmp_path: Path) -> None:
-    """As many bytes, loaded as slowly."""
-    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
-    assert "uint8_transfer" not in named(tune_fake(bench(examined=nothing), tmp_path))
-
-
-def test_what_was_left_out_is_kept_with_its_prediction_or_the_reason(tmp_path: Path) -> None:
-    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
-    left = {each.name: each for each in found(tune_fake(bench(examined=nothing), tmp_path)).left_out}
+def test_what_is_predicted_to_gain_nothing_is_not_tried_and_says_what_is_predicted(tmp_path: Path) -> None:
+    result = tune_fake(bench(examined=NOTHING), tmp_path)
+    assert "uint8_transfer" not in named(result)
+    left = {each.name: each for each in found(result).left_out}
     assert left["uint8_transfer"].reason is None
     assert left["uint8_transfer"].predicted is not None
     assert left["uint8_transfer"].predicted.value < 1.03
@@ -147,21 +132,23 @@ def test_a_gain_that_was_found_survives_a_resumed_run_without_time(tmp_path: Pat
     assert found(again).config == found(before).config
 
 
-def test_all_that_gain_are_measured_together_beside_the_best(tmp_path: Path) -> None:
+def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(tmp_path: Path) -> None:
     result = tune_fake(bench(remedy_gains=TWO), tmp_path, ALL)
-    assert [each.name for each in found(result).tried if each.kept] == ["uint8_transfer", "copy_ahead"]
-    together = found(result)
+    together, tried = found(result), named(result)
+    assert [name for name, each in tried.items() if each.kept] == ["uint8_transfer", "copy_ahead"]
+    assert tried["copy_ahead"].base.remedies == ("uint8_transfer",), "the next is tried on top"
+    assert "half_transfer" not in tried, "bytes leave nothing for 16-bit floats"
     contestant = next(each for each in result.finalists if each.config.remedies)
     assert (together.config, together.runs) == (contestant.config, contestant.runs)
     assert len(together.base_runs) >= 2
     assert together.gain is not None
+    assert together.gain.ratio == pytest.approx(1.3 * 1.1, rel=0.1)
     assert together.gain.low is not None
     assert 1.2 < together.gain.low < 1.43
 
 
 def test_all_that_apply_are_tried_if_asked_for(tmp_path: Path) -> None:
-    nothing = {"uint8_transfer": replace(UINT8, after=FLOATS)}
-    uint8 = named(tune_fake(bench(examined=nothing, remedy_gains={}), tmp_path, ALL))["uint8_transfer"]
+    uint8 = named(tune_fake(bench(examined=NOTHING, remedy_gains={}), tmp_path, ALL))["uint8_transfer"]
     assert uint8.gain is not None
     assert not uint8.kept
 

@@ -14,14 +14,16 @@ from workload_rig import workload_of
 
 from loadtune.bench import remedied
 from loadtune.bench.remedied import RemediedJobs
+from loadtune.changes import REMEDIES, NotApplicableError, Remedy, Situation, fetching, num_examined
 from loadtune.records import Examined, LoaderConfig, Recipe, TrialConfig
-from loadtune.remedies import REMEDIES, NotApplicableError, Remedy, Situation, cached, num_examined
 from loadtune.workload import Workload
 
 PULSES: list[None] = []
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: PULSES.append(None))
 DEVICE = torch.device("cpu")
 MEAN = (0.485, 0.456, 0.406)
+SAME = "none (samples are equal to the last bit)"
+NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture(autouse=True)
@@ -44,28 +46,21 @@ def examined(job: Workload, name: str, *before: str) -> Examined:
     return seen
 
 
-def test_bytes_are_a_quarter_and_no_sample_differs() -> None:
-    """Of an augmented dataset too: both are loaded by the same random state."""
-    seen = examined(images(), "uint8_transfer")
+@pytest.mark.parametrize(("name", "times"), [("uint8_transfer", 1 / 4), ("half_transfer", 1 / 2)])
+def test_fewer_bytes_are_sent_of_an_augmented_dataset_too(name: str, times: float) -> None:
+    """Both are loaded by the same random state: no sample differs but by rounding."""
+    seen = examined(images(), name)
     assert seen.refused is None
     assert seen.before is not None
     assert seen.after is not None
     label_bytes, pixels = 8, 3 * 24 * 24
     assert seen.before.sample_bytes == 4 * pixels + label_bytes
-    assert seen.after.sample_bytes == pixels + label_bytes
-    assert seen.difference == "none (samples are equal to the last bit)"
-    assert "images.float()" in seen.code
+    assert seen.after.sample_bytes == times * 4 * pixels + label_bytes
+    differs = SAME if name == "uint8_transfer" else "in 8 samples, values differ by 0.00"
+    assert (seen.difference or "").startswith(differs)
+    assert "s.float()" in seen.code
     for loading in (seen.before, seen.after):
         assert 0 < loading.sample_cpu_s <= loading.sample_s
-
-
-def test_half_of_the_bytes_and_how_much_values_are_rounded() -> None:
-    seen = examined(images(), "half_transfer")
-    assert seen.before is not None
-    assert seen.after is not None
-    assert seen.after.sample_bytes - 8 == (seen.before.sample_bytes - 8) / 2
-    assert seen.difference is not None
-    assert seen.difference.startswith("in 8 samples, values differ by 0.00")
 
 
 def test_batched_fetch_of_the_same_rows() -> None:
@@ -74,7 +69,7 @@ def test_batched_fetch_of_the_same_rows() -> None:
     assert seen.before is not None
     assert seen.after is not None
     assert seen.after.sample_bytes == seen.before.sample_bytes
-    assert seen.difference == "none (samples are equal to the last bit)"
+    assert seen.difference == SAME
 
 
 def test_what_is_not_loaded_otherwise_is_not_timed() -> None:
@@ -93,12 +88,12 @@ def test_cached_samples_are_timed_and_not_compared() -> None:
 def test_what_is_cached_is_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time that it is applied it may hold another number of samples that stand for the others."""
     jobs = RemediedJobs(workload_of(Table(), **parts_of(DataLoader(Table(), 4))), LINE)
-    monkeypatch.setattr(cached, "NUM_TRIED", 3)
+    monkeypatch.setattr(fetching, "NUM_TRIED", 3)
     jobs.job(("cached",))
-    monkeypatch.setattr(cached, "NUM_TRIED", 5)
+    monkeypatch.setattr(fetching, "NUM_TRIED", 5)
     (seen,) = jobs.examine(config("cached"), ("half_transfer",), DEVICE)
     assert seen.refused is None
-    assert seen.difference == "none (samples are equal to the last bit)"
+    assert seen.difference == SAME
 
 
 def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
@@ -117,15 +112,11 @@ def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
 class Broken(Remedy):
     """Fails in one of its methods."""
 
-    title = "broken"
+    name = title = "broken"
     loads = True
 
     def __init__(self, method: str) -> None:
         self.method = method
-
-    @property
-    def name(self) -> str:
-        return "broken"
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         return situation.config
@@ -178,22 +169,23 @@ def spoiled(spoil: Any, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -
     return examined(workload_of(TensorDataset(inputs, torch.arange(len(inputs)))), "broken")
 
 
-def test_another_type_or_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.ones(4, 3)
-    assert "float64" in (spoiled(torch.Tensor.double, rows, monkeypatch).refused or "")
-    assert "(8, 2)" in (spoiled(lambda inputs: inputs[:, :2], rows, monkeypatch).refused or "")
+SPOILED: list[tuple[Any, str]] = [
+    (torch.Tensor.double, "float64"),
+    (lambda inputs: inputs[:, :2], "(8, 2)"),
+    *((lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), "finite") for value in (NAN, INF)),
+]
 
 
-def test_values_that_are_no_longer_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.ones(4, 3)
-    for value in (float("nan"), float("inf")):
-        seen = spoiled(lambda inputs, value=value: inputs * torch.tensor([1.0, value, 1.0]), rows, monkeypatch)
-        assert "finite" in (seen.refused or "")
+@pytest.mark.parametrize(("spoil", "reason"), SPOILED)
+def test_another_type_or_shape_or_values_no_longer_finite_are_refused(
+    spoil: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reason in (spoiled(spoil, torch.ones(4, 3), monkeypatch).refused or "")
 
 
 def test_values_that_were_not_finite_before_differ_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.tensor([[float("nan"), float("inf"), 1.0]] * 4)
-    assert spoiled(torch.clone, rows, monkeypatch).difference == "none (samples are equal to the last bit)"
+    rows = torch.tensor([[NAN, INF, 1.0]] * 4)
+    assert spoiled(torch.clone, rows, monkeypatch).difference == SAME
 
 
 def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,23 +198,17 @@ def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: p
     assert seen.difference == "in 8 samples, values differ by 0.5 at most, by 0.12 in the mean"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Workload:
-    transform = v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])
-    return workload_of(image_folder(tmp_path, transform))
-
-
 @pytest.mark.parametrize("kept", ["tensor_decoding", "uint8_transfer"])
-def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: str, folder: Workload) -> None:
-    (other,) = {"tensor_decoding", "uint8_transfer"} - {kept}
-    seen = examined(folder, other, kept)
+def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: str, tmp_path: Path) -> None:
+    folder = workload_of(image_folder(tmp_path, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])))
+    names = ("tensor_decoding", "uint8_transfer")
+    (other,) = set(names) - {kept}
+    seen, jobs = examined(folder, other, kept), RemediedJobs(folder, LINE)
     assert seen.refused is None
     assert seen.difference is not None
-    jobs = RemediedJobs(folder, LINE)
-    job = jobs.job(("tensor_decoding", "uint8_transfer"))
-    assert delivered(job)[0].dtype == torch.uint8
-    assert torch.allclose(trained_on(job)[0], trained_on(jobs.job(("tensor_decoding",)))[0], atol=1e-6)
-    assert job is jobs.job(("tensor_decoding", "uint8_transfer")), "made once"
+    assert delivered(jobs.job(names))[0].dtype == torch.uint8
+    assert torch.allclose(trained_on(jobs.job(names))[0], trained_on(jobs.job(names[:1]))[0], atol=1e-6)
+    assert jobs.job(names) is jobs.job(names), "made once"
 
 
 def test_a_remedy_on_top_of_one_that_cannot_be_used_is_refused() -> None:
@@ -246,25 +232,19 @@ def test_signs_of_life_are_given_while_loading() -> None:
     assert len(PULSES) > 2
 
 
-SIZES: list[int] = []
-
-
-class Counted(Table):
-    """Indexed with a list; how long each was is kept."""
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, list):
-            SIZES.append(len(index))
-        return super().__getitem__(index)
-
-
 def test_what_loads_quickly_is_timed_in_batches_of_the_configurations_size() -> None:
     """A call for the whole batch costs each sample less, the more there are."""
-    SIZES.clear()
+    sizes = set[int]()
+
+    class Counted(Table):
+        def __getitem__(self, index: Any) -> Any:
+            sizes.add(len(index) if isinstance(index, list) else 1)
+            return super().__getitem__(index)
+
     large = TrialConfig(loader=LoaderConfig(batch_size=200), recipe=Recipe())
     (seen,) = RemediedJobs(workload_of(Counted()), LINE).examine(large, ("batched_fetch",), DEVICE)
     assert seen.after is not None
-    assert {8, 200} <= set(SIZES)
+    assert {8, 200} <= sizes
 
 
 class Slow(Table):

@@ -1,54 +1,57 @@
-"""How workers start, and with how many threads."""
+"""How workers start, with how many threads, and in which order batches are delivered."""
 
 import os
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from remedy_rig import CPU, Table, job_with, lines_of, parts_of, situation
+from remedy_rig import Table, job_with, lines_of, parts_of, situation
 from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
-from loadtune.records import LoaderConfig
-from loadtune.remedies import REMEDIES, NotApplicableError
+from loadtune.changes import REMEDIES, NotApplicableError
+from loadtune.records import LateBatches, LoaderConfig
+from loadtune.workload import Workload
 
 ONE_WORKER = LoaderConfig(batch_size=2, num_workers=1)
 
 
-class Threads(Dataset[int]):
-    """Tells with how many threads a worker computes."""
+class Tells(Dataset[int]):
+    """What a function says in a worker."""
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self.ask = ask
 
     def __len__(self) -> int:
         return 4
 
     def __getitem__(self, index: int) -> int:
-        return torch.get_num_threads()
+        return self.ask()
 
 
-class Computing(Threads):
-    """Computes so much that threads share it."""
-
-    def __getitem__(self, index: int) -> int:
-        assert float(torch.ones(1_000_000).mul(2).sum()) == 2_000_000
-        return super().__getitem__(index)
+def computing_threads() -> int:
+    """After computing so much that threads share it."""
+    assert float(torch.ones(1_000_000).mul(2).sum()) == 2_000_000
+    return torch.get_num_threads()
 
 
-class Told(Dataset[int]):
-    """Tells what a ``worker_init_fn`` of the user's own left."""
+def opencv_threads() -> int:
+    return int(sys.modules["cv2"].getNumThreads())
 
-    left = 0
 
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return Told.left
+LEFT = [0]
 
 
 def leave(worker_id: int) -> None:
-    Told.left = 7 + worker_id
+    """A ``worker_init_fn`` of the user's own."""
+    LEFT[0] = 7 + worker_id
+
+
+def left() -> int:
+    return LEFT[0]
 
 
 class Cv2(SimpleNamespace):
@@ -72,12 +75,13 @@ def cv2(monkeypatch: pytest.MonkeyPatch) -> Cv2:
     return made
 
 
-class OpencvThreads(Dataset[int]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> int:
-        return int(sys.modules["cv2"].getNumThreads())
+def pasted(name: str, job: Workload, **given: Any) -> Any:
+    """The user's loader after these lines, with one worker; forked, since a function made by exec does not pickle."""
+    code = lines_of(name, job).replace('"forkserver"', '"fork"')
+    assert code.endswith(")")
+    names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader, "torch": torch, **given}
+    exec(f"{code[:-1]}, batch_size=2, num_workers=1)", names)
+    return names["loader"]
 
 
 def first(loader: "DataLoader[Any]") -> int:
@@ -98,47 +102,37 @@ def used_threads() -> Any:
 
 @pytest.mark.usefixtures("used_threads")
 def test_workers_compute_with_two_threads_and_do_not_hang() -> None:
-    plain = workload_of(Computing())
+    plain = workload_of(Tells(computing_threads))
     changed = job_with(plain, "worker_threads")
     assert first(plain.loader.make(ONE_WORKER)) == 1
     assert first(changed.loader.make(ONE_WORKER, timeout=60)) == 2
 
 
 @pytest.mark.parametrize("name", ["worker_threads", "opencv_threads"])
-def test_the_users_worker_init_fn_is_still_called(name: str, cv2: Cv2) -> None:
-    own = DataLoader(Told(), 2, num_workers=1, worker_init_fn=leave)
-    changed = job_with(workload_of(Told(), **parts_of(own)), name)
-    assert first(changed.loader.make(ONE_WORKER, multiprocessing_context="fork")) == 7
+def test_the_users_worker_init_fn_is_still_called_also_by_the_pasted_lines(name: str, cv2: Cv2) -> None:
+    own = DataLoader(Tells(left), 2, num_workers=1, worker_init_fn=leave)
+    job = workload_of(Tells(left), **parts_of(own))
+    assert first(job_with(job, name).loader.make(ONE_WORKER, multiprocessing_context="fork")) == 7
     assert own.worker_init_fn is leave
+    assert first(pasted(name, job, loader=own)) == 7
 
 
-@pytest.mark.parametrize("name", ["worker_threads", "opencv_threads"])
-def test_the_pasted_lines_call_the_users_worker_init_fn(name: str, cv2: Cv2) -> None:
-    loader = DataLoader(Told(), 2, num_workers=1, worker_init_fn=leave)
-    code = lines_of(name, workload_of(Told(), **parts_of(loader)))
-    names: dict[str, Any] = {"dataset": Told(), "loader": loader, "DataLoader": DataLoader, "torch": torch}
-    exec(_with_workers(code), names)
-    assert first(names["loader"]) == 7
-
-
-def test_the_pasted_lines_set_the_threads_of_workers() -> None:
-    names: dict[str, Any] = {"dataset": Threads(), "DataLoader": DataLoader, "torch": torch}
-    exec(_with_workers(lines_of("worker_threads", workload_of(Threads()))), names)
-    assert first(names["loader"]) == 2
+@pytest.mark.parametrize(
+    ("name", "ask", "expected"),
+    [("worker_threads", torch.get_num_threads, 2), ("opencv_threads", opencv_threads, 1)],
+)
+def test_the_pasted_lines_set_the_threads_of_workers(
+    name: str, ask: Callable[[], int], expected: int, cv2: Cv2
+) -> None:
+    assert first(pasted(name, workload_of(Tells(ask)))) == expected
 
 
 def test_workers_use_one_opencv_thread_and_this_process_as_many_as_before(cv2: Cv2) -> None:
-    plain = workload_of(OpencvThreads())
+    plain = workload_of(Tells(opencv_threads))
     changed = job_with(plain, "opencv_threads")
     assert first(plain.loader.make(ONE_WORKER, multiprocessing_context="fork")) == 8
     assert first(changed.loader.make(ONE_WORKER, multiprocessing_context="fork")) == 1
     assert cv2.num == 8
-
-
-def test_the_pasted_lines_set_opencv_to_one_thread(cv2: Cv2) -> None:
-    names: dict[str, Any] = {"dataset": OpencvThreads(), "DataLoader": DataLoader}
-    exec(_with_workers(lines_of("opencv_threads", workload_of(OpencvThreads()))), names)
-    assert first(names["loader"]) == 1
 
 
 def test_opencv_is_left_alone_where_it_is_not_used_or_has_one_thread(cv2: Cv2, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,19 +197,16 @@ def test_threads_can_be_added_after_forkserver_was_kept() -> None:
     assert job.loader.multiprocessing_context == "forkserver"
 
 
-def test_offered_with_workers_and_where_there_are_cores() -> None:
-    none, two, five = (LoaderConfig(batch_size=4, num_workers=num) for num in (0, 2, 5))
-    for name in ("worker_threads", "opencv_threads", "start_method"):
-        offer = REMEDIES[name].offer
-        assert offer(situation(loader=none)) is None
-        assert offer(situation(loader=two, device=CPU)) == situation(loader=two).config
-        if name != "opencv_threads":
-            assert offer(situation(loader=two, remedies=("cached",))) is None, "each worker would get a copy"
-    assert REMEDIES["worker_threads"].offer(situation(loader=five, num_cores=9)) is None
-    assert REMEDIES["start_method"].offer(situation(facts={"start_method": "spawn"})) is None
+def test_the_pasted_line_delivers_out_of_order() -> None:
+    assert pasted("unordered", workload_of(Table())).in_order is False
 
 
-def _with_workers(code: str) -> str:
-    """With the arguments that the lines leave to the user; forked, since a function made by exec does not pickle."""
-    assert code.endswith(")")
-    return f"{code[:-1]}, batch_size=2, num_workers=1)".replace('"forkserver"', '"fork"')
+def test_out_of_order_gains_at_most_what_is_waited_for_late_batches() -> None:
+    remedy = REMEDIES["unordered"]
+    assert remedy.gain(situation()) is None
+    late = LateBatches(by="samples", ratio=4.0, wait_fraction=0.4)
+    gain = remedy.gain(situation(late=late, wait_fraction=0.5))
+    assert gain is not None
+    assert gain.low == 1.0
+    assert gain.high == pytest.approx(1 / 0.8)
+    assert 1.0 < gain.value < gain.high

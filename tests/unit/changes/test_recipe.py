@@ -3,12 +3,10 @@
 from typing import Any
 
 import torch
-from remedy_rig import CPU, lines_of, situation
+from remedy_rig import Table, lines_of
 from torch import nn
 from workload_rig import workload_of
 
-from loadtune.records import Recipe, WorkloadSpec
-from loadtune.remedies import REMEDIES
 from loadtune.workload import make_optimizer
 
 LR = 0.1
@@ -75,18 +73,7 @@ def test_what_is_not_trained_stays() -> None:
     assert torch.equal(before, made[0].weight)  # type: ignore[index,arg-type]
 
 
-def test_offered_where_each_step_waits_for_the_scaler() -> None:
-    offer = REMEDIES["fused_optimizer"].offer
-    found = offer(situation())
-    assert found is not None
-    assert found.recipe.fused_optimizer
-    assert found.loader == situation().config.loader
-    assert offer(situation(device=CPU)) is None
-    assert offer(situation(recipe=Recipe(precision="bf16"))) is None
-    other = offer(situation(recipe=Recipe(precision="bf16", fused_optimizer=True), precisions=("bf16", "fp16")))
-    assert other is not None
-    assert other.recipe == Recipe(precision="fp16", fused_optimizer=True)
-    assert offer(situation(recipe=Recipe(precision="own"), precisions=("own",))) is None
-    assert offer(situation(recipe=Recipe(precision="fp16", fused_optimizer=True))) is None
-    assert offer(situation(spec=WorkloadSpec(optimizer="adamw"))) is None
-    assert offer(situation(spec=WorkloadSpec(optimizer="pkg.mod:sgd"))) is None
+def test_the_pasted_line_compiles_the_model() -> None:
+    names: dict[str, Any] = {"torch": torch, "model": model()}
+    exec(lines_of("compiled", workload_of(Table())), names)
+    assert type(names["model"]).__name__ == "OptimizedModule"

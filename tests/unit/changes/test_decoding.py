@@ -1,6 +1,5 @@
 """JPEG files decoded in another way: nearly the same pixels, by the same random state."""
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,12 @@ import pytest
 import torch
 from PIL import Image
 from remedy_rig import (
-    CPU,
     apart,
     equal,
     image_folder,
     job_with,
     lines_of,
     pasted_batch,
-    situation,
     trained_on,
 )
 from torch.utils.data import Subset
@@ -24,7 +21,7 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms import v2
 from workload_rig import workload_of
 
-from loadtune.remedies import REMEDIES, NotApplicableError
+from loadtune.changes import REMEDIES, NotApplicableError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
 
@@ -51,17 +48,16 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.parametrize("name", ["tensor_decoding", "gpu_decoding"])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_decoded_by_torchvision_the_samples_are_nearly_the_same(transform: Any, tmp_path: Path) -> None:
+def test_decoded_by_torchvision_the_samples_are_nearly_the_same(
+    transform: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # the same calls decode on a CPU
     job = workload_of(image_folder(tmp_path, transform()))
-    one, other = trained_on(job), trained_on(job_with(job, "tensor_decoding"))
+    one, other = trained_on(job), trained_on(job_with(job, name))
     assert one[0].dtype == other[0].dtype
     assert apart(one, other) < RESIZING
-
-
-def test_decoded_at_reduced_size_the_samples_are_nearly_the_same(tmp_path: Path) -> None:
-    job = workload_of(image_folder(tmp_path, resized()))
-    assert 0.0 < apart(trained_on(job), trained_on(job_with(job, "draft_decoding"))) < RESIZING
 
 
 def test_at_reduced_size_images_stay_larger_than_what_is_trained_on(tmp_path: Path) -> None:
@@ -72,17 +68,13 @@ def test_at_reduced_size_images_stay_larger_than_what_is_trained_on(tmp_path: Pa
     assert default_loader(path).size == (256, 256)
 
 
-def test_at_reduced_size_the_same_part_of_a_picture_is_compared(tmp_path: Path) -> None:
+def test_at_reduced_size_samples_are_nearly_the_same_and_the_same_part_of_a_picture_is_compared(tmp_path: Path) -> None:
     """A random crop of a smaller image is another one: a difference of samples would tell nothing of decoding."""
-    job = workload_of(image_folder(tmp_path, augmented(), pixels=256))
+    plain = workload_of(image_folder(tmp_path / "resized", resized()))
+    assert 0.0 < apart(trained_on(plain), trained_on(job_with(plain, "draft_decoding"))) < RESIZING
+    job = workload_of(image_folder(tmp_path / "augmented", augmented(), pixels=256))
     changed, compared = job_with(job, "draft_decoding"), REMEDIES["draft_decoding"].compared(job)
     assert apart(trained_on(compared), trained_on(changed)) < RESIZING
-
-
-def test_at_reduced_size_a_crop_of_fixed_size_would_show_more_of_a_picture(tmp_path: Path) -> None:
-    job = workload_of(image_folder(tmp_path, v1.Compose([v1.RandomCrop(16), v1.ToTensor()]), pixels=256))
-    with pytest.raises(NotApplicableError, match="zoom would change"):
-        job_with(job, "draft_decoding")
 
 
 @pytest.mark.parametrize(
@@ -136,28 +128,25 @@ def test_refused_where_no_folder_of_images_is_read(name: str, tmp_path: Path) ->
         job_with(workload_of(folder), name)
 
 
-def test_decoding_by_torchvision_is_refused_where_the_transform_needs_a_picture(tmp_path: Path) -> None:
-    transform = v1.Compose([v1.Lambda(lambda picture: picture.convert("L")), v1.ToTensor()])
-    with pytest.raises(NotApplicableError, match="does not take tensors"):
-        job_with(workload_of(image_folder(tmp_path, transform)), "tensor_decoding")
+REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {
+    "needs a picture": (
+        "tensor_decoding",
+        v1.Lambda(lambda picture: picture.convert("L")),
+        {},
+        "does not take tensors",
+    ),
+    "a crop would show more": ("draft_decoding", v1.RandomCrop(16), {"pixels": 256}, "zoom would change"),
+    "png": ("draft_decoding", v1.Resize((16, 16)), {"suffix": "png"}, "no JPEG"),
+    "small": ("draft_decoding", v1.Resize((48, 48)), {}, "no JPEG"),
+}
 
 
-def test_decoding_at_reduced_size_is_refused_for_png_and_for_small_files(tmp_path: Path) -> None:
-    png, small = image_folder(tmp_path / "png", resized(), suffix="png"), image_folder(tmp_path / "jpg", resized(48))
-    for dataset in (png, small):
-        with pytest.raises(NotApplicableError, match="no JPEG"):
-            job_with(workload_of(dataset), "draft_decoding")
+@pytest.mark.parametrize(("name", "step", "files", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused(name: str, step: Any, files: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(NotApplicableError, match=reason):
+        job_with(workload_of(image_folder(tmp_path, v1.Compose([step, v1.ToTensor()]), **files)), name)
 
 
 def test_png_files_decoded_by_torchvision_are_the_same(tmp_path: Path) -> None:
     job = workload_of(image_folder(tmp_path, v1.ToTensor(), suffix="png"))
     assert equal(trained_on(job), trained_on(job_with(job, "tensor_decoding")))
-
-
-def test_offered_for_images_and_one_of_both_alone() -> None:
-    for name in DECODERS:
-        offer = REMEDIES[name].offer
-        assert offer(situation(device=CPU)) is not None
-        assert offer(situation(facts={"input_shape": (16,)})) is None
-    for one, other in itertools.permutations(("draft_decoding", "tensor_decoding", "gpu_decoding"), 2):
-        assert REMEDIES[one].offer(situation(remedies=(other,))) is None

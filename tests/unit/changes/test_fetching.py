@@ -1,16 +1,25 @@
-"""A batch by one indexing call: the same samples in the same order."""
+"""Samples fetched with one indexing call a batch, or kept in RAM: the same ones in the same order."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from remedy_rig import Table, equal, job_with, lines_of, parts_of, situation
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
+from remedy_rig import Table, equal, fake_images, job_with, lines_of, parts_of, pasted_batch, trained_on
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_convert,
+)
+from torchvision import transforms as v1
 from workload_rig import workload_of
 
+from loadtune.changes import NotApplicableError, fetching
 from loadtune.records import LoaderConfig
-from loadtune.remedies import REMEDIES, NotApplicableError
 
 BATCH_SIZE = 6
 
@@ -18,14 +27,15 @@ BATCH_SIZE = 6
 class Arrays(Dataset[Any]):
     """Rows of NumPy arrays, which only DataLoader makes tensors of."""
 
-    def __init__(self) -> None:
-        self.inputs, self.targets = (tensor.numpy() for tensor in (Table().inputs, Table().targets))
+    def __init__(self, *, noisy: bool = False) -> None:
+        self.table, self.noisy = Table(), noisy
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.table)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.inputs[index], self.targets[index]
+        inputs, targets = (part.numpy() for part in self.table[index])
+        return inputs + torch.rand(1).item() if self.noisy else inputs, targets
 
 
 class Named(Table):
@@ -50,41 +60,33 @@ class Fetching(Table):
         return [self[index] for index in indices]
 
 
-class Increasing(Table):
+class Rows(Table):
+    """Reads the rows of the table, or one row, as a function (read, index) does."""
+
+    def __init__(self, change: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        super().__init__()
+        self.change = change
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.change(super().__getitem__, index)
+
+
+def increasing(read: Callable[[Any], Any], index: Any) -> Any:
     """Takes increasing indices alone, as an HDF5 file does."""
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, list) and index != sorted(index):
-            raise TypeError("Indexing elements must be in increasing order")
-        return super().__getitem__(index)
+    if isinstance(index, list) and index != sorted(index):
+        raise TypeError("Indexing elements must be in increasing order")
+    return read(index)
 
 
-class Sorting(Table):
-    def __getitem__(self, index: Any) -> Any:
-        return super().__getitem__(sorted(index) if isinstance(index, list) else index)
-
-
-class Scaling(Table):
+def scaled(read: Callable[[Any], Any], index: Any) -> Any:
     """Scales by what it is given at once."""
-
-    def __getitem__(self, index: Any) -> Any:
-        inputs, targets = super().__getitem__(index)
-        return inputs / inputs.max(), targets
+    inputs, targets = read(index)
+    return inputs / inputs.max(), targets
 
 
-class Augmenting(Table):
-    def __getitem__(self, index: Any) -> Any:
-        inputs, targets = super().__getitem__(index)
-        return inputs + torch.rand(inputs.shape), targets
-
-
-class OneByOne(Table):
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(int(index))
-
-
-def collate(samples: list[Any]) -> Any:
-    return torch.stack([sample[0] for sample in samples]), torch.stack([sample[1] for sample in samples])
+def augmented(read: Callable[[Any], Any], index: Any) -> Any:
+    inputs, targets = read(index)
+    return inputs + torch.rand(inputs.shape), targets
 
 
 def batches(loader: "DataLoader[Any]", seed: int = 0) -> list[Any]:
@@ -147,26 +149,25 @@ def test_by_workers_an_epoch_has_every_sample_once_in_the_order_of_the_seed() ->
     assert loader.batch_size == BATCH_SIZE, "the user's own loader stays as it was"
 
 
-@pytest.mark.parametrize(
-    ("dataset", "reason"),
-    [
-        (Fetching(), "__getitems__"),
-        (Subset(Fetching(), range(9)), "__getitems__"),
-        (OneByOne(), "cannot be indexed with a list"),
-        (Increasing(), "cannot be indexed with a list in any order"),
-        (Sorting(), "other values"),
-        (Scaling(), "other values"),
-        (Augmenting(), "other values"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Dataset) else "",
-)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "fetches": (Fetching(), "__getitems__"),
+    "subset": (Subset(Fetching(), range(9)), "__getitems__"),
+    "one by one": (Rows(lambda read, index: read(int(index))), "cannot be indexed with a list"),
+    "increasing": (Rows(increasing), "cannot be indexed with a list in any order"),
+    "sorting": (Rows(lambda read, index: read(sorted(index) if isinstance(index, list) else index)), "other values"),
+    "scaled": (Rows(scaled), "other values"),
+    "augmented": (Rows(augmented), "other values"),
+}
+
+
+@pytest.mark.parametrize(("dataset", "reason"), REFUSED.values(), ids=REFUSED.keys())
 def test_refused(dataset: Any, reason: str) -> None:
     with pytest.raises(NotApplicableError, match=reason):
         job_with(workload_of(dataset), "batched_fetch")
 
 
 def test_refused_with_a_collate_function_of_the_users_own() -> None:
-    job = workload_of(Table(), **parts_of(DataLoader(Table(), 4, collate_fn=collate)))
+    job = workload_of(Table(), **parts_of(DataLoader(Table(), 4, collate_fn=default_convert)))
     with pytest.raises(NotApplicableError, match="collate function"):
         job_with(job, "batched_fetch")
 
@@ -210,8 +211,40 @@ def test_the_pasted_lines_of_a_dataset_that_was_named_shuffle_it() -> None:
     assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, False)
 
 
-def test_not_offered_for_streams_or_batches_of_the_users_own() -> None:
-    offer = REMEDIES["batched_fetch"].offer
-    assert offer(situation()) == situation().config
-    assert offer(situation(facts={"dataset_length": None})) is None
-    assert offer(situation(facts={"fixed_batch_size": 16})) is None
+def test_the_same_samples_and_the_dataset_is_not_asked_again() -> None:
+    dataset = Counting()
+    job = workload_of(dataset)
+    changed = job_with(job, "cached")
+    dataset.asked.clear()
+    assert equal(trained_on(changed, range(40)), (Table().inputs, Table().targets))
+    assert dataset.asked == []
+    assert job.dataset is dataset
+
+
+def test_of_a_large_dataset_some_samples_stand_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "NUM_TRIED", 5)
+    changed = job_with(workload_of(Table()), "cached")
+    assert len(changed.dataset) == 40
+    assert equal(trained_on(changed, [7, 39]), Table()[[2, 4]])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_refused_with_augmentation(seed: int) -> None:
+    """Also with a flip alone, which leaves every second sample as it is."""
+    for step in (v1.RandomHorizontalFlip(), v1.RandomCrop(30)):
+        torch.manual_seed(seed)
+        with pytest.raises(NotApplicableError, match="augmentation"):
+            job_with(workload_of(fake_images(v1.Compose([step, v1.ToTensor()]))), "cached")
+
+
+def test_refused_with_augmented_arrays() -> None:
+    with pytest.raises(NotApplicableError, match="augmentation"):
+        job_with(workload_of(Arrays(noisy=True)), "cached")
+
+
+def test_kept_without_augmentation_also_by_the_pasted_lines() -> None:
+    job = workload_of(fake_images(v1.ToTensor()))
+    assert equal(trained_on(job), trained_on(job_with(job, "cached")))
+    names: dict[str, Any] = {"dataset": job.dataset, "DataLoader": DataLoader}
+    exec(lines_of("cached", job).replace("DataLoader(samples)", "DataLoader(samples, 6)"), names)
+    assert equal(pasted_batch(job.dataset), next(iter(names["loader"])))

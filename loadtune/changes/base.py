@@ -1,4 +1,4 @@
-"""What a remedy is: a change outside of DataLoader's arguments, as one class in one file.
+"""What a remedy is: a change of the user's code, outside of DataLoader's arguments, as one class.
 
 A remedy answers, in this order: does it apply (`offer`), how is it used (`apply`, in the training process), what would
 it gain (`job`), what has the user to write (`code`). Predicting, measuring and reporting are the same for all.
@@ -63,20 +63,26 @@ class Situation:
     def on_gpu(self) -> bool:
         return self.device.kind == "cuda"
 
+    def has(self, *names: str) -> bool:
+        """Whether the configuration has one of these remedies."""
+        return not set(names).isdisjoint(self.config.remedies)
+
 
 class Remedy:
     """The base of all remedies. A method that a remedy leaves out changes nothing."""
 
+    name: str
+    """In configurations and results: ``uint8_transfer``."""
     title: str
     """What to do, in a few words."""
     changes: str = "nothing"
     """What changes for training. Measured differences of samples are added."""
+    lines: str = ""
+    """Lines of Python to paste, where they are the same for every job."""
     loads: bool = False
     """Whether it changes what is loaded. The training process then compares samples and times loading."""
     same_samples: bool = True
     """Whether it loads the same samples by the same indices, so that they can be compared."""
-    needs_pinned: bool = False
-    """Whether it is nothing without page-locked memory."""
     only_predicted: bool = False
     """Tried with ``--remedies all`` alone."""
     changes_recipe: bool = False
@@ -85,11 +91,6 @@ class Remedy:
     """Seconds that this takes, where it is long."""
     hoped: float = 1.0
     """Gain of compute that is hoped for. It is timed only if that much would be worth trying."""
-
-    @property
-    def name(self) -> str:
-        """Of its module: ``uint8_transfer``."""
-        return type(self).__module__.rpartition(".")[2]
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         """The configuration to try, without this remedy's name in it. None: it does not apply."""
@@ -119,7 +120,7 @@ class Remedy:
         """
         before, after = seen.before, seen.after
         if before is None or after is None:
-            return job
+            return job if self.changes_recipe else None
         wait_s = max(0.0, job.sample_s - job.sample_cpu_s)
         cpu_s = job.sample_cpu_s * after.sample_cpu_s / before.sample_cpu_s
         waited, waits = before.sample_s - before.sample_cpu_s, after.sample_s - after.sample_cpu_s
@@ -135,24 +136,10 @@ class Remedy:
             },
         )
 
-    def code(self, situation: Situation, seen: Examined) -> str:
-        """Lines of Python to paste."""
-        return seen.code
-
     def own_code(self, workload: "Workload") -> str:
-        """The same where the lines depend on the job; asked in the training process, of the job without the remedy."""
+        """Lines of Python to paste that depend on the job; asked in the training process, of the job without it."""
         return ""
 
-
-def init_lines(workload: "Workload", name: str, statement: str) -> str:
-    """Lines of code that define a ``worker_init_fn`` of this name, which also calls the loader's own."""
-    is_own = workload.loader.worker_init_fn is not None
-    return "\n".join(
-        [
-            *([f"{name}_before = loader.worker_init_fn  # of your loader as it is", ""] if is_own else []),
-            f"def {name}(worker_id):",
-            f"    {statement}",
-            *([f"    {name}_before(worker_id)"] if is_own else []),
-            "",
-        ]
-    )
+    def code(self, situation: Situation, seen: Examined) -> str:
+        """Lines of Python to paste. ``seen.code`` is what `own_code` returned."""
+        return seen.code or self.lines

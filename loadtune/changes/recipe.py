@@ -1,16 +1,12 @@
-"""Fused SGD under fp16: it takes the scaler's flag on the device, so that no step waits for the device.
-
-Plain, a fused SGD with momentum does not survive the first step that a GradScaler skips: its momentum is not set then.
-Momentum that begins at zero is set before.
-"""
+"""What only concerns compute: a fused optimizer, and torch.compile."""
 
 from dataclasses import replace
 
+from loadtune.changes.base import Remedy, Situation
 from loadtune.model.resources import Job
 from loadtune.records import Examined, TrialConfig
-from loadtune.remedies.base import Remedy, Situation
 
-CODE = """\
+FUSED = """\
 # once, before the training loop, in place of your optimizer
 optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, fused=True)
 for group in optimizer.param_groups:  # GradScaler may skip the first step, which would leave the momentum unset
@@ -19,8 +15,16 @@ for group in optimizer.param_groups:  # GradScaler may skip the first step, whic
 
 
 class FusedOptimizer(Remedy):
+    """Fused SGD under fp16 takes the scaler's flag on the device, so that no step waits for the device.
+
+    Plain, a fused SGD with momentum does not survive the first step that a GradScaler skips: its momentum is not set
+    then. Momentum that begins at zero is set before.
+    """
+
+    name = "fused_optimizer"
     title = "fused SGD, momentum set to zero first"
     changes = "rounding of the optimizer's step"
+    lines = FUSED
     changes_recipe = True
 
     def offer(self, situation: Situation) -> TrialConfig | None:
@@ -38,5 +42,20 @@ class FusedOptimizer(Remedy):
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
         return replace(job, syncing=job.syncing - {"fp16"})
 
-    def code(self, situation: Situation, seen: Examined) -> str:
-        return CODE
+
+class Compiled(Remedy):
+    """Where the GPU limits, and there is time to compile."""
+
+    name = "compiled"
+    title = "torch.compile of the model"
+    changes = "rounding; compiling takes most of a minute at each start"
+    lines = "model = torch.compile(model, dynamic=False)"
+    changes_recipe = True
+    takes_s = 60.0
+    hoped = 1.3
+
+    def offer(self, situation: Situation) -> TrialConfig | None:
+        recipe = situation.config.recipe
+        if not situation.on_gpu or recipe.compile or recipe.precision == "own":
+            return None
+        return replace(situation.config, recipe=replace(recipe, compile=True))

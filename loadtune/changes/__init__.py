@@ -1,0 +1,37 @@
+"""Changes of the user's code, outside of DataLoader's arguments. A new one is a class here, and one line below.
+
+Needs no torch: methods that run in the training process import it when they are called.
+"""
+
+from collections.abc import Sequence
+
+from loadtune.changes.base import FEWEST_EXAMINED, NotApplicableError, Remedy, Situation, num_examined
+from loadtune.changes.decoding import DraftDecoding, GpuDecoding, TensorDecoding
+from loadtune.changes.fetching import BatchedFetch, Cached
+from loadtune.changes.recipe import Compiled, FusedOptimizer
+from loadtune.changes.transfer import CopyAhead, HalfTransfer, Uint8Transfer
+from loadtune.changes.workers import OpencvThreads, StartMethod, Unordered, WorkerThreads
+
+_ALL: tuple[Remedy, ...] = (
+    DraftDecoding(),
+    TensorDecoding(),
+    GpuDecoding(),
+    Uint8Transfer(),
+    HalfTransfer(),
+    BatchedFetch(),
+    CopyAhead(),
+    FusedOptimizer(),
+    Compiled(),
+    Unordered(),
+    StartMethod(),
+    WorkerThreads(),
+    OpencvThreads(),
+    Cached(),
+)
+REMEDIES: dict[str, Remedy] = {remedy.name: remedy for remedy in _ALL}
+"""By name, in the order in which they are applied where several are combined."""
+
+
+def in_order(names: Sequence[str]) -> tuple[str, ...]:
+    """These names in the order in which they are applied."""
+    return tuple(name for name in REMEDIES if name in names)

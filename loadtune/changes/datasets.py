@@ -1,0 +1,156 @@
+"""A job's dataset, behind any number of `Subset`, its transform and its batches: read, taken apart and replaced.
+
+Torch's side; imported late.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import Subset, default_convert
+from torchvision import transforms as v1
+from torchvision.datasets.vision import StandardTransform
+from torchvision.transforms import v2
+from torchvision.transforms.functional import convert_image_dtype, to_tensor
+
+from loadtune.changes.base import NotApplicableError
+from loadtune.workload import (
+    Batch,
+    Workload,
+    collate_samples,
+    fetch_samples,
+    is_pair,
+    map_tensors,
+    structure_text,
+    tensors_of,
+)
+
+
+def batch_of(workload: Workload, indices: Sequence[Any]) -> Batch:
+    """A batch of the samples at these indices, as a worker makes it."""
+    loader = workload.loader
+    if loader.batched_fetch:
+        return default_convert(loader.dataset[indices])  # type: ignore[no-untyped-call]
+    samples = fetch_samples(loader.dataset, indices)
+    return collate_samples(samples, indices, any_target=True, any_structure=True, collate=loader.collate_fn)
+
+
+def small_batch(workload: Workload) -> Batch:
+    """A batch of the first two samples."""
+    drawn = workload.epoch.indices
+    return batch_of(workload, [drawn[at % len(drawn)] for at in range(2)])
+
+
+def is_pair_of_tensors(batch: Batch) -> bool:
+    """Whether it is (inputs, targets), both tensors: what the lines to paste take apart."""
+    return is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch)
+
+
+def equal(one: Any, other: Any) -> bool:
+    """Whether both have the same tensors in the same places."""
+    if structure_text(one) != structure_text(other):
+        return False
+    return all(torch.equal(a, b) for a, b in zip(tensors_of(one), tensors_of(other), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class OnInputs:
+    """Changes the first tensor of a batch, and no other."""
+
+    change: Callable[[torch.Tensor], torch.Tensor]
+
+    def __call__(self, batch: Batch) -> Batch:
+        waiting = [self.change]
+        return map_tensors(batch, lambda tensor: waiting.pop()(tensor) if waiting else tensor)
+
+
+def owner_of(dataset: Any) -> Any:
+    """The dataset that loads samples: behind any number of `Subset`."""
+    return owner_of(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def steps_of(dataset: Any) -> list[Any]:
+    """The steps of the dataset's transform. Raises NotApplicableError where it has none that can be taken apart."""
+    transform = getattr(owner_of(dataset), "transform", None)
+    if transform is None:
+        raise NotApplicableError("the dataset has no transform in an attribute `transform`")
+    return list(transform.transforms) if isinstance(transform, (v1.Compose, v2.Compose)) else [transform]
+
+
+def with_owner(workload: Workload, *, steps: Sequence[Any] | None = None, read: Any = None) -> Workload:
+    """The same job over a changed copy of the dataset that loads samples. The user's own stays as it is.
+
+    ``steps``: of its transform from now on. ``read``: its reader of files. None: as it is.
+    """
+
+    def changed(dataset: Any) -> Any:
+        made = copy.copy(dataset)
+        if isinstance(dataset, Subset):
+            made.dataset = changed(dataset.dataset)
+            return made
+        if read is not None:
+            made.loader = read
+        if steps is not None:
+            compose = v2.Compose if any(isinstance(step, v2.Transform) for step in steps) else v1.Compose
+            made.transform = compose(list(steps))
+            if _has_second(made):
+                made.transforms = StandardTransform(made.transform, getattr(made, "target_transform", None))
+        return made
+
+    return replace(workload, loader=replace(workload.loader, dataset=changed(workload.dataset)))
+
+
+def _has_second(dataset: Any) -> bool:
+    """Whether torchvision holds the transform a second time."""
+    return isinstance(getattr(owner_of(dataset), "transforms", None), StandardTransform)
+
+
+def path_of(dataset: Any) -> str:
+    """How the dataset that loads samples is reached in code: ``dataset.dataset``, behind a `Subset`."""
+    return f"{path_of(dataset.dataset)}.dataset" if isinstance(dataset, Subset) else "dataset"
+
+
+def copy_lines(dataset: Any) -> list[str]:
+    """Lines of code that give a `Subset` a dataset of its own, before that is changed; none for another dataset."""
+    path = path_of(dataset)
+    copied = [path[:at] for at in range(len("dataset.dataset"), len(path) + 1, len(".dataset"))]
+    copied += [f"{path}.transforms"] if copied and _has_second(dataset) else []
+    if not copied:
+        return []
+    comment = "# other splits of the dataset, such as validation, stay as they are"
+    return ["import copy", comment, *(f"{each} = copy.copy({each})" for each in copied)]
+
+
+def transform_lines(dataset: Any, steps: Sequence[str]) -> list[str]:
+    """Lines of code that give the dataset a transform of these steps, also where torchvision holds it twice."""
+    path = path_of(dataset)
+    second = f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"
+    return [f"{path}.transform = Compose([{', '.join(steps)}])", *([second] if _has_second(dataset) else [])]
+
+
+def as_tensor_steps(dataset: Any) -> list[Any]:
+    """The steps of its transform for images that are tensors from the start. Raises NotApplicableError."""
+    return [to_floats if isinstance(step, v1.ToTensor) else step for step in steps_of(dataset)]
+
+
+def to_floats(image: Any) -> torch.Tensor:
+    """What ToTensor does, for tensors too."""
+    return convert_image_dtype(image) if isinstance(image, torch.Tensor) else to_tensor(image)  # type: ignore[no-any-return]
+
+
+def takes_tensors_lines(dataset: Any) -> list[str]:
+    """Lines that make the dataset's transform take tensors; none where it does."""
+    steps, kept = steps_of(dataset), f"*{path_of(dataset)}.transform.transforms"
+    at = next((at for at, step in enumerate(steps) if isinstance(step, v1.ToTensor)), None)
+    if at is None:
+        return []
+    made = [f"{kept}[:{at}]"] if at else []
+    made += ["ConvertImageDtype(torch.float32)"]
+    made += [f"{kept}[{at + 1}:]"] if at + 1 < len(steps) else []
+    return [
+        "from torchvision.transforms import Compose, ConvertImageDtype",
+        "# the transform gets tensors now: another step in place of ToTensor()",
+        *transform_lines(dataset, made),
+    ]
