@@ -37,8 +37,7 @@ from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.host.devices import choose_device
 from loadtune.records import Device, HostFacts, Measurement, TrialConfig
 from loadtune.records.intervals import students_t
-from loadtune.study.segment import Segment
-from loadtune.study.trial import run_trial
+from loadtune.search.segment import Segment, run_trial
 
 SEGMENT_S = 4.8
 """A segment's most in a run of 10 minutes, the default."""

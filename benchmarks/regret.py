@@ -19,7 +19,8 @@ from scipy.stats import t as student
 from tables import Machine, Table, mean_rate
 from workloads import spec_of
 
-from loadtune import load_result, stages
+from loadtune import load_result
+from loadtune.calibration import start
 from loadtune.records import Measurement, TrialConfig
 
 
@@ -71,9 +72,9 @@ def main() -> int:
     rows = sorted((row for row in table.rows if row.config != best.config), key=lambda row: -mean_rate(row))
     configs = [best.config, *(row.config for row in rows[:3])]
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(spec, Path(folder))
+        machine = Machine(spec, Path(folder), None)
         with machine.bench, machine.sensor:
-            stages.start(machine.run)
+            start(machine.run)
             rounds = timed(machine, configs, given.rounds)
     for at, config in enumerate(configs):
         rate = statistics.geometric_mean(rates[at] for rates in rounds)

@@ -27,9 +27,9 @@ from tables import Table
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
 from loadtune.records import Measurement, Trial, TrialConfig
-from loadtune.study.search import Next, Search
-from loadtune.study.space import SearchSpace
-from loadtune.study.throughput import job_of, points_at, segments_of
+from loadtune.search.search import Next, Search
+from loadtune.search.space import SearchSpace
+from loadtune.search.throughput import job_of, points_at, segments_of
 
 TABLES = Path(__file__).parent / "measured"
 WAYS = ("loadtune", "TPE", "GP", "random", "workers = cores")

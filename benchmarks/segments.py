@@ -31,8 +31,7 @@ from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.host.devices import choose_device
 from loadtune.records import PRECISIONS, LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
-from loadtune.study.segment import Segment
-from loadtune.study.trial import run_trial
+from loadtune.search.segment import Segment, run_trial
 
 HEADER = ("setting", "n", "samples/s", "spread", "±", "worker, clock, others", "s each", "settled", "measured s")
 

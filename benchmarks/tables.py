@@ -23,9 +23,8 @@ from pathlib import Path
 import msgspec
 from workloads import spec_of
 
-from loadtune import stages
 from loadtune.bench import BenchClient
-from loadtune.findings import Findings
+from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.probe.host_memory import host_memory_refusal
 from loadtune.records import (
@@ -40,10 +39,10 @@ from loadtune.records import (
     WorkloadFacts,
     WorkloadSpec,
 )
-from loadtune.stages import Run
-from loadtune.study.segment import Segment
-from loadtune.study.space import SearchSpace
-from loadtune.study.trial import run_trial
+from loadtune.run import Run
+from loadtune.search.segment import Segment, run_trial
+from loadtune.search.space import SearchSpace
+from loadtune.search.span import space as span
 
 SIZES = (16, 64, 256, 1024)
 """Batch sizes of the compute curve, where they fit; a larger one where the search goes beyond 4 times the last."""
@@ -95,16 +94,13 @@ class Machine:
         self.device = choose_device(self.host, None)
         self.bench = BenchClient(spec, self.device, log_path=folder / "bench.log")
         self.sensor = Sampler(self.device, lambda: self.bench.pid, self.host.num_usable_cores)
-        found = Findings(self.config, self.host, self.device, "table", self.clock, lambda progress: None)
-        self.run = Run(self.bench, self.sensor, self.clock, found, folder, read_host)
+        parts = (self.clock, self.bench, self.sensor, folder, read_host, lambda progress: None)
+        self.run = Run(self.config, self.host, self.device, "table", *parts)
 
     def space(self) -> SearchSpace:
-        """Also tells `run.found` of facts, recipes and memory ceilings."""
-        facts = stages.start(self.run)
-        chosen = stages.recipes(self.run, facts)
-        stages.memory(self.run, facts, chosen)
-        stages.compute(self.run, facts)
-        return stages.space(self.run, facts, {each.chosen.precision: each.chosen for each in self.run.found.recipes})
+        """Also tells `run` of facts, recipes and memory ceilings."""
+        facts = start(self.run)
+        return span(self.run, facts, calibrate(self.run, facts))
 
     def curve(self, space: SearchSpace) -> Iterator[ComputePoint]:
         """Steps without a loader, at every precision."""
@@ -165,7 +161,7 @@ def main() -> int:
         machine = Machine(spec, Path(folder), given.max_batch_size)
         with machine.bench, machine.sensor:
             space = machine.space()
-            facts = machine.run.found.facts
+            facts = machine.run.facts
             assert facts is not None
             if given.out.exists():
                 table = msgspec.json.decode(given.out.read_bytes(), type=Table)

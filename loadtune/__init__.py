@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loadtune.report.compare import compare
     from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
-    from loadtune.tuning import tune
+    from loadtune.tuner import tune
     from loadtune.workload.adapters import from_lightning, from_trainer, lightning_loss
 
 __all__ = [
@@ -76,7 +76,7 @@ _HOME = {
     "find_batch_size": "loadtune.batch_size",
     "load_result": "loadtune.report.store",
     "trace_memory": "loadtune.footprint.trace",
-    "tune": "loadtune.tuning",
+    "tune": "loadtune.tuner",
     **dict.fromkeys(
         ("MemoryCeiling", "TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"
     ),

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from loadtune.arguments import check_at_least
 from loadtune.batch_size_arguments import at_least_1, is_random, job_of, recipe_of
 from loadtune.bench import BenchClient
+from loadtune.calibration import find_ceiling
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
 from loadtune.objects import Job, pack_job, refuse_recursion
 from loadtune.probe.step_limit import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
-from loadtune.stages.memory import find_ceiling
 
 if TYPE_CHECKING:
     import torch

@@ -31,9 +31,8 @@ from loadtune.records.chosen import chosen_winner, finalist_of
 from loadtune.records.confirmed import compute_rate
 from loadtune.report.compare import Mean, figure_changes, machine_changes, mean_of, ratio_of
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.stages.run import TRIAL_SHARE
-from loadtune.study.segment import Segment
-from loadtune.study.trial import run_trial
+from loadtune.search.segment import Segment, run_trial
+from loadtune.search.timing import segment_seconds
 from loadtune.units import counted, percent_text, seconds_text
 
 RUN_SHARE = 0.1
@@ -205,7 +204,7 @@ def _runs(
     bench: Bench, sensor: Sensor, clock: Clock, baseline: Baseline, until_s: float
 ) -> Iterator[Measurement | TrialFailure]:
     """One run at least, and as many as end in time if none takes longer than the longest so far."""
-    as_confirmed = TRIAL_SHARE * baseline.result.config.time_budget_s
+    as_confirmed = segment_seconds(baseline.result.config.time_budget_s)
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
     config, facts, longest_s = baseline.winner.config, baseline.result.facts, None
     epoch_samples = None if facts is None else facts.dataset_length

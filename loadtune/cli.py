@@ -212,7 +212,7 @@ app.command("check")(check_command)
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:
     """The run's folder, and its config with the given options in place of its own."""
-    from loadtune.report.run_file import newest_run, read_run
+    from loadtune.run_file import newest_run, read_run
 
     folder = newest_run(Path(asked.out if where == options.NEWEST else where))
     kept = read_run(folder)
@@ -249,7 +249,7 @@ def _run(config: TuneConfig, resumed: Path | None, printed: Printed, *, reopen: 
 
 def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen: bool) -> TuningResult:
     from loadtune.report.live import LiveDisplay
-    from loadtune.tuning import tune
+    from loadtune.tuner import tune
 
     with termination_as_interruption(), LiveDisplay(sys.stderr, quiet=quiet) as display:
         return tune(config=config, folder=folder, listener=display, resume=resume, reopen=reopen)

@@ -6,6 +6,7 @@ what is asked; the two are the only modules that print or exit.
 
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,13 +49,34 @@ def told_plainly(debug: bool) -> Iterator[None]:
 
 @contextmanager
 def termination_as_interruption() -> Iterator[None]:
-    """`TERMINATIONS` end a run as Ctrl-C does: what was measured is kept. What nohup ignores stays ignored."""
+    """`TERMINATIONS` end a run as Ctrl-C does: what was measured is kept. What nohup ignores stays ignored.
+
+    Python drops an interruption that falls into a finalizer; it is raised again.
+    """
+    unraisable = sys.unraisablehook
     heard = {n: before for n in TERMINATIONS if (before := signal.getsignal(n)) is not signal.SIG_IGN}
     for number in heard:
         signal.signal(number, _interrupt)
+
+    def dropped(lost: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            unraisable(lost)
+            return
+        again, before = lost.exc_value, signal.getsignal(signal.SIGINT)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            signal.signal(signal.SIGINT, before)
+            raise again
+
+        signal.signal(signal.SIGINT, interrupt)
+        # Once the finalizer is left; a signal ends a wait, too.
+        threading.Timer(0.05, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+
+    sys.unraisablehook = dropped
     try:
         yield
     finally:
+        sys.unraisablehook = unraisable
         for number, before in heard.items():
             signal.signal(number, before)
 

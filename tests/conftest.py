@@ -57,10 +57,10 @@ def study_in_memory(monkeypatch):
     """A fake run's study without a database, which takes a third of its time. test_pipeline_study.py has one."""
     from optuna.storages import InMemoryStorage
 
-    from loadtune.study import optuna_study
+    from loadtune.search import study
 
-    monkeypatch.setattr(optuna_study, "_storage", lambda database: InMemoryStorage())
-    monkeypatch.setattr(optuna_study.OptunaStudy, "_changed", lambda self: None)
+    monkeypatch.setattr(study, "_storage", lambda database: InMemoryStorage())
+    monkeypatch.setattr(study.OptunaStudy, "_changed", lambda self: None)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from loadtune.records import Device, HostFacts, Progress, TuneConfig, TuningResult
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, fake_host
-from loadtune.tuning import tune_on
+from loadtune.tuner import tune_on
 
 ALL_TRIALS = TuneConfig(num_trials=5)
 """Few enough that the search ends with the last of them, and leaves a resumed run none."""

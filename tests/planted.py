@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.bench import BenchClient
-from loadtune.findings import Findings
+from loadtune.bottleneck import Known, bottleneck
 from loadtune.host import MonotonicClock, Sampler, read_host
 from loadtune.records import (
     Bottleneck,
@@ -22,10 +22,9 @@ from loadtune.records import (
     TuneConfig,
     WorkloadSpec,
 )
-from loadtune.stages.run import TRIAL_SHARE, Run
-from loadtune.stages.timing import timed
-from loadtune.study.bottleneck import Known, bottleneck
-from loadtune.study.throughput import job_of
+from loadtune.run import Run
+from loadtune.search.throughput import job_of
+from loadtune.search.timing import timed
 
 TESTS = Path(__file__).resolve().parent
 
@@ -57,14 +56,13 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
         open_.enter_context(pytest.MonkeyPatch.context()).setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
         bench = open_.enter_context(BenchClient(spec, device, log_path=folder / "bench.log"))
         sensor = open_.enter_context(Sampler(device, lambda: bench.pid, host.num_usable_cores))
-        found = Findings(TuneConfig(workload=spec), host, device, "0", clock)
-        run = Run(bench, sensor, clock, found, folder, read_host)
+        run = Run(TuneConfig(workload=spec), host, device, "0", clock, bench, sensor, folder, read_host)
         facts = bench.describe()
         point = bench.time_compute(config.recipe, config.batch_size, 1.0)
         assert isinstance(point, ComputePoint), point
         measured = list[tuple[TrialConfig, Measurement]]()
         for each in (half, config):
-            outcome = timed(run, each, TRIAL_SHARE)
+            outcome = timed(run, each)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
         known = Known(

@@ -2,11 +2,10 @@
 
 import itertools
 
-from loadtune.records import Measurement, Recipe, Window
+from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
 from loadtune.report.store import write_whole
-from loadtune.study.optuna_study import OptunaStudy
-from loadtune.study.search import Next
-from loadtune.study.space import SearchSpace
+from loadtune.search.space import SearchSpace
+from loadtune.search.study import OptunaStudy
 
 MEASURED_PER_S = 900.0
 
@@ -25,12 +24,22 @@ def begun_study(folder, objective="samples-per-s"):
     def save(content):
         write_whole(folder / "study.db", content())
 
-    study = OptunaStudy(space, lambda: Next(config=next(configs), origin="search"), save, objective=objective)
-    study.tell_measured(study.ask(), MEASURED_PER_S)
-    study.tell_infeasible(study.ask(), "out of memory")
+    study = OptunaStudy(space, lambda: next(configs), save, objective=objective)
+    study.tell(trial(study.ask(), MEASURED_PER_S))
+    study.tell(trial(study.ask(), None))
     return study, study.ask()
+
+
+def trial(number: int, rate: float | None) -> Trial:
+    """At this rate. None: it could not run."""
+    config = TrialConfig(loader=LoaderConfig(batch_size=16), recipe=Recipe())
+    if rate is not None:
+        return Trial(number=number, config=config, origin="search", measurement=measured(rate))
+    failure = TrialFailure(kind="oom", phase="training", message="out of memory")
+    return Trial(number=number, config=config, origin="search", failure=failure)
 
 
 def measured(rate: float) -> Measurement:
     windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
-    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0)
+    drawn = Telemetry(seconds=1.0, num_readings=10, gpu_energy_j=100.0)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0, telemetry=drawn)

@@ -198,7 +198,7 @@ class TuneConfig:
     """Most DataLoader workers to try. None: the number of usable cores."""
     num_trials: int = 12
     """Most trials that the search runs, at least 1. Pruned trials are not counted."""
-    time_budget_s: float = 300.0
+    time_budget_s: float = 240.0
     """Seconds for the whole run, including the confirmation; above 0."""
     out: str = "loadtune-results"
     """Folder below which each run makes a folder of its own."""

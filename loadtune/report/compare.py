@@ -30,7 +30,7 @@ from loadtune.records import (
 )
 from loadtune.records.chosen import finalist_of, was_confirmed_whole
 from loadtune.records.intervals import students_t
-from loadtune.study.confirm import between_run_spread, rate_spread
+from loadtune.records.spread import between_run_spread, rate_spread
 
 _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
 """Of `HostFacts`: what limits in force replace, or what changes while a machine stays as it is."""

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from browser_rig import CHROMIUM, Browser
 from cli_rig import Command
-from study_rig import begun_study
+from study_rig import begun_study, trial
 
 from loadtune.dashboard import HOST, dashboard_server
 from loadtune.errors import UsageError
@@ -69,7 +69,7 @@ def test_it_shows_a_running_study_as_it_is_and_changes_nothing(study, served):
     with pytest.raises(urllib.error.HTTPError, match="403"):
         asked(f"{url}/1", "DELETE")
     assert hashlib.sha256(file.read_bytes()).digest() == before
-    running.tell_measured(still, 5000.0)
+    running.tell(trial(still, 5000.0))
     assert asked(f"{url}/1")["best_trials"][0]["values"] == [5000.0]
 
 

@@ -14,7 +14,7 @@ import optuna
 import pytest
 from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
-from loadtune import stages
+from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
 from loadtune.records import (
     Progress,
@@ -24,8 +24,8 @@ from loadtune.records import (
     TuningResult,
     YourSettings,
 )
-from loadtune.report.run_file import read_run
 from loadtune.report.store import load_result
+from loadtune.run_file import read_run
 from loadtune.testing import FakeBench, FakeSensor
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -66,7 +66,7 @@ def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(
     def dies(*given: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(stages, "name_bottleneck", dies)
+    monkeypatch.setattr(tuner, "name_bottleneck", dies)
     with pytest.raises(Killed):
         tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
     monkeypatch.undo()

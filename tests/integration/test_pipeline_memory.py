@@ -25,7 +25,7 @@ from loadtune.records import (
     TuningResult,
     YourSettings,
 )
-from loadtune.report.run_file import read_run
+from loadtune.run_file import read_run
 from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 
@@ -102,42 +102,6 @@ def test_what_is_taken_is_of_what_a_ceiling_left_unused_first(tmp_path: Path, ta
     """--max-batch-size keeps 16 samples to 18.4 GiB of 91.2: 72.8 GiB may go, and then 0.65 a sample."""
     result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(taken * GIB, "study"))
     assert max(trained(result), default=0) in largest
-
-
-def test_what_another_process_gave_back_since_the_probe_is_said_once(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, other=Watching(-6 * GIB, "study"))
-    assert sum("6.00 GiB more of the GPU's memory is free" in note for note in result.notes) == 1
-
-
-def test_memory_that_was_given_back_is_not_told_where_something_else_bounds_the_batch(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(-6 * GIB, "study"))
-    assert not any("more of the GPU's memory" in note for note in result.notes)
-
-
-@pytest.mark.parametrize(
-    ("limit", "gained", "told"),
-    [(None, 1.5, None), (None, 6, "6.00 GiB"), (97, 6, None), (100, 6, "4.00 GiB"), (100, 3, "3.00 GiB")],
-)
-def test_what_is_gained_is_what_a_context_and_a_limit_leave_of_it(
-    tmp_path: Path, limit: int | None, gained: float, told: str | None
-) -> None:
-    """The ceilings' budget was 96 GiB."""
-    config = TuneConfig(max_gpu_memory_bytes=None if limit is None else limit * GIB)
-    result = tune(bench_with(), tmp_path, config, Watching(-int(gained * GIB), "study"))
-    notes = [note.split(" more of")[0] for note in result.notes if "more of the GPU's memory" in note]
-    assert notes == ([] if told is None else [told])
-
-
-def test_memory_that_is_given_back_in_parts_is_said_once(tmp_path: Path) -> None:
-    other = Watching(-6 * GIB, "study")
-    (gpu,) = HOST.gpus
-
-    def host_now() -> HostFacts:
-        more = 3 * GIB if other.stage == "confirm" else 0
-        return replace(HOST, gpus=(replace(gpu, free_bytes=other.host_now().gpus[0].free_bytes + more),))
-
-    result = tune_fake(bench_with(), tmp_path, None, other.listen, device=GPU, host_now=host_now)
-    assert [note.split(" more of")[0] for note in result.notes if "more of the GPU's memory" in note] == ["6.00 GiB"]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ def test_ctrl_c_while_the_page_is_made_is_a_note(tmp_path: Path, monkeypatch) ->
     def fail(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("loadtune.tuning.write_page", fail)
+    monkeypatch.setattr("loadtune.tuner.write_page", fail)
     warned: list[str | None] = []
     result = tune_fake(FakeBench(), tmp_path, listener=lambda progress: warned.append(progress.message))
     assert result.best is not None

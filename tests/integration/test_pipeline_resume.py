@@ -17,7 +17,7 @@ from loadtune.records import (
     TuningResult,
     YourSettings,
 )
-from loadtune.report.run_file import RUN_FILE, newest_run, read_run
+from loadtune.run_file import RUN_FILE, newest_run, read_run
 from loadtune.testing import FakeBench, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

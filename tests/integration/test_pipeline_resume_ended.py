@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from pipeline_rig import ALL_TRIALS, Impatient, resumed, tune_fake
 
-from loadtune import stages
+from loadtune import tuner
 from loadtune.errors import ResultError, UsageError, WorkloadError
 from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
 from loadtune.report.page.write import PAGE_FILE
-from loadtune.report.run_file import newest_run, read_run
 from loadtune.report.store import RESULT_FILE, load_result
+from loadtune.run_file import newest_run, read_run
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench
 
@@ -68,7 +68,7 @@ def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
         raise KeyboardInterrupt
 
     finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    monkeypatch.setattr(stages, "name_bottleneck", interrupt)
+    monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
     cut = resumed(tmp_path, MORE, reopen=True)
     assert cut.cut_short is not None
     assert cut.best is not None

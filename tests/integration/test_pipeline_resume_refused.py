@@ -14,7 +14,7 @@ from loadtune.records import (
     WorkloadFacts,
     WorkloadSpec,
 )
-from loadtune.report.run_file import RUN_FILE
+from loadtune.run_file import RUN_FILE
 from loadtune.testing import GIB, FakeBench, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -137,9 +137,9 @@ def test_another_host_of_the_same_kind_is_noted_where_no_gpu_tells_them_apart(tm
 
 def test_another_version_is_noted_and_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = TuneConfig(num_trials=2)
-    monkeypatch.setattr("loadtune.tuning.__version__", "0.0.1")
+    monkeypatch.setattr("loadtune.tuner.__version__", "0.0.1")
     tune_fake(FakeBench(), tmp_path, config)
-    monkeypatch.setattr("loadtune.tuning.__version__", "0.0.2")
+    monkeypatch.setattr("loadtune.tuner.__version__", "0.0.2")
     for _ in range(2):
         notes = resumed(tmp_path, config).notes
         assert any("loadtune 0.0.1 and continued with 0.0.2" in note for note in notes)

@@ -7,8 +7,8 @@ import optuna
 from pipeline_rig import killed, resumed, tune_fake
 
 from loadtune.records import TuneConfig
-from loadtune.report.run_file import read_run
 from loadtune.report.store import load_result
+from loadtune.run_file import read_run
 from loadtune.testing import FakeBench, Surface, fake_facts
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune import stages
+from loadtune import tuner
 from loadtune.errors import OutOfTimeError
 from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
 from loadtune.report.page.view import page_view
@@ -160,7 +160,7 @@ def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stages, "name_bottleneck", interrupt)
+    monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
     result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0))
     assert result.cut_short is not None
     assert result.best is not None
@@ -171,8 +171,8 @@ def test_a_run_that_took_longer_says_what_took_it_and_advises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = FakeBench()
-    monkeypatch.setattr(stages, "name_bottleneck", lambda *given: bench.clock.spend(200.0))
+    monkeypatch.setattr(tuner, "name_bottleneck", lambda *given: bench.clock.spend(200.0))
     result = tune_fake(bench, tmp_path)
     (told,) = [note for note in result.notes if note.startswith("The run took ")]
-    assert "more than its time budget of 5 min 00 s. The longest stages were " in told
+    assert "more than its time budget of 4 min 00 s. The longest stages were " in told
     assert "--time-budget" not in told

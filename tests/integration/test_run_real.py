@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import loadtune
 from loadtune.errors import ResultError
-from loadtune.report.run_file import read_run
+from loadtune.run_file import read_run
 
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
 SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "2", "--out", "kept")

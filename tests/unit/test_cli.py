@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from typer.testing import CliRunner, Result
 
 import loadtune.host
 from loadtune.cli import app
+from loadtune.ending import termination_as_interruption
 from loadtune.errors import DeviceError, ResultError, WorkloadError
 from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
-from loadtune.report.run_file import RUN_FILE, Resumable, Searched, read_run, write_run
 from loadtune.report.store import load_result, write_result
+from loadtune.run_file import RUN_FILE, Resumable, Searched, read_run, write_run
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
@@ -77,7 +79,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> HostFacts:
 @pytest.fixture
 def tuner(machine: HostFacts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeTuner:
     fake = FakeTuner()
-    monkeypatch.setattr("loadtune.tuning.tune", fake.tune)
+    monkeypatch.setattr("loadtune.tuner.tune", fake.tune)
     monkeypatch.chdir(tmp_path)
     return fake
 
@@ -275,7 +277,7 @@ def test_a_signal_ends_a_run_once_unless_it_was_ignored(
             tuner.result = dataclasses.replace(tuner.result, cut_short=f"interrupted by {interruption}")
         return tuner.tune(**asked)
 
-    monkeypatch.setattr("loadtune.tuning.tune", signalled)
+    monkeypatch.setattr("loadtune.tuner.tune", signalled)
     before = signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         assert invoke("run").exit_code == (0 if ignored else code)
@@ -386,7 +388,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 _RUN = """
 import sys
-import loadtune.host as host, loadtune.tuning as tuning
+import loadtune.host as host, loadtune.tuner as tuning
 from loadtune.records import Progress
 from loadtune.report.store import load_result
 result = load_result(sys.argv.pop())
@@ -482,3 +484,18 @@ def test_a_run_that_was_cut_short_names_the_command_that_goes_on_with_it(tuner: 
     assert "--resume" not in invoke("run").stdout
     tuner.result = replace(tuner.result, cut_short="interrupted by Ctrl-C", best=None)
     assert "loadtune run --resume 'my runs/" in invoke("run", "--out", "my runs").stdout
+
+
+@pytest.mark.parametrize("name", ["", "SIGTERM"])
+def test_an_interruption_that_falls_into_a_finalizer_is_not_lost(name: str) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt(name)
+
+    def run() -> None:
+        Finalized()
+        time.sleep(60.0)
+
+    with termination_as_interruption(), pytest.raises(KeyboardInterrupt, match=name or None):
+        run()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -12,13 +12,12 @@ from heapq import heappop, heappush
 import pytest
 
 from loadtune.bench.windows import WindowRule
-from loadtune.records import LoaderConfig, TuneConfig, Window, samples_per_s
-from loadtune.stages.run import TRIAL_SHARE
-from loadtune.study.segment import Segment
-from loadtune.study.trial import WINDOW_S
+from loadtune.records import LoaderConfig, Window, samples_per_s
+from loadtune.search.segment import WINDOW_S, Segment
+from loadtune.search.timing import SEGMENT_S
 
 NUM_WORKERS, PREFETCH = 16, 2
-MAX_S = TRIAL_SHARE * TuneConfig().time_budget_s
+MAX_S = SEGMENT_S
 Seconds = Callable[[random.Random, float], float]
 """Of one batch that begins at this time."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from study_rig import MEASURED_PER_S, begun_study
+from study_rig import MEASURED_PER_S, begun_study, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
@@ -33,8 +33,8 @@ def test_the_values_have_the_unit_of_what_was_searched_for(tmp_path: Path, objec
 
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
-    study.tell_measured(asked, 100.0)
-    study.tell_infeasible(study.ask(), "too large")
+    study.tell(trial(asked, 100.0))
+    study.tell(trial(study.ask(), None))
     assert open_study(tmp_path / "study.db").get_best_trial(1).number == 0
 
 
@@ -44,7 +44,7 @@ def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:
     assert len(shown.get_all_trials(1)) == 3
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
     assert (tmp_path / "study.db").read_bytes() == before
-    study.tell_measured(asked, 1000.0)
+    study.tell(trial(asked, 1000.0))
     assert shown.get_best_trial(1).value == 1000.0
     with pytest.raises(optuna.exceptions.StorageInternalError):
         shown.set_study_user_attr(1, "mine", 1)

@@ -44,7 +44,7 @@ def test_a_run_that_fails_leaves_no_folder(tmp_path: Path, without_bench: pytest
     def fails(*given: object, **others: object) -> None:
         raise WorkloadError("the dataset is empty")
 
-    without_bench.setattr("loadtune.tuning.tune_on", fails)
+    without_bench.setattr("loadtune.tuner.tune_on", fails)
     with pytest.raises(WorkloadError, match="is empty"):
         tune(config=TuneConfig(device="cpu", out=str(tmp_path / "out")))
     assert list(tmp_path.iterdir()) == []
@@ -59,7 +59,7 @@ def test_without_a_listener_warnings_and_the_folder_are_on_stderr(
         listener(Progress(stage="memory", message="fp32 fits", left_s=1.0))
         return "a result"
 
-    without_bench.setattr("loadtune.tuning.tune_on", tells)
+    without_bench.setattr("loadtune.tuner.tune_on", tells)
     config = TuneConfig(device="cpu", out=str(tmp_path / "out"))
     assert tune(config=config, folder=tmp_path) == "a result"
     seen = capsys.readouterr()

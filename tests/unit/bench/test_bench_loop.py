@@ -16,9 +16,9 @@ from loadtune.bench import loader as loop_module
 from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
 from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
+from loadtune.late_batches import late_batches
 from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
-from loadtune.study.late_batches import late_batches
-from loadtune.study.segment import Segment
+from loadtune.search.segment import Segment
 
 SLOW_S, QUICK_S = 0.02, 0.001
 TAKE_S = 0.03

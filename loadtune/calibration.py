@@ -1,0 +1,275 @@
+"""Before the search: the workload is built, and each precision calibrated: recipe, memory ceiling, compute curve. After
+it: the ceiling of the best precision is verified."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from loadtune.contention import gpu_of, most_free, tell_crowded
+from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
+from loadtune.host import read_alloc_conf
+from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_seconds
+from loadtune.probe.host_memory import largest_host_batch
+from loadtune.probe.memory import MemoryProbe, verifying_seconds
+from loadtune.probe.recipe import LARGE, STEP_S, choose_recipes
+from loadtune.probe.step_limit import StepLimit
+from loadtune.records import (
+    MEMORY_FORMATS,
+    CeilingLimit,
+    ComputePoint,
+    Device,
+    FitReport,
+    HostFacts,
+    MemoryCeiling,
+    Precision,
+    Recipe,
+    RecipeChoice,
+    TrialConfig,
+    Window,
+    WorkloadFacts,
+)
+from loadtune.report.store import load_result
+from loadtune.report.wording import limit_text, others_text, precision_name, recipe_line
+from loadtune.resuming import check_same_workload
+from loadtune.run import Run
+from loadtune.seams import Bench
+from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
+from loadtune.search.searching import search_of
+from loadtune.search.space import SearchSpace
+from loadtune.units import bytes_text, counted, rate_text, ratio_text, seconds_text
+
+VERIFY_AT_MOST = 0.1
+"""Of the time budget, for verifying the memory ceiling of the precision about to win. One that is expected to take
+longer stays predicted."""
+
+
+def start(run: Run) -> WorkloadFacts:
+    """Build the workload in the training process, check the options against it, and settle the baseline's settings."""
+    with run.stage("start"):
+        before = run.facts
+        if before is None:  # else the study had its seeds, and the file may be gone
+            run.warm = _warm_start(run.config.warm_start)
+        facts = run.bench.describe()
+        if before is not None:
+            check_same_workload(before, facts)
+            facts = before  # the study was made with them
+        run.facts = facts
+        yours = with_facts(run.config.yours, facts)  # settings of the user's own loader count as given
+        run.config, run.assumed = replace(run.config, yours=yours), assumed_settings(yours)
+        if before is None:
+            check_against_facts(run.config, facts, run.device.kind)
+            run.tell(_facts_text(facts))
+            run.note(*stream_notes(facts))
+        run.save()
+    return facts
+
+
+def _warm_start(path: str | None) -> TrialConfig | None:
+    """The best configuration of the run at `path`. Raises ResultError where there is none."""
+    if path is None:
+        return None
+    result = load_result(Path(path))
+    if result.best is None:
+        raise ResultError(
+            f"--warm-start is {path}, a run that confirmed no configuration. Give the result of another run, or leave "
+            "--warm-start out."
+        )
+    return result.best.config
+
+
+def _facts_text(facts: WorkloadFacts) -> str:
+    shape = "×".join(map(str, facts.input_shape))
+    samples = "a stream of samples" if facts.dataset_length is None else f"{facts.dataset_length:,} samples"
+    trained = f"; the model has {facts.num_parameters:,} parameters" if facts.num_parameters else ""
+    return f"{samples} of {shape} {facts.input_dtype}, loaded in {seconds_text(facts.sample_s)} each{trained}"
+
+
+def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
+    """Per precision: the recipe, chosen at a moderate batch, then two sizes that give memory line and compute curve."""
+    if not run.compute_points:
+        with run.stage("calibrate"):
+            _choose_recipes(run, facts)
+            for choice in run.recipes:
+                run.compute_points += _bound_batches(run, facts, choice.point)
+            run.note(*(note for ceiling in run.ceilings for note in ceiling.notes))
+            tell_crowded(run)
+            run.free_bytes = most_free(run)
+            run.save()
+    return {choice.chosen.precision: choice.chosen for choice in run.recipes}
+
+
+def _choose_recipes(run: Run, facts: WorkloadFacts) -> None:
+    """Choose memory format, optimizer and torch.compile for each precision."""
+    config = run.config
+    bounds = [size for size in (facts.largest_batch, config.max_batch_size) if size is not None]
+    chosen = choose_recipes(
+        run.bench,
+        facts,
+        config.considered or facts.precisions,
+        optimizer=config.workload.named_optimizer,
+        largest=min(bounds, default=None),
+        time_budget_s=config.time_budget_s,
+        memory_format=next((each for each in MEMORY_FORMATS if each == config.fixed("memory_format")), None),
+    )
+    if facts.precisions != ("own",) and ("compile" in config.tune or config.fixed("compile")):
+        chosen = compile_recipes(
+            run.bench,
+            chosen,
+            time_budget_s=config.time_budget_s,
+            asked_for="compile" not in config.tune,
+            left_s=lambda: run.left_s,
+        )
+    run.recipes = chosen.choices
+    run.note(*chosen.notes)
+    _tell_compiling(run, chosen.choices)
+    for choice in chosen.choices:
+        run.tell(recipe_line(choice))
+
+
+def _tell_compiling(run: Run, choices: tuple[RecipeChoice, ...]) -> None:
+    """Report what torch.compile took and gained, and what it leaves of the time budget."""
+    for choice in choices:
+        for point in (point for point in choice.points if point.compile_s is not None):
+            plain = next(p for p in choice.points if p.recipe == replace(point.recipe, compile=False))
+            run.tell(
+                f"{choice.chosen.precision}: compiling a batch of {point.batch_size} took "
+                f"{seconds_text(point.compile_s)}; {ratio_text(point.quickest_per_s / plain.quickest_per_s)} the rate "
+                "of the same settings without torch.compile"
+            )
+    needed_s = compiling_seconds(choices)
+    if needed_s > COMPILE_SHARE * max(0.0, run.left_s):
+        run.note(
+            f"torch.compile runs for each batch size, about {seconds_text(needed_s)} in all. Little of the time "
+            f"budget of {seconds_text(run.config.time_budget_s)} is left for the search. Raise --time-budget, "
+            "or limit the search to one precision (--precision) or one batch size (--fix batch_size=…)."
+        )
+
+
+def _bound_batches(run: Run, facts: WorkloadFacts, point: ComputePoint) -> tuple[ComputePoint, ...]:
+    """Find the memory ceiling of a recipe: predicted; verified with ``--probe all``, and where the user named a size
+    that is above the safe one. Returns the compute curve: ``point``, by which the recipe was chosen, and the steps of
+    the sizes that the probe ran."""
+    probe = _probe(run, facts, point)
+    found = probe.verify() if run.config.probe == "all" else probe.bound()
+    if not found.verified and (run.config.named_batch_size or 0) > found.safe_batch_size:
+        found = probe.verify()
+    if not found.verified:
+        run.probes[found.precision] = probe
+    run.ceilings.append(_described(found, facts, run.host, run.device))
+    run.tell(_ceiling_line(found, run.device))
+    steps = (_stepped(point.recipe, report, run.clock.now()) for report in found.probes)
+    curve = (point, *(step for step in steps if step is not None))
+    best = max(curve, key=lambda point: point.samples_per_s)
+    run.tell(
+        f"{precision_name(found.precision)}: compute-only rate {rate_text(best.samples_per_s)} at batch "
+        f"{best.batch_size}, the fastest of {counted(len(curve), 'size')}"
+    )
+    return curve
+
+
+def _stepped(recipe: Recipe, report: FitReport, at_s: float) -> ComputePoint | None:
+    """The quickest step of a size, which ended about `at_s`, as a point of the compute curve. None: there was none."""
+    if not report.fits or report.step_s is None:
+        return None
+    size, step_s = report.batch_size, report.step_s
+    step = Window(start_s=at_s - step_s, seconds=step_s, num_steps=1, num_samples=size)
+    return ComputePoint(recipe=recipe, batch_size=size, windows=(step,), num_timings=0)
+
+
+def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
+    """Of the recipe of `point`. A step that a predicted ceiling is read off takes `STEP_S` at most: larger batches
+    follow from the line through smaller ones, which costs no step of minutes where a CPU trains."""
+    caps: dict[CeilingLimit, int] = {}
+    if facts.fixed_batch_size is not None:
+        caps["fixed"] = facts.fixed_batch_size
+    else:
+        caps |= {} if facts.dataset_length is None else {"dataset": facts.dataset_length}
+        caps |= {} if run.config.max_batch_size is None else {"cap": run.config.max_batch_size}
+    return MemoryProbe(
+        run.bench,
+        point.recipe,
+        caps | _host_cap(facts, run.host_now()),
+        smallest=facts.smallest_batch,
+        line_limit=StepLimit(
+            seconds=STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=facts.smallest_batch
+        ),
+        large=LARGE * point.batch_size,
+    )
+
+
+def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+    """Verify the ceiling of the precision that the search found fastest: run its sizes, and replace it.
+
+    Left out where the ceiling is verified, where the size about to win is no larger than one that the probe ran, where
+    finalists ran before an interruption, and where time is short. A size that fails is data. The predicted ceiling
+    stays where the probe itself fails.
+    """
+    ranked = [] if run.confirmed else search_of(run, facts, searched).ranked()
+    precision = ranked[0].config.precision if ranked else None
+    predicted = next((c for c in run.ceilings if c.precision == precision and not c.verified), None)
+    if predicted is None or any(p.fits and p.batch_size >= ranked[0].config.batch_size for p in predicted.probes):
+        return
+    if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.config.time_budget_s, run.spare_s):
+        run.note(
+            f"The largest batch size of {precision} is predicted and was not verified, because little of the time "
+            "budget was left. Raise --time-budget, or use --probe all."
+        )
+        return
+    with run.stage("verify"):
+        choice = next(each for each in run.recipes if each.chosen.precision == precision)
+        probe = run.probes.get(predicted.precision) or _probe(run, facts, choice.point)
+        try:
+            ceiling = _described(probe.verify(), facts, run.host, run.device)
+        except OutOfTimeError:
+            raise
+        except LoadtuneError as error:
+            run.note(f"The largest batch size of {precision} is predicted and could not be verified: {error}")
+            return
+        run.ceilings[run.ceilings.index(predicted)] = ceiling
+        run.save()
+        run.tell(_ceiling_line(ceiling, run.device))
+        run.note(*ceiling.notes)
+        tell_crowded(run)
+
+
+def find_ceiling(
+    bench: Bench,
+    recipe: Recipe,
+    facts: WorkloadFacts,
+    host: HostFacts,
+    host_before: HostFacts,
+    device: Device,
+    caps: Mapping[CeilingLimit, int],
+    *,
+    num_steps: int = 3,
+    step_limit: StepLimit | None = None,
+) -> MemoryCeiling:
+    """Verified, under `caps` and the host's memory; `host_before` is of before the training process used the device."""
+    caps = {**caps, **_host_cap(facts, host)}
+    probe = MemoryProbe(bench, recipe, caps, smallest=facts.smallest_batch, num_steps=num_steps, step_limit=step_limit)
+    return _described(probe.verify(), facts, host_before, device)
+
+
+def _host_cap(facts: WorkloadFacts, host: HostFacts) -> dict[CeilingLimit, int]:
+    return {"host_memory": max(facts.smallest_batch, largest_host_batch(facts.sample_bytes, host))}
+
+
+def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
+    """With the device's memory and who shared it."""
+    gpu = gpu_of(host_before, device)
+    return replace(
+        ceiling,
+        capacity_bytes=facts.memory_capacity_bytes,
+        others_bytes=None if gpu is None else gpu.others_bytes,
+        others=() if gpu is None else others_text(gpu),
+        alloc_conf=read_alloc_conf() if device.kind == "cuda" else None,
+    )
+
+
+def _ceiling_line(ceiling: MemoryCeiling, device: Device) -> str:
+    peak = f" (peak {bytes_text(ceiling.peak_bytes)})" if ceiling.peak_bytes else ""
+    fit = f"train{peak}" if ceiling.verified else "are predicted to fit"
+    return (
+        f"{precision_name(ceiling.precision)}: batch sizes up to {ceiling.batch_size} {fit}, up to "
+        f"{ceiling.safe_batch_size} with 5% to spare; limited by {limit_text(ceiling.limit, device.kind)}"
+    )

@@ -1,0 +1,117 @@
+"""The order of a final: everybody in every round, in balanced order, and at most three planned looks. Pure.
+
+Whoever looks at the figures after every round and stops at the first difference finds one in 7 to 19% of comparisons of
+a configuration with itself (simulated). The looks are therefore planned, and share an error of 1% (`ERROR`).
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from loadtune.records import Measurement, TrialConfig, TrialFailure
+from loadtune.records.confirmed import is_barred
+from loadtune.seams import Clock
+from loadtune.search.search import MIN_RUNS
+
+LOOKS = (3, 5, 8)
+"""Rounds after which the figures are looked at; the last is the end."""
+
+ERROR = 0.01
+"""Probability of calling equal configurations different in one confirmation, over all its looks."""
+
+Outcome = tuple[TrialConfig, Measurement | TrialFailure]
+
+
+def alternate(
+    configs: Sequence[TrialConfig],
+    run: Callable[[TrialConfig], Measurement | TrialFailure],
+    clock: Clock,
+    until_s: float,
+    *,
+    needed: Callable[[Sequence[Outcome], Sequence[TrialConfig]], Collection[TrialConfig]],
+    undecided: Callable[[Sequence[Outcome]], Collection[TrialConfig]],
+    answer_by_s: float | None = None,
+    known: Sequence[Outcome] = (),
+    seed: int = 0,
+) -> Iterator[Outcome]:
+    """Measure these in rounds. Who fails is run once more at the end of the round, and is out with a second failure.
+
+    ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
+    made of. They are run once whatever the time, and once more where that ends by ``answer_by_s``; the others, and all
+    further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone
+    may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
+    ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
+    ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
+    """
+    outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
+    yield from known
+    took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
+    order = list(configs)
+    newest = max(_num_measured(known).values(), default=0)
+    for number in range(LOOKS[-1]):
+        if number in LOOKS:
+            going_on = undecided(_of_rounds(outcomes, number))
+            order = [config for config in order if config in going_on]
+        order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
+        able, num_ran = [config for config in order if config not in barred(outcomes)], _num_measured(outcomes)
+        turn = [config for config in able if num_ran[config] == number]
+        if number + 1 < newest or (not turn and any(num_ran[config] > number for config in able)):
+            continue  # this round was run before an interruption; who missed it is out
+        if number == 0:
+            first = needed(outcomes, turn)
+            turn.sort(key=lambda config: config not in first)
+        else:
+            left_s = until_s - clock.now()
+            late_s = answer_by_s - clock.now() if answer_by_s is not None and number < MIN_RUNS else left_s
+            turn = _fitting(turn, needed(outcomes, turn), took_s, left_s, late_s)
+            if not turn:
+                return
+        again = set[TrialConfig]()
+        while turn:
+            config, begun = turn.pop(0), clock.now()
+            may_skip = config in again if number else config not in needed(outcomes, configs)
+            if may_skip and begun + max(took_s.values(), default=0.0) > until_s:
+                continue
+            outcomes.append((config, run(config)))
+            ran = outcomes[-1][1]  # a segment that was repeated took longer than the next will
+            took_s[config] = ran.seconds if isinstance(ran, Measurement) else clock.now() - begun
+            yield outcomes[-1]
+            if isinstance(ran, TrialFailure) and config not in barred(outcomes):
+                again.add(config)
+                turn.append(config)
+
+
+def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
+    """Those that failed too often to be run again."""
+    failures: dict[TrialConfig, list[TrialFailure]] = {}
+    for config, each in outcomes:
+        if isinstance(each, TrialFailure):
+            failures.setdefault(config, []).append(each)
+    return {config for config, own in failures.items() if is_barred(own)}
+
+
+def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:
+    return Counter(config for config, each in outcomes if isinstance(each, Measurement))
+
+
+def _of_rounds(outcomes: Sequence[Outcome], number: int) -> list[Outcome]:
+    """Of the first rounds alone: after an interruption a look falls out as it did."""
+    return [each for at, each in enumerate(outcomes) if _num_measured(outcomes[:at])[each[0]] < number]
+
+
+def _fitting(
+    turn: Sequence[TrialConfig],
+    needed: Collection[TrialConfig],
+    took_s: Mapping[TrialConfig, float],
+    left_s: float,
+    late_s: float,
+) -> list[TrialConfig]:
+    """The whole round, or of it those that the answer needs, which may end later, or nobody."""
+    if sum(took_s[config] for config in turn) <= left_s:
+        return list(turn)
+    alone = [config for config in turn if config in needed]
+    return alone if sum(took_s[config] for config in alone) <= max(left_s, late_s) else []
+
+
+def _shuffled(configs: Sequence[TrialConfig], chance: random.Random) -> list[TrialConfig]:
+    return chance.sample(configs, len(configs))

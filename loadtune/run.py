@@ -1,0 +1,265 @@
+"""A run: what it works with, what it has found so far, and how much time is left.
+
+Filled stage by stage, shown to a listener, frozen into a `TuningResult` at any moment. The only mutable record: an
+interruption at any point leaves everything measured until then.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from loadtune.changes.stack import Stack
+from loadtune.errors import LoadtuneError
+from loadtune.probe.memory import MemoryProbe
+from loadtune.records import (
+    Bottleneck,
+    Finalist,
+    HostFacts,
+    Measurement,
+    Precision,
+    Progress,
+    Reading,
+    Recipe,
+    Telemetry,
+    Trial,
+    TrialConfig,
+    TuningResult,
+    Window,
+    Winner,
+)
+from loadtune.records.confirmed import is_barred
+from loadtune.run_file import Resumable, write_run
+from loadtune.seams import Bench, Clock, Listener, Sensor
+
+T = TypeVar("T")
+
+FINAL_SHARE = 0.23
+"""Of the time budget, for the rounds of the final: no other stage takes it away, and they take no more. Three rounds
+of three contestants take about 50 s on an H200; the default is 55 s. The compute-only rates after them make it a
+quarter."""
+
+SEARCH_SHARE, LARGE = 0.2, 0.15
+"""Of the time budget, for a search, and as much again for each dimension of ``--tune``. An improvement that is expected
+to be larger than this, on the logarithm, is worth all the time that the final can spare."""
+
+LAST_SHARE = 0.04
+"""Of the time budget, for what comes after the final."""
+
+
+@dataclass(slots=True)
+class Run(Resumable):
+    """What a resumed run needs is stored (`Resumable`); the rest goes with this process, or is in the result.
+
+    It is a `Sensor` too: one without which it goes on.
+    """
+
+    clock: Clock
+    bench: Bench
+    sensor: Sensor
+    folder: Path
+    host_now: Callable[[], HostFacts]
+    """Reads the machine anew: its memory changes while a run goes on."""
+    listener: Listener | None = None
+    num_before: int = 0
+    """Trials of before the last resumption."""
+    probes: dict[Precision, MemoryProbe] = field(default_factory=dict)
+    """Those whose ceiling is predicted, so that verifying it goes on from there. Empty after a resumption."""
+    disturbed_repeats: int = 0
+    """How many of the latest repeats in a row were disturbed by other processes too."""
+    lost_bytes: int = 0
+    """Of the GPU's memory, to other processes since the ceilings were found."""
+    trained: set[tuple[Recipe, int]] = field(default_factory=set)
+    """Recipes and batch sizes that were timed since this run began, or was resumed: the bench need not compile them."""
+    finalists: tuple[Finalist, ...] = ()
+    confirmed_whole: bool = False
+    best: Winner | None = None
+    best_at_your_batch: Winner | None = None
+    bottleneck: Bottleneck | None = None
+    changes: Stack | None = None
+    """Of the code, that are searched. None: none are."""
+    notes: list[str] = field(default_factory=list)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
+    cut_short: str | None = None
+    stage_name: str = "start"
+    running: TrialConfig | None = None
+    started_s: float = 0.0
+    created: str = ""
+    said: set[str] = field(default_factory=set)
+    """What failed `aside`."""
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock.now()
+        self.created = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @property
+    def is_resumed(self) -> bool:
+        return bool(self.earlier_versions)
+
+    @property
+    def is_as_it_was(self) -> bool:
+        """Whether the run goes on and nothing was begun yet: what lies in its folder says more than this."""
+        return self.is_resumed and self.stage_name == "start"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the final had ended before an interruption, and no more is asked for now."""
+        asks = self.remedies is None and self.config.remedies != "none"
+        ended_s = self.concluded_s if self.is_resumed and not asks else None
+        return ended_s is not None and self.config.time_budget_s <= ended_s
+
+    @property
+    def standing(self) -> list[Trial]:
+        """The trials without those that failed before the run was resumed, and once: they are asked again."""
+
+        def counts(number: int, trial: Trial) -> bool:
+            failures = [each.failure for each in self.trials if each.config == trial.config and each.failure]
+            return trial.failure is None or number >= self.num_before or is_barred(failures)
+
+        return [trial for number, trial in enumerate(self.trials) if counts(number, trial)]
+
+    @property
+    def timed(self) -> list[tuple[TrialConfig, Measurement]]:
+        """All segments that were measured, of the search and of the final."""
+        tried = [(trial.config, trial.measurement) for trial in self.trials if trial.measurement is not None]
+        return tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
+
+    # Time
+
+    @property
+    def left_s(self) -> float:
+        """Of the time budget; below 0 it is overdrawn."""
+        return self.started_s + self.config.time_budget_s - self.clock.now()
+
+    def until(self, share: float) -> float:
+        """The moment at which this share of the time now left is spent."""
+        return self.clock.now() + share * max(0.0, self.left_s)
+
+    @property
+    def spare_s(self) -> float:
+        """Seconds left beside the final and what comes after it."""
+        return self.left_s - (FINAL_SHARE + LAST_SHARE) * self.config.time_budget_s
+
+    def search_until_s(self, begun_s: float, expected: float) -> float:
+        """A trial of this expected improvement does not begin where it would end later, in a search that began then.
+        Where a workload is slow to probe, the final gives way to half of what was left."""
+        left_s = self.started_s + self.config.time_budget_s - begun_s
+        spare_s = max(0.5 * left_s, left_s - (FINAL_SHARE + LAST_SHARE) * self.config.time_budget_s)
+        share = SEARCH_SHARE * (1 + len(self.config.tune)) if expected < LARGE else 1.0
+        return begun_s + min(spare_s, share * self.config.time_budget_s)
+
+    @property
+    def confirm_until_s(self) -> float:
+        """No run of the final is repeated that would end later."""
+        return min(self.answer_until_s, self.clock.now() + FINAL_SHARE * self.config.time_budget_s)
+
+    @property
+    def answer_until_s(self) -> float:
+        """The same of the second run of those that the answer is made of."""
+        return self.until(1 - LAST_SHARE)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Name and time a part of the run, also when it is cut short."""
+        self.stage_name, started = name, self.clock.now()
+        self.tell()
+        try:
+            yield
+        finally:
+            self.stage_seconds[name] = self.stage_seconds.get(name, 0.0) + self.clock.now() - started
+            self.running = None
+
+    # What is said and kept
+
+    def save(self) -> None:
+        """Store what was found until now."""
+        if not self.trials:
+            self.early_notes = tuple(self.notes)
+        write_run(self, self.folder)
+
+    def note(self, *sentences: str) -> None:
+        """Keep what the user should read before trusting the answer, and show it now."""
+        for sentence in sentences:
+            if sentence not in self.notes:
+                self.notes.append(sentence)
+                self.tell(sentence, warning=True)
+
+    def aside(self, failed: str, do: Callable[[], T]) -> T | None:
+        """Do what the answer does not depend on. Whatever it raises is a note, once, that begins with ``failed``."""
+        try:
+            return do()
+        except Exception as error:
+            if failed not in self.said:
+                self.said.add(failed)
+                reason = str(error) if isinstance(error, LoadtuneError) else f"{type(error).__name__}: {error}"
+                self.note(f"{failed}: {reason.rstrip('.')}.")
+            return None
+
+    def latest(self) -> Reading | None:
+        return self.aside("Telemetry is missing", self.sensor.latest)
+
+    def between(self, start_s: float, end_s: float) -> Telemetry | None:
+        return self.aside("Telemetry is missing", lambda: self.sensor.between(start_s, end_s))
+
+    def tell(self, message: str | None = None, *, warning: bool = False, rate: float | None = None) -> None:
+        """Show the listener where the run stands."""
+        listener = self.listener
+        if listener is None:
+            return
+        leader = self._leader()
+        best = leader.measurement if leader else None
+        by_energy = self.config.objective == "samples-per-joule"
+        progress = Progress(
+            stage=self.stage_name,
+            message=message,
+            warning=warning,
+            trial_number=len(self.trials) or None,
+            num_trials=self.config.num_trials,
+            config=self.running,
+            current_samples_per_s=rate,
+            best_samples_per_s=best.samples_per_s if best else None,
+            best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
+            best_config=leader.config if leader else None,
+            reading=self.latest(),
+            has_gpu=self.device.kind == "cuda",
+            left_s=max(0.0, self.left_s),
+        )
+        self.aside("Progress could not be shown", lambda: listener(progress))
+
+    def tell_window(self, window: Window) -> None:
+        self.tell(rate=window.num_samples / window.seconds)
+
+    def result(self) -> TuningResult:
+        """Everything found until now."""
+        return TuningResult(
+            loadtune_version=self.version,
+            created=self.created,
+            seconds=self.clock.now() - self.started_s,
+            stage_seconds=dict(self.stage_seconds),
+            cut_short=self.cut_short,
+            config=self.config,
+            host=self.host,
+            device=self.device,
+            facts=self.facts,
+            yours=self.yours,
+            assumed=self.assumed,
+            recipes=self.recipes,
+            ceilings=tuple(self.ceilings),
+            compute_points=self.compute_points,
+            batch_sizes=self.batch_sizes,
+            trials=tuple(self.trials),
+            finalists=self.finalists,
+            confirmed_whole=self.confirmed_whole,
+            best=self.best,
+            best_at_your_batch=self.best_at_your_batch,
+            bottleneck=self.bottleneck,
+            remedies=self.remedies,
+            notes=tuple(self.notes),
+        )
+
+    def _leader(self) -> Trial | None:
+        measured = [t for t in self.trials if t.measurement]
+        objective = self.config.objective
+        return max(measured, key=lambda t: t.measurement.score(objective) if t.measurement else 0.0, default=None)

@@ -1,0 +1,206 @@
+"""The user's own configuration: what was given, what is assumed in its place, and what of it this device cannot do."""
+
+from dataclasses import fields, replace
+
+from loadtune.errors import UsageError
+from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadFacts, YourSettings
+from loadtune.search.space import SearchSpace
+from loadtune.units import bytes_text, counted
+
+ASSUMED_BATCH = 64
+"""What scripts use that never thought about it."""
+
+
+def assumed_settings(yours: YourSettings) -> tuple[str, ...]:
+    """Names of the settings that were not given and have a meaning."""
+    names = ["batch_size", "num_workers", "pin_memory", "precision"]
+    names += ["persistent_workers"] if yours.num_workers else []
+    return tuple(name for name in names if getattr(yours, name) is None)
+
+
+def with_facts(yours: YourSettings, facts: WorkloadFacts) -> YourSettings:
+    """With the settings of the user's own loader and training step, where the options do not say otherwise.
+
+    A loader's workers beyond those that its stream is shared out among are left out.
+    """
+    loader = facts.own_loader
+    own = YourSettings(batch_size=facts.fixed_batch_size, precision="own" if "own" in facts.precisions else None)
+    if loader is not None:
+        own = replace(
+            own,
+            batch_size=facts.fixed_batch_size or loader.batch_size,
+            num_workers=min(loader.num_workers, facts.max_workers or loader.num_workers),
+            pin_memory=loader.pin_memory,
+            persistent_workers=loader.persistent_workers if loader.num_workers else None,  # without meaning at 0
+        )
+    given = {field.name: getattr(yours, field.name) for field in fields(yours)}
+    return replace(own, **{name: value for name, value in given.items() if value is not None})
+
+
+def your_config(
+    yours: YourSettings, largest: int, *, can_pin: bool = True, own_loader: LoaderConfig | None = None
+) -> TrialConfig:
+    """The configuration to compare with: given settings, PyTorch's defaults for the rest, and the plain recipe.
+
+    `largest` is the largest batch there is; an assumed batch size gives way to it, a given one does not. Without
+    `can_pin` nothing is pinned. `own_loader` is the user's own, whose prefetch_factor and in_order no option gives.
+    """
+    usual = own_loader or LoaderConfig(batch_size=1)
+    loader = LoaderConfig(
+        batch_size=yours.batch_size or min(ASSUMED_BATCH, largest),
+        num_workers=yours.num_workers or 0,
+        pin_memory=can_pin and bool(yours.pin_memory),
+        persistent_workers=bool(yours.persistent_workers) or not yours.num_workers,  # without meaning at 0
+        prefetch_factor=usual.prefetch_factor,
+        in_order=usual.in_order,
+    )
+    return TrialConfig(loader=loader, recipe=Recipe(precision=yours.precision or "fp32"))
+
+
+def in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | None:
+    """The user's loader settings under the chosen recipe, or None where the space has no such point."""
+    if yours is None or yours.precision not in searched.recipes:
+        return None
+    near = searched.clip(replace(yours, recipe=searched.recipes[yours.precision]))
+    # Persistence does not change the rate, so the baseline keeps its own value.
+    near = replace(near, loader=replace(near.loader, persistent_workers=yours.loader.persistent_workers))
+    return near if near.loader == yours.loader else None
+
+
+def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
+    """Raise UsageError for a request that this dataset, model or device cannot meet. `config` is after `with_facts`."""
+    _check_fixed_size(config, facts)
+    _check_workers(config, facts)
+    _check_smallest(config, facts)
+    _check_fixed(config, facts, device_kind)
+    for found, batch_size in _batch_sizes(config).items():
+        length = facts.dataset_length
+        if batch_size is None or length is None or found == "--max-batch-size":
+            continue
+        if batch_size > length and facts.own_loader is not None and batch_size == facts.own_loader.batch_size:
+            raise UsageError(
+                f"Your loader has batch_size={batch_size}, but an epoch has only {counted(length, 'sample')}. Use a "
+                "smaller batch size, or a longer dataset or stream."
+            )
+        if batch_size > length:
+            raise UsageError(
+                f"{found} is {batch_size}, but an epoch has only {counted(length, 'sample')}. It must be from 1 to "
+                f"{length:,}."
+            )
+    for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
+        if precision not in facts.precisions:
+            raise UsageError(
+                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
+                "Choose one of them with --precision, --fix precision=… or --amp."
+            )
+
+
+def _check_fixed_size(config: TuneConfig, facts: WorkloadFacts) -> None:
+    """No other batch size can be asked for where the loader makes batches of one size only."""
+    fixed, loader = facts.fixed_batch_size, facts.own_loader
+    for found, batch_size in _batch_sizes(config).items():
+        if found == "--max-batch-size" and fixed is not None and fixed <= (batch_size or fixed):
+            continue  # a limit that is not reached
+        if fixed is not None and batch_size is not None and batch_size != fixed:
+            raise UsageError(
+                f"{found} is {batch_size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
+                f" Leave {found} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
+            )
+    largest = config.max_batch_size
+    if fixed is None and loader is not None and largest is not None and (config.yours.batch_size or 0) > largest:
+        raise UsageError(
+            f"The baseline's batch size is {config.yours.batch_size}, as in your loader, more than --max-batch-size "
+            f"{largest}. Raise --max-batch-size, or give a smaller baseline with --batch-size."
+        )
+
+
+def _check_workers(config: TuneConfig, facts: WorkloadFacts) -> None:
+    """No more workers can be asked for than those that a stream is shared out among."""
+    most, fixed = facts.max_workers, config.fixed("num_workers")
+    for found, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):
+        if most is not None and asked is not None and int(asked) > most:
+            raise UsageError(
+                f"{found} is {asked}, but the stream does not split its samples among workers, so more than "
+                f"{most} would repeat them. Give {most} or 0, or split the samples with "
+                "torch.utils.data.get_worker_info()."
+            )
+
+
+def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
+    """What is not measured of the user's loader, or ruled out by it, and why; what a batch's memory was probed with."""
+    notes = []
+    if facts.loader_class is not None:
+        notes.append(
+            f"Your loader is a {facts.loader_class}. It was measured as a torch.utils.data.DataLoader with the same "
+            "dataset, sampler and functions: what the class does beyond that was not measured."
+        )
+    if facts.fixed_batch_size is not None:
+        notes.append(
+            "The batch size was not tuned: your loader's batch sampler or dataset makes the batches, of "
+            f"{counted(facts.fixed_batch_size, 'sample')} on average. Pass a loader with batch_size=... to tune it."
+        )
+    if facts.max_workers is not None:
+        most = facts.max_workers
+        tried = "0 and 1 worker were tried" if most == 1 else f"0 to {most} workers were tried"
+        notes.append(
+            f"The stream does not split its samples among workers, so more than {_word(most)} would repeat them: "
+            f"{tried}. Split the samples with torch.utils.data.get_worker_info() to try more."
+        )
+        loader = facts.own_loader
+        if loader is not None and loader.num_workers > facts.max_workers:
+            notes.append(
+                f"Your loader has {loader.num_workers} workers, each of which loads the whole stream. The baseline is "
+                f"measured with {counted(facts.max_workers, 'worker')} instead."
+            )
+    if facts.largest_sample_bytes is not None:
+        notes.append(
+            "Samples differ in size. Memory was probed with the largest of those that were read, "
+            f"{bytes_text(facts.largest_sample_bytes)}; their mean is {bytes_text(facts.sample_bytes)}. A larger one "
+            "may not fit: limit the size of samples, or use a smaller batch."
+        )
+    return tuple(notes)
+
+
+def _word(count: int) -> str:
+    return "one" if count == 1 else str(count)
+
+
+def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
+    if config.fixed("pin_memory") and device_kind != "cuda":
+        raise UsageError(
+            "--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device."
+        )
+    if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
+        raise UsageError(
+            "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
+        )
+    wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
+    if wanted and not facts.takes_channels_last:
+        shape = "×".join(map(str, facts.input_shape))
+        raise UsageError(
+            f"channels_last needs samples with three or four dimensions; a sample of this dataset is {shape}. Leave "
+            "memory_format out of --tune and --fix."
+        )
+
+
+def _batch_sizes(config: TuneConfig) -> dict[str, int | None]:
+    """Those that the options name, by option."""
+    fixed = config.fixed("batch_size")
+    return {
+        "--batch-size": config.yours.batch_size,
+        "--max-batch-size": config.max_batch_size,
+        "--fix batch_size": None if fixed is None else int(fixed),
+    }
+
+
+def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
+    least, length = facts.min_batch_size, facts.dataset_length
+    allowed = {f"{option} {size}": size for option, size in _batch_sizes(config).items()}
+    if length is not None:
+        allowed[f"an epoch has {counted(length, 'sample')}"] = length
+    for found, batch_size in allowed.items():
+        if batch_size is not None and batch_size < least:
+            raise UsageError(
+                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
+                f"Allow {least} or more, or use another model."
+            )

@@ -1,0 +1,282 @@
+"""Which configuration is tried next, and when enough were tried. Pure.
+
+The throughput model proposes by expected improvement (`model.proposals`). The user's settings come first, then another
+run's winner where one was given. What the model does not know, such as prefetch_factor, is tried at the end: the best
+configuration with one setting changed.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtune.model.fit import SEGMENT_SD, ThroughputModel
+from loadtune.model.proposals import WORTH, is_enough, propose
+from loadtune.model.resources import Job
+from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
+from loadtune.search.segment import expected_seconds
+from loadtune.search.space import MODELLED, SearchSpace, size
+from loadtune.search.throughput import points_at, segments_of
+
+T = TypeVar("T")
+
+MOST = 400
+"""Configurations that a proposal weighs: those with the highest predicted throughput."""
+
+MIN_RUNS = 2
+"""Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
+
+AS_GOOD = 0.99
+"""Share of the best expected score from which on a smaller configuration is worth a place in the confirmation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """A configuration to try."""
+
+    config: TrialConfig
+    origin: TrialOrigin
+    predicted: Predicted | None = None
+    expected: float = math.inf
+    """Improvement over the best so far, on the logarithm. Infinite: nobody knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """A configuration that was tried, or that the model predicts."""
+
+    config: TrialConfig
+    score: float
+    """Expected: samples/s while training goes on, or samples per joule."""
+
+
+@dataclass(slots=True)
+class Search:
+    """Call `next`, try what it returns, and tell the outcome to `saw`."""
+
+    job: Job
+    space: SearchSpace
+    first: Sequence[Next]
+    """Tried before the model is asked."""
+    feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs
+    """Those of them that can run, by all that is known now."""
+    left_s: Callable[[], float] = lambda: math.inf
+    """Seconds of the run. What was not tried is of no use to it where two segments of it would take longer."""
+    objective: Objective = "samples-per-s"
+    _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
+    _failed: set[TrialConfig] = field(default_factory=set)
+    _held: list[bool] = field(default_factory=list)
+    _next: Next | None = None
+    _fitted: ThroughputModel | None = None
+    _all: list[TrialConfig] | None = None
+    too_long: list[TrialConfig] = field(default_factory=list)
+    """Predicted to be faster, but too long for the time that was left when the last proposal was made."""
+    ended: str = ""
+    """Why nothing more is proposed, for people; empty: only for want of time. Known after `next` returned None."""
+    broken: str | None = None
+    """Why the model does not answer. None: it does. Without it configurations are ranked as they were measured."""
+
+    def saw(self, trial: Trial) -> None:
+        """An outcome, also one of before an interruption."""
+        self._next = self._fitted = self.broken = None
+        measured = trial.measurement
+        if measured is None:
+            self._failed.add(trial.config)
+            return
+        self._tried.append((trial.config, measured))
+        if trial.predicted is not None and trial.origin == "search":
+            self._held.append(trial.predicted.low <= self._score(measured) <= trial.predicted.high)
+
+    def next(self, room: int, left_s: float = math.inf) -> Next | None:
+        """What to try next; the same until an outcome was told. None: nothing is left that is worth a trial.
+
+        ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
+        ``left_s``: seconds for them. A configuration whose queue could not be turned over once in it is not tried, nor
+        one that could not be measured again afterwards.
+        """
+        if self._next is None:
+            self.ended = ""
+            seen = {*self._failed, *(config for config, _ in self._tried)}
+            waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
+            self._next = next(iter(waiting), None) or self._proposed(room, left_s) or self._changed(seen)
+        return self._next
+
+    def upcoming(self) -> Next:
+        """What `next` returned. Raises ValueError where there is nothing to try."""
+        if self._next is None:
+            raise ValueError("the search proposes nothing")
+        return self._next
+
+    def _proposed(self, room: int, left_s: float) -> Next | None:
+        known, configs = self._known(), self.able()
+        seen = {self.space.as_modelled(config) for config, _ in known}
+        places = [at for at, config in enumerate(configs) if config in seen]
+        if len(places) == len(configs):
+            self.ended = "every configuration that can run was tried"
+            return None
+        if not places:  # nothing ran yet, or what ran no longer fits
+            return self._guessed(configs)
+        left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
+        means = self._asked(known, lambda model: model.mean(points_at(configs, self.job)))
+        if means is None:
+            self.ended = str(self.broken)
+            return None
+        weighed = sorted({*np.argsort(-means)[:MOST].tolist(), *places})
+        configs, places = [configs[at] for at in weighed], [weighed.index(at) for at in places]
+        points = points_at(configs, self.job)
+        found = self._asked(
+            known,
+            lambda model: propose(model, points, places, lambda rates: self._seconds(configs, rates), left_s),
+        )
+        if found is None:
+            self.ended = str(self.broken)
+            return None
+        self.too_long = [configs[at] for at in found.too_long]
+        if self.too_long and found.expected < WORTH:
+            return None
+        if is_enough(found, self._held):
+            self.ended = "no other configuration is likely to be faster"
+            return None
+        tried = {config for config, _ in self._tried} | self._failed
+        if room <= sum(each not in tried for each in self._variants(configs[found.best])):
+            return None
+        unit = self._unit(known)
+        low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))
+        predicted = Predicted(score=math.exp(found.log_rate) / unit, low=low, high=high)
+        return Next(config=configs[found.index], origin="search", predicted=predicted, expected=found.expected)
+
+    def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
+        """Without any measurement to compare with: what the calibrations alone say is fastest."""
+        found = ThroughputModel(self.job).predict(points_at(configs, self.job))
+        took_s = self._seconds(configs, np.exp(found.mean))
+        at = int(np.where(found.mean >= found.mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
+        sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
+        low, middle, high = (math.exp(float(found.mean[at]) + times * sd) for times in (-1.96, 0, 1.96))
+        known = self.objective == "samples-per-s"
+        predicted = Predicted(score=middle, low=low, high=high) if known else None
+        return Next(config=configs[at], origin="search", predicted=predicted)
+
+    def _changed(self, seen: set[TrialConfig]) -> Next | None:
+        """The best configuration with one setting that the model does not know at another value."""
+        plain = (each.config for each in self.ranked() if not each.config.remedies)
+        best = next((config for config in plain if config == self.space.as_modelled(config)), None)
+        variants = [] if best is None else self._variants(best)
+        return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
+
+    def _variants(self, config: TrialConfig) -> list[TrialConfig]:
+        """With one setting changed that the model does not know: one value of each setting first, then the others."""
+        point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
+        for name, axis in self.space.axes.items():
+            at = axis.index(point[name])
+            others = () if name in MODELLED else (*axis[at + 1 :], *axis[:at])
+            turns += [(turn, self.space.at({**point, name: value})) for turn, value in enumerate(others)]
+        variants = [each for _, each in sorted(turns, key=lambda each: each[0]) if each != config]
+        return list(self.feasible([each for each in variants if self._place(each) == self._place(config)]))
+
+    def ranked(self) -> list[Ranked]:
+        """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
+
+        The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
+        """
+        known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self.is_modelled(c))
+        others = {c: m for c, m in self._tried if not self.is_modelled(c)}
+        found = [Ranked(config=c, score=m.score(self.objective)) for c, m in others.items()]
+        return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
+
+    def best_at(self, batch_size: int) -> list[TrialConfig]:
+        """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
+        the others, best first."""
+        ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
+        by_score = [each.config for each in ranked]
+        return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
+
+    def smallest(self) -> TrialConfig | None:
+        """The smallest configuration that the model expects to be as good as any, tried or not."""
+        return next(iter(_smallest(self._by_expectation([c for c in self.able() if not c.remedies]))), None)
+
+    def changed(self) -> TrialConfig | None:
+        """The best expected with changes of the code, of those that ran if any did. None: there is none."""
+        able = [config for config in self.able() if config.remedies]
+        ran = [config for config, _ in self._tried if config in able]
+        return next((each.config for each in self._by_expectation(ran or able)), None)
+
+    def model(self) -> ThroughputModel | None:
+        """Fitted to what was tried. None: nothing was, or it cannot be fitted."""
+        known = self._known()
+        return self._asked(known, lambda model: model) if known else None
+
+    def _known(self) -> list[tuple[TrialConfig, Measurement]]:
+        """The trials that the model can be fitted to."""
+        return [(config, measured) for config, measured in self._tried if self.is_modelled(config)]
+
+    def able(self) -> list[TrialConfig]:
+        """All that the model knows of, that fits into memory and has not failed."""
+        if self._all is None:
+            self._all = list(self.space.modelled())
+        return [config for config in self.feasible(self._all) if config not in self._failed]
+
+    def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
+        scores = self._expected(configs)
+        tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
+        took_s = self._seconds(configs, np.array(scores) * self._unit(self._known())) if any(scores) else scores
+        found = [
+            Ranked(config=config, score=score)
+            for config, score, seconds in zip(configs, scores, took_s, strict=True)
+            if seconds <= most_s or self.space.as_modelled(config) in tried
+        ]
+        return sorted(found, key=lambda each: -each.score)
+
+    def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
+            return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)
+
+    def _expected(self, configs: Sequence[TrialConfig]) -> list[float]:
+        known = self._known()
+        if not configs or not known:
+            return [0.0 for _ in configs]
+        found = self._asked(known, lambda model: model.predict(points_at(configs, self.job)).mean)
+        if found is None:
+            measured = {self.space.as_modelled(config): self._score(measurement) for config, measurement in known}
+            return [measured.get(config, 0.0) for config in configs]
+        return [float(rate) for rate in np.exp(found) / self._unit(known)]
+
+    def _asked(self, known: Sequence[tuple[TrialConfig, Measurement]], ask: Callable[[ThroughputModel], T]) -> T | None:
+        """What the model answers. None: what was measured cannot be fitted, see `broken`."""
+        try:
+            if self._fitted is None:
+                rates = [self._score(measured) * self._unit(known) for _, measured in known]
+                self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
+            return ask(self._fitted)
+        except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
+            self.broken = f"the throughput model does not fit what was measured ({error})"
+            return None
+
+    def _score(self, measured: Measurement) -> float:
+        """In flight: what starting workers costs an epoch is added where configurations are ranked."""
+        return measured.samples_per_s if self.objective == "samples-per-s" else measured.score(self.objective)
+
+    def _unit(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> float:
+        """Samples/s of one unit of the score: the power in the median of the trials, in watts, or 1. By how much power
+        differs from setting to setting is left to the model's discrepancy."""
+        if self.objective == "samples-per-s":
+            return 1.0
+        return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in known]))
+
+    def is_modelled(self, config: TrialConfig) -> bool:
+        """Whether the model knows all that it differs in; how long workers live changes no rate."""
+        near = self.space.as_modelled(config)
+        kept = replace(config.loader, persistent_workers=near.loader.persistent_workers)
+        return replace(config, loader=kept) == near
+
+    def _place(self, config: TrialConfig) -> tuple[object, ...]:
+        loader = config.loader
+        return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, config.remedies
+
+
+def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:
+    """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
+    near = [each.config for each in ranked if each.score >= AS_GOOD * ranked[0].score]
+    return sorted(near, key=size)[:1]

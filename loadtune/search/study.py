@@ -1,0 +1,163 @@
+"""The Optuna study: its sampler asks the `Search`, its storage keeps the trials, for other tools as well.
+
+The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
+damages it is in nobody's way.
+A configuration that could not run becomes a trial in the state COMPLETE, infeasible, with a value just below the worst
+so far. `optuna-dashboard` shows it, and its best trial is one that was measured. What is in the state FAIL is nothing
+that was learnt.
+"""
+
+import logging
+import math
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.pool import StaticPool
+
+from loadtune.records import SCORE_UNITS, Objective, Trial, TrialConfig
+from loadtune.search.space import SearchSpace
+
+STUDY_NAME = "loadtune"
+SHOWN = (
+    "gpu_utilization_fraction",
+    "gpu_sm_activity_fraction",
+    "cpu_utilization_fraction",
+    "gpu_memory_used_bytes",
+    "gpu_power_w",
+)
+"""Figures of `Telemetry` that are user attributes of a trial, for whoever looks at the study."""
+
+
+class SearchSampler(BaseSampler):
+    """Every parameter of a trial is what ``proposed`` returns, which also sees to it that the configuration can run."""
+
+    def __init__(self, space: SearchSpace, proposed: Callable[[], TrialConfig]) -> None:
+        self._space, self._proposed = space, proposed
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return {str(name): value for name, value in self._space.point(self._proposed()).items()}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise ValueError(f"{param_name} is no dimension of the search space")
+
+
+class OptunaStudy:
+    """Ask/tell over the axes of a space, maximising the value told; ``proposed`` says what is asked for.
+
+    `known` are trials that were run before; what the space lacks takes a number. `save` is called after each change,
+    with what returns the database as a file has it.
+    """
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        proposed: Callable[[], TrialConfig],
+        save: Callable[[Callable[[], bytes]], None] = lambda content: None,
+        *,
+        known: Sequence[Trial] = (),
+        objective: Objective = "samples-per-s",
+    ) -> None:
+        self._space, self._objective, self._save = space, objective, save
+        self._worst: float | None = None
+        self._open: dict[int, optuna.Trial] = {}
+        self._database = sqlite3.connect(":memory:", check_same_thread=False)
+        self._storage = _storage(self._database)
+        replayed: TrialConfig | None = None
+        with _quiet():
+            self._study = optuna.create_study(
+                study_name=STUDY_NAME,
+                storage=self._storage,
+                direction="maximize",
+                sampler=SearchSampler(space, lambda: replayed or proposed()),
+            )
+        # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
+        study_id = self._storage.get_study_id_from_name(STUDY_NAME)
+        self._storage.set_study_system_attr(study_id, "study:metric_names", [SCORE_UNITS[objective]])
+        for trial in known:
+            if trial.outcome is None or not self._has(trial.config):
+                self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
+                continue
+            replayed = trial.config
+            self._told(replace(trial, number=self._asked()))
+        replayed = None
+        self._changed()
+
+    def ask(self) -> int:
+        """Begin a trial of what is proposed; its number."""
+        number = self._asked()
+        self._changed()
+        return number
+
+    def tell(self, trial: Trial) -> None:
+        """The outcome of the trial with this number."""
+        self._told(trial)
+        self._changed()
+
+    def _asked(self) -> int:
+        trial = self._study.ask()
+        for name, axis in self._space.axes.items():
+            trial.suggest_categorical(name, axis)
+        self._open[trial.number] = trial
+        return trial.number
+
+    def _told(self, trial: Trial) -> None:
+        asked, measured = self._open.pop(trial.number), trial.measurement
+        attrs: dict[str, Any] = {"origin": trial.origin, "feasible": measured is not None}
+        if trial.predicted is not None:
+            said = trial.predicted
+            shown = {"predicted": said.score, "predicted_low": said.low, "predicted_high": said.high}
+            attrs |= {name: float(f"{value:.4g}") for name, value in shown.items()}
+        if measured is None:
+            value = math.nextafter(self._worst or 0.0, 0.0)
+            attrs["infeasible"] = trial.failure.message if trial.failure else "not measured"
+        else:
+            value = measured.score(self._objective)
+            self._worst = value if self._worst is None else min(self._worst, value)
+            seen = {} if measured.telemetry is None else {each: getattr(measured.telemetry, each) for each in SHOWN}
+            attrs |= {name: round(figure, 3) for name, figure in seen.items() if figure is not None}
+        for name, attr in attrs.items():
+            asked.set_user_attr(name, attr)
+        # Not by set_constraint: optuna-dashboard (0.21) looks for feasibility in this list, and Optuna 5 reads it, too.
+        excess = 0.0 if measured is not None else 1.0
+        self._storage.set_trial_system_attr(asked._trial_id, "constraints", [excess])
+        self._study.tell(asked, value)
+
+    def _changed(self) -> None:
+        self._save(self._database.serialize)
+
+    def _has(self, config: TrialConfig) -> bool:
+        """Whether the space has it; whether the baseline's workers outlive an epoch is no part of that."""
+        near = self._space.at(self._space.point(config))
+        kept = config.loader.persistent_workers
+        return replace(near, loader=replace(near.loader, persistent_workers=kept)) == config
+
+
+def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:
+    # Ctrl-C in the middle of a query makes SQLAlchemy log a traceback; without any handler Python prints it on stderr.
+    logging.getLogger("sqlalchemy").addHandler(logging.NullHandler())
+    return optuna.storages.RDBStorage("sqlite://", engine_kwargs={"creator": lambda: database, "poolclass": StaticPool})
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna announces a new study on stderr, into the middle of a display; its level is put back behind us."""
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)

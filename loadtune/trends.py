@@ -1,0 +1,184 @@
+"""Over all that was measured: whether memory grows with each sample, and where samples came from.
+
+Filling a queue, a cache of the allocator or a worker's heap comes to an end; objects that a dataset keeps do not. So
+only the later half of each measurement counts, and what grows there with every sample, in all measurements alike, is
+growth that goes on.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from loadtune.bench.short_ram import GROWTH_ADVICE
+from loadtune.records import Measurement, MemoryReading, TrialConfig
+from loadtune.records.intervals import students_t
+from loadtune.run import Run
+from loadtune.units import bytes_text, count_text, counted, percent_text, seconds_text
+
+SHARE_OF_RAM = 0.1
+"""Told is what takes more than this of the RAM in an epoch: a training lasts for ten epochs or more."""
+
+_LEAST_BYTES, _LEAST_SHARE = 1024, 0.01
+"""For each sample, and of its size: less is messages between processes, and says nothing of samples."""
+
+_SURE = 2.0
+"""Times the 95% interval that the growth is above 0 by. Runs are looked at all the time, and one in forty of them would
+else be told of noise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryGrowth:
+    """Memory that processes take with each sample and do not give back."""
+
+    of_workers: bool
+    """False: of the training process, at 0 workers."""
+    bytes_per_sample: float
+    half_width_bytes: float
+    """Of the 95% interval."""
+    longest_run: int
+    """Samples of the measurement that had most."""
+
+    def matters(self, dataset_length: int | None, ram_bytes: int) -> bool:
+        """Whether an epoch of it, or one measurement, takes a considerable share of the RAM."""
+        sure = self.bytes_per_sample - _SURE * self.half_width_bytes
+        return sure * max(dataset_length or 0, self.longest_run) > SHARE_OF_RAM * ram_bytes
+
+
+def memory_growth(timed: Iterable[tuple[TrialConfig, Measurement]], *, of_workers: bool) -> MemoryGrowth | None:
+    """Over the measurements with workers, or those without. None: too little was read to tell.
+
+    Each step from one reading to the next is a sample of the growth: memory that wanders, as a heap does, then makes
+    the interval wide, where a line through the readings would take it for a trend.
+    """
+    own = [measured for config, measured in timed if (config.loader.num_workers > 0) == of_workers]
+    steps = [step for measured in own for step in _later_steps(measured, of_workers=of_workers)]
+    samples = math.fsum(step.num_samples for step in steps)
+    if len(steps) < 2 or samples <= 0:
+        return None
+    rate = math.fsum(step.grown_bytes for step in steps) / samples
+    squares = math.fsum((step.grown_bytes - rate * step.num_samples) ** 2 / step.num_samples for step in steps)
+    error = math.sqrt(squares / (len(steps) - 1) / samples)
+    return MemoryGrowth(
+        of_workers=of_workers,
+        bytes_per_sample=rate,
+        half_width_bytes=students_t(len(steps) - 1) * error,
+        longest_run=max(sum(window.num_samples for window in measured.windows) for measured in own),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """From one reading to the next."""
+
+    num_samples: float
+    grown_bytes: int
+
+
+def _later_steps(measured: Measurement, *, of_workers: bool) -> list[_Step]:
+    """Of the later half. A step in which workers came or went says nothing of growth."""
+    seen = measured.telemetry
+    if seen is None:
+        return []
+    begun_s = measured.windows[0].start_s
+    later = [reading for reading in seen.memory if reading.after_s >= seen.seconds / 2]
+    steps = [
+        _Step(
+            _trained_at(measured, begun_s + after.after_s) - _trained_at(measured, begun_s + before.after_s),
+            _held(after, of_workers) - _held(before, of_workers),
+        )
+        for before, after in pairwise(later)
+        if before.num_workers == after.num_workers
+    ]
+    return [step for step in steps if step.num_samples > 0]
+
+
+def _held(reading: MemoryReading, of_workers: bool) -> int:
+    return reading.workers_bytes if of_workers else reading.main_bytes
+
+
+def _trained_at(measured: Measurement, at_s: float) -> float:
+    """Samples trained on by this moment: in a window at its mean rate."""
+    ends = [window.end_s for window in measured.windows]
+    index = min(bisect_right(ends, at_s), len(ends) - 1)
+    window = measured.windows[index]
+    before: Sequence[int] = [each.num_samples for each in measured.windows[:index]]
+    return sum(before) + window.num_samples * min(1.0, max(0.0, (at_s - window.start_s) / window.seconds))
+
+
+def data_source(measured: Iterable[Measurement], sample_bytes: int) -> str | None:
+    """What to say. None: not known, or little was read from files: samples are made, in memory, or in mapped files."""
+    num_samples = read = fetched = 0.0
+    for run in measured:
+        seen = run.telemetry
+        if seen is None or seen.file_read_bytes_per_s is None or seen.disk_read_bytes_per_s is None:
+            continue
+        num_samples += run.samples_per_s * seen.seconds
+        read += seen.file_read_bytes_per_s * seen.seconds
+        fetched += seen.disk_read_bytes_per_s * seen.seconds
+    if not num_samples or read < max(_LEAST_BYTES, _LEAST_SHARE * sample_bytes) * num_samples:
+        return None
+    share = min(1.0, fetched / read)
+    found = f"{percent_text(share)} of the {bytes_text(read)} that were read came from storage"
+    if share < 0.5:
+        return (
+            f"Samples were read from the page cache: {found}. The first epoch after a reboot reads them from storage "
+            "and may be slower."
+        )
+    return f"Samples were read from storage: {found}. An epoch that finds them in the page cache may be faster."
+
+
+def tell_growth(run: Run) -> None:
+    """A note where memory grows, from what was measured; else from a trial that was ended for it."""
+    length, ram = run.facts.dataset_length if run.facts else None, run.host.ram_limit_bytes
+    fits = (memory_growth(run.timed, of_workers=of_workers) for of_workers in (True, False))
+    grown = [fit for fit in fits if fit is not None and fit.matters(length, ram)]
+    if grown:  # the same dataset: where it keeps objects in workers, it keeps them without workers too
+        run.note(_sentence(run, grown[0], length))
+        return
+    failures = [trial.failure for trial in run.trials if trial.failure]
+    failures += [failure for finalist in run.finalists for failure in finalist.failures]
+    ended = [failure for failure in failures if failure.grown_bytes is not None]
+    worst = max(ended, key=lambda failure: failure.grown_bytes or 0, default=None)
+    if worst is not None:
+        run.note(worst.message)
+
+
+def tell_source(run: Run) -> None:
+    """A note where samples were read from files."""
+    sample_bytes = run.facts.sample_bytes if run.facts else 0
+    said = data_source((measured for _, measured in run.timed), sample_bytes)
+    if said is not None:
+        run.note(said)
+
+
+def _sentence(run: Run, fit: MemoryGrowth, length: int | None) -> str:
+    who = "the workers" if fit.of_workers else "the training process"
+    seen = [measured.telemetry for _, measured in run.timed if measured.telemetry]
+    peak = max((telemetry.ram_used_bytes or 0 for telemetry in seen), default=0)
+    reached = f" RAM in use reached {bytes_text(peak)} of {bytes_text(run.host.ram_limit_bytes)}." if peak else ""
+    low, high = (fit.bytes_per_sample + sign * fit.half_width_bytes for sign in (-1, 1))
+    return (
+        f"The memory of {who} grows with each sample loaded, by {bytes_text(fit.bytes_per_sample)} (95% interval "
+        f"{bytes_text(low)} to {bytes_text(high)}).{reached} {_full_text(run, fit, length)} {GROWTH_ADVICE}"
+    )
+
+
+def _full_text(run: Run, fit: MemoryGrowth, length: int | None) -> str:
+    """When RAM is full: within the first epoch, or in a later one if the growth goes on from epoch to epoch.
+
+    `length` None: a stream that does not tell. Nothing is said of its epochs.
+    """
+    samples = int(run.host.ram_available_bytes / fit.bytes_per_sample)
+    rates = [measured.samples_per_s for _, measured in run.timed]
+    rate = run.best.samples_per_s if run.best else max(rates)
+    when = f"{count_text(samples)} samples, {seconds_text(samples / rate)} at {rate:,.0f} samples/s"
+    if length is None or samples <= length:
+        return f"The {bytes_text(run.host.ram_available_bytes)} available at the start are full after {when}."
+    epochs = counted(max(1, samples // length), "epoch")
+    kept = " if persistent_workers=True keeps the workers" if fit.of_workers else ""
+    return (
+        f"One epoch takes {bytes_text(fit.bytes_per_sample * length)}. The "
+        f"{bytes_text(run.host.ram_available_bytes)} available at the start are full after {epochs}{kept} ({when})."
+    )

@@ -1,0 +1,280 @@
+"""The story of a run, one line a stage: from the machine's facts to a confirmed answer.
+
+In: a `TuneConfig`. Out: a `TuningResult`, also written into the run's folder. Each stage keeps what it found in `Run`.
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from loadtune import __version__
+from loadtune.arguments import check, python_names
+from loadtune.bench import BenchClient
+from loadtune.bottleneck import name_bottleneck
+from loadtune.calibration import calibrate, start, verify_memory
+from loadtune.endings import ended_text, overrun
+from loadtune.errors import DeviceError, OutOfTimeError, ResultError
+from loadtune.final.confirmation import confirmation
+from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
+from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
+from loadtune.records import Device, HostFacts, Progress, Telemetry, TuneConfig, TuningResult
+from loadtune.report.page.write import PAGE_FILE, write_page
+from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
+from loadtune.resuming import restore
+from loadtune.run import Run
+from loadtune.run_file import RUN_FILE, read_run
+from loadtune.seams import Bench, Clock, Listener, Sensor
+from loadtune.search.codes import changes
+from loadtune.search.searching import study
+from loadtune.search.span import space
+from loadtune.trends import tell_growth, tell_source
+from loadtune.units import bytes_text, counted
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+
+def tune(
+    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | Job | None" = None,
+    *,
+    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+    model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
+    compute_loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
+    step: Callable[[Any], Callable[[Any], Any]] | None = None,
+    config: TuneConfig | None = None,
+    folder: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    reopen: bool = False,
+) -> TuningResult:
+    """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
+
+    loader: a DataLoader, a function without arguments that returns one, or a `Job` that holds all parts. The loader's
+        settings are the baseline.
+    dataset, collate: instead of a loader a dataset, or a function without arguments that returns one, and its collate
+        function.
+    model: a ``torch.nn.Module``, or a function without arguments that returns one.
+    loss: (outputs, targets) → scalar tensor. None: cross entropy, or ``model(**batch).loss`` for mappings.
+    compute_loss: (model, batch) → scalar tensor, in place of ``loss``.
+    optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
+    step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
+        optimizer. It is not changed: only the loader is tuned.
+    listener: called with the progress of the run. None: warnings and the folder are written to stderr.
+    config: how long, and what to search. It can also name what is not passed here; beside objects the default names
+        ``FakeData`` and ``resnet50`` do not count. None: the defaults.
+
+    The training process works on copies of the objects, made by pickling. `folder` defaults to a new one below
+    ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
+    objects needs the same objects again. A search that had ended continues only if the trials or the time budget were
+    raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early, and so does
+    the end of ``config.time_budget_s``, counted from this call: the result says so and contains only what was
+    confirmed. Raises LoadtuneError for an error that the user can correct, OutOfTimeError where time ended before a
+    trial was measured.
+    """
+    refuse_recursion("loadtune.tune")
+    job = job_of(
+        loader,
+        dataset=dataset,
+        collate=collate,
+        model=model,
+        loss=loss,
+        compute_loss=compute_loss,
+        optimizer=optimizer,
+        step=step,
+    )
+    refuse_missing(job, None if config is None else config.workload)
+    with python_names():
+        config, objects = with_objects(check(config or TuneConfig()), job)
+        check(config)  # the parts that were passed beside those that were named
+    host = read_host()
+    with python_names():
+        rank = rank_facts(host, config.ranks_per_node)
+    cores, device = rank_cores(rank, config.ranks_per_node), choose_device(host, config.device)
+    on_cpu = device.kind == "cpu"
+    if config.objective == "samples-per-joule":
+        _check_energy(device, lambda: read_telemetry(device, host.num_usable_cores))
+    # The end of the time budget is another limit on every request, whatever this says.
+    hang_s = min(120.0, max(30.0, 0.2 * config.time_budget_s))
+    with run_folder(folder, Path(config.out), config.workload.label) as folder:
+        bench = BenchClient(
+            config.workload,
+            device,
+            log_path=folder / LOG_FILE,
+            hang_s=hang_s,
+            objects=objects,
+            max_memory_bytes=rank.ram_available_bytes if cores and on_cpu else config.max_gpu_memory_bytes,
+            cores=cores,
+        )
+        with bench, Sampler(device, lambda: bench.pid, rank.num_usable_cores, cores=cores) as sensor:
+            result = tune_on(
+                bench,
+                sensor,
+                MonotonicClock(),
+                config,
+                host,
+                device,
+                folder,
+                listener or _warn,
+                read_host,
+                resume=resume,
+                reopen=reopen,
+            )
+    if listener is None:
+        _say(f"the result and its report are in {folder}")
+    return result
+
+
+def _warn(progress: Progress) -> None:
+    """Shows what a caller without a listener should read before trusting the result."""
+    if progress.warning and progress.message:
+        _say(f"warning: {progress.message}")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # a full disk, or nobody reads it
+        sys.stderr.write(f"loadtune: {text}\n")
+
+
+def tune_on(
+    bench: Bench,
+    sensor: Sensor,
+    clock: Clock,
+    config: TuneConfig,
+    host: HostFacts,
+    device: Device,
+    folder: Path,
+    listener: Listener | None = None,
+    host_now: Callable[[], HostFacts] | None = None,
+    *,
+    resume: bool = False,
+    reopen: bool = False,
+) -> TuningResult:
+    """`tune` over any bench, sensor and clock: with the fakes of `loadtune.testing` it runs in a second.
+
+    `host` and `host_now` are the whole machine's, also where the run is one rank of several.
+    """
+    ranks, whole_now = config.ranks_per_node, host_now or (lambda: host)
+    rank = rank_facts(host, ranks)
+    with owned(folder):
+        run = Run(
+            config,
+            rank,
+            device,
+            __version__,
+            clock,
+            bench,
+            sensor,
+            folder,
+            lambda: rank_facts(whole_now(), ranks),
+            listener,
+        )
+        bench.finish_by(clock.now() + run.left_s)
+        if resume:
+            restore(read_run(folder), run, reopen=reopen)
+        if ranks > 1:
+            run.note(_rank_text(ranks, rank, host))
+        run.aside(f"{LOG_FILE} is not written", lambda: (folder / LOG_FILE).open("ab").close())
+        try:
+            _tell(run)
+        except Exception as error:
+            run.cut_short = str(error)
+            if run.trials and not run.is_as_it_was:
+                with suppress(ResultError):  # the error that came first says what to mend
+                    _keep(run)
+            raise
+        return _keep(run)
+
+
+def _rank_text(ranks: int, rank: HostFacts, host: HostFacts) -> str:
+    return (
+        f"This run is one rank of {ranks}: it has {rank.num_usable_cores} of "
+        f"{counted(host.num_usable_cores, 'usable core')}, {bytes_text(rank.ram_limit_bytes)} of "
+        f"{bytes_text(host.ram_limit_bytes)} RAM, and {bytes_text(rank.shm_total_bytes)} of "
+        f"{bytes_text(host.shm_total_bytes)} /dev/shm. The other ranks did not run. Where they share a disk or a "
+        "network, loading may be slower."
+    )
+
+
+def _check_energy(device: Device, seen: Callable[[], Telemetry]) -> None:
+    """Raise DeviceError where the GPU's energy counter cannot be read. `seen` is what can be had of the machine now."""
+    if device.kind != "cuda":
+        why = f"{device.name} is not a GPU"
+    else:
+        telemetry = seen()
+        if telemetry.gpu_energy_j is not None:
+            return
+        missing = telemetry.missing.get("gpu_energy_j", "the driver does not say why")
+        why = f"{device.name} has none that can be read: {missing}"
+    raise DeviceError(
+        f"--objective samples-per-joule needs the energy counter of a GPU, but {why.rstrip('.')}. NVIDIA GPUs since "
+        "Volta have one. Choose such a GPU with --device, or leave --objective out."
+    )
+
+
+def _tell(run: Run) -> None:
+    """The story, to its end or as far as it came. Raises LoadtuneError."""
+    try:
+        story(run)
+    except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
+        run.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
+    except OutOfTimeError as end:
+        run.cut_short = ended_text(run, end)
+        if run.is_as_it_was or not any(trial.measurement for trial in run.trials):
+            message = f"{run.cut_short[0].upper()}{run.cut_short[1:]}."
+            raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
+
+
+def _keep(run: Run) -> TuningResult:
+    """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
+    overrun(run)
+    run.aside("Whether memory grows was not found out", lambda: tell_growth(run))
+    run.aside("Where samples came from was not found out", lambda: tell_source(run))
+    before = result_in(run.folder) if run.is_resumed and run.best is None else None
+    if before is not None and before.best is not None:
+        since = "" if run.is_as_it_was else f" {RUN_FILE} has what was measured since, for the next --resume."
+        run.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
+        return run.result()
+    return run.result() if run.is_as_it_was else _write(run)
+
+
+def _write(run: Run) -> TuningResult:
+    """The page, then the result, with what there is to say of the page. An answer is on the disk before both."""
+    no_page = "The report page was not written"
+    try:
+        run.aside(no_page, lambda: write_page(run.result(), run.folder / PAGE_FILE))
+    except KeyboardInterrupt as interruption:
+        run.note(f"{no_page}: interrupted by {str(interruption) or 'Ctrl-C'}.")
+    result = run.result()
+    if run.best is None:
+        write_result(result, run.folder)
+    else:
+        run.aside(f"{RESULT_FILE} has the answer alone", lambda: write_result(result, run.folder))
+    return result
+
+
+def story(run: Run) -> None:
+    """The stages, in the order in which each needs what the one before found.
+
+    The answer is on the disk before it is explained. What fails then is a note.
+    """
+    facts = start(run)
+    recipes = calibrate(run, facts)
+    searched = space(run, facts, recipes)
+    study(run, facts, searched)
+    searched = changes(run, facts, searched)
+    if searched.codes:
+        study(run, facts, searched)
+    verify_memory(run, facts, searched)
+    try:
+        confirmation(run, facts, searched)
+    finally:  # also of an answer that was there when the time budget ended
+        if run.best is not None:
+            write_result(run.result(), run.folder)
+        run.aside("The bottleneck is not named", lambda: name_bottleneck(run, facts, searched))

@@ -1,0 +1,128 @@
+"""In which order finalists are run, and when a confirmation ends."""
+
+from itertools import pairwise
+
+import pytest
+
+from loadtune.final.rounds import LOOKS, alternate
+from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
+from loadtune.testing import FakeClock
+
+A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))
+FAILURE = TrialFailure(kind="crash", phase="training", message="")
+RUN_S = 10.0
+
+
+def measured():
+    windows = (Window(start_s=0.0, seconds=1.0, num_steps=10, num_samples=100),)
+    return Measurement(windows=windows, first_batch_s=0.1, seconds=RUN_S)
+
+
+def ran(
+    until_s=1e9,
+    *,
+    fails=(),
+    needed=(A, B),
+    undecided=lambda seen: (A, B, C),
+    known=(),
+    answer_by_s=None,
+    configs=(A, B, C),
+):
+    clock = FakeClock()
+    begun = clock.now()
+
+    def run(config):
+        clock.spend(RUN_S)
+        return FAILURE if config in fails else measured()
+
+    outcomes = alternate(
+        configs,
+        run,
+        clock,
+        begun + until_s,
+        needed=lambda seen, able: needed,
+        undecided=undecided,
+        answer_by_s=None if answer_by_s is None else begun + answer_by_s,
+        known=known,
+    )
+    return [config for config, _ in outcomes]
+
+
+def test_everybody_runs_in_every_round_and_every_second_round_goes_backwards():
+    order = ran()
+    rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
+    assert len(rounds) == LOOKS[-1]
+    assert all(sorted(each, key=[A, B, C].index) == [A, B, C] for each in rounds)
+    assert rounds[0] == [A, B, C]
+    assert all(later == earlier[::-1] for earlier, later in list(pairwise(rounds))[::2])
+
+
+def test_one_looks_after_planned_rounds_alone():
+    looks = []
+    ran(undecided=lambda seen: looks.append(len(seen)) or (A, B, C))
+    assert looks == [3 * number for number in LOOKS[:-1]]
+
+
+def test_a_decided_answer_ends_it():
+    assert len(ran(undecided=lambda seen: ())) == 3 * LOOKS[0]
+
+
+def test_who_is_decided_after_a_look_is_out():
+    order = ran(undecided=lambda seen: (A, B) if len(seen) == 3 * LOOKS[0] else (A,))
+    assert [order.count(each) for each in (A, B, C)] == [LOOKS[2], LOOKS[1], LOOKS[0]]
+
+
+@pytest.mark.parametrize("num_known", [2, 9, 10, 11, 12, 13])
+def test_after_an_interruption_the_looks_fall_out_as_they_did(num_known):
+    """Whoever was out stays out, also where the interruption came within the next round."""
+
+    def undecided(seen):
+        return (A, B) if len(seen) == 9 else (A,)
+
+    whole = ran(undecided=undecided)
+    known = [(config, measured()) for config in whole[:num_known]]
+    again = ran(undecided=undecided, known=known)
+    assert [again.count(each) for each in (A, B, C)] == [whole.count(each) for each in (A, B, C)]
+
+
+def test_who_failed_is_run_once_more_after_the_others_and_then_not_again():
+    order = ran(fails=[B])
+    assert order[:4] == [A, B, C, B]
+    assert order.count(B) == 2
+    assert order.count(A) == order.count(C) == LOOKS[-1]
+    assert ran(35.0, fails=[C]) == [A, B, C], "there is no time for it"
+
+
+@pytest.mark.parametrize(("until_s", "expected"), [(0.0, [A, B]), (25.0, [A, B]), (35.0, [A, B, C])])
+def test_the_needed_run_whatever_the_time_and_the_others_while_it_lasts(until_s, expected):
+    assert ran(until_s) == expected
+
+
+def test_where_a_round_does_not_fit_the_needed_run_alone():
+    assert ran(55.0) == [A, B, C, B, A]
+    assert ran(49.0) == [A, B, C]
+
+
+def test_the_needed_run_a_second_time_although_it_is_late():
+    assert ran(0.0, answer_by_s=45.0) == [A, B, B, A]
+    assert ran(0.0, answer_by_s=35.0) == [A, B]
+    assert ran(0.0, answer_by_s=65.0) == [A, B, B, A]
+
+
+def test_what_is_known_comes_first_and_is_not_run_again():
+    known = [(A, measured()), (B, measured()), (C, measured()), (C, measured())]
+    order = ran(known=known)
+    assert order[:4] == [A, B, C, C]
+    assert order[4:6] == [B, A], "the round that was cut off is ended"
+    assert [order.count(each) for each in (A, B, C)] == [LOOKS[-1]] * 3
+
+
+def test_who_missed_a_round_before_an_interruption_is_not_run_again():
+    order = ran(known=[(each, measured()) for each in (A, B, C, B, A, A, B)])
+    assert order.count(C) == 1
+    assert order.count(A) == order.count(B) == LOOKS[-1]
+
+
+def test_what_failed_once_before_an_interruption_is_asked_again():
+    assert ran(known=[(A, measured()), (B, FAILURE)]).count(B) == 1 + LOOKS[-1]
+    assert ran(known=[(A, measured()), (B, FAILURE), (B, FAILURE)]).count(B) == 2

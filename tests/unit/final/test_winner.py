@@ -1,0 +1,313 @@
+"""The confirmation: who is measured again, in which order, and what the spread between runs allows to be said."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from study_rig import measured
+
+from loadtune.final.contestants import pick_finalists
+from loadtune.final.rounds import LOOKS
+from loadtune.final.statistics import finalists
+from loadtune.final.winner import not_told_apart, pick_winner, speedup, undecided
+from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
+from loadtune.records.confirmed import ruled_out
+
+
+def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
+    return TrialConfig(loader=LoaderConfig(batch_size=batch_size, num_workers=num_workers), recipe=Recipe())
+
+
+def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
+    failure = None if rate else TrialFailure(kind="crash", phase="training", message="")
+    measurement = measured(rate) if rate else None
+    return Trial(number=number, config=what, origin="search", measurement=measurement, failure=failure)
+
+
+LEADER, YOURS, AT_YOURS, SECOND, SMALL = (config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12)))
+
+
+def lasting(seconds: float, what: TrialConfig) -> Trial:
+    return Trial(number=0, config=what, origin="search", measurement=replace(measured(1.0), seconds=seconds))
+
+
+def picked_in(time_s: float, **more: object) -> tuple[TrialConfig, ...]:
+    """Trials took 10 s. Yours and the small one had none."""
+    trials = [lasting(10.0, what) for what in (LEADER, SECOND, AT_YOURS)]
+    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, trials, smallest=SMALL, time_s=time_s, **more)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "finalists"),
+    [
+        (80.0, (LEADER, YOURS, SECOND, SMALL)),
+        (79.0, (LEADER, YOURS, SECOND)),
+        (59.0, (LEADER, YOURS)),
+        (0.0, (LEADER, YOURS)),
+    ],
+)
+def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tuple[TrialConfig, ...]) -> None:
+    assert picked_in(time_s) == finalists
+
+
+def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
+    trials = [lasting(10.0, LEADER), lasting(10.0, SECOND), lasting(4.0, SMALL)]
+    assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, time_s=39.0) == (LEADER, SMALL)
+
+
+def test_yours_is_foretold_by_the_trial_of_its_loader_under_another_recipe() -> None:
+    tried = replace(YOURS, recipe=Recipe(memory_format="channels_last"))
+    trials = [lasting(10.0, LEADER), lasting(3.0, tried), lasting(10.0, SECOND)]
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=46.0) == (LEADER, YOURS, SECOND)
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=45.0) == (LEADER, YOURS)
+
+
+def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_not() -> None:
+    at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
+    assert picked_in(0.0, at_your_batch=at_batch) == (LEADER, YOURS, AT_YOURS, config(64, 3))
+
+
+def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
+    trials = [lasting(10.0, what) for what in (YOURS, SECOND)]
+    assert pick_finalists([YOURS, SECOND], YOURS, trials, time_s=0.0) == (YOURS, SECOND)
+
+
+def test_what_was_measured_again_before_an_interruption_stays_a_finalist() -> None:
+    trials = [lasting(10.0, what) for what in (LEADER, SMALL, YOURS)]
+    picked = pick_finalists([LEADER, SMALL, YOURS], YOURS, trials, time_s=0.0, kept=[YOURS, SMALL])
+    assert picked == (LEADER, YOURS, SMALL)
+
+
+def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
+    compiled = [replace(what, recipe=Recipe(compile=True)) for what in (LEADER, SECOND, SMALL)]
+    window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=300)
+    run = replace(measured(1.0), windows=(window,), first_batch_s=1.0, seconds=50.0)
+    trials = [Trial(number=n, config=what, origin="search", measurement=run) for n, what in enumerate(compiled)]
+    assert len(pick_finalists(compiled, None, trials, time_s=24.0)) == 2  # 6 s a run, twice
+    assert len(pick_finalists(compiled, None, trials, time_s=23.0)) == 1
+
+
+def test_nothing_is_sure_where_nothing_ran_twice() -> None:
+    once = finalists([(LEADER, measured(100.0)), (SECOND, measured(99.5))])
+    assert set(undecided(once, None)) == {LEADER, SECOND}
+
+
+def test_where_nothing_ran_there_are_no_finalists() -> None:
+    assert pick_finalists([], None, [trial(0, None, config())]) == ()
+    assert pick_finalists([], YOURS, []) == (YOURS,)
+
+
+def test_a_winner_never_failed_twice_also_where_all_did() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    fast, slow = config(64, 8), config(64, 4)
+    outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
+    winner = pick_winner(ruled_out(finalists(outcomes)), None)
+    assert winner is not None
+    assert winner.config == slow
+    assert pick_winner(ruled_out(finalists([*outcomes, (slow, failure)])), None) is None
+
+
+def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
+    """Neither for being faster nor for being smaller; yours, run again by itself, is nobody to be picked from."""
+    twice, once, small, yours = config(384, 16), config(512, 16), config(256, 8), config(64, 0)
+    runs = [(twice, 1000.0), (once, 1010.0), (small, 995.0), (yours, 100.0), (yours, 101.0)]
+    alone = pick_winner(finalists([(what, measured(rate)) for what, rate in runs]), yours)
+    again = pick_winner(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours)
+    assert alone is not None
+    assert alone.config == small
+    assert again is not None
+    assert again.config == twice
+
+
+def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_same() -> None:
+    twice, yours = (config(64, 8), (1000.0, 1010.0)), (config(64, 0), (80.0, 83.0))
+    once = [(config(64, workers), (900.0,)) for workers in (5, 6, 7)]
+    of_two, of_five = (
+        pick_winner(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0])
+        for found in ((twice, yours), (twice, *once, yours))
+    )
+    assert of_two is not None
+    assert of_five is not None
+    assert of_five.config == twice[0]
+    assert of_five.speedup_low < of_two.speedup_low
+
+
+@pytest.mark.parametrize(
+    ("rates", "decided"),
+    [
+        ({8: (1000.0, 1010.0, 1005.0), 0: (100.0, 101.0, 102.0)}, True),
+        ({8: (1000.0, 1010.0, 1005.0), 0: (999.0, 1008.0, 1006.0)}, True),  # no difference
+        ({8: (1000.0, 1010.0, 1005.0), 0: (970.0, 985.0, 965.0)}, False),
+        ({8: (1000.0, 1200.0, 1100.0), 0: (100.0, 120.0, 110.0)}, False),  # told apart, and the rate is not known
+        ({8: (1000.0,), 0: (100.0,)}, False),
+        ({0: (100.0, 103.0)}, False),
+    ],
+)
+def test_the_answer_is_decided_where_the_rate_is_known_and_the_baseline_is_told_from_it_or_alike(
+    rates: dict[int, tuple[float, ...]], decided: bool
+) -> None:
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    assert (undecided(found, config(64, 0)) == ()) is decided
+    assert (undecided(found, config(64, 0), batch_size=64) == ()) is decided
+    assert undecided(found, config(32, 0), batch_size=32) == ()  # nothing of that size ran
+
+
+def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
+    """The winner's rate is not known well enough yet; the baseline is told from it, and so is one rival."""
+    rates = {
+        8: (1000.0, 1100.0, 1050.0),
+        6: (1010.0, 1080.0, 1040.0),
+        2: (500.0, 530.0, 510.0),
+        0: (98.0, 110.0, 107.0),
+    }
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    assert set(undecided(found, config(64, 0))) == {config(64, 8), config(64, 6)}
+
+
+def test_where_all_are_too_uncertain_all_go_on() -> None:
+    rates = {8: (1000.0, 300.0, 2500.0), 0: (100.0, 400.0, 50.0)}
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    judged = ruled_out(found, ())
+    assert set(undecided(judged, config(64, 0))) == {config(64, 8), config(64, 0)}
+
+
+def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    steady = [(config(64, 8), measured(rate)) for rate in (1000.0, 1001.0, 999.0)]
+    beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
+    own = config(64, 0)
+    failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]))
+    assert undecided(failed, own) == ()
+    waiting = ruled_out(finalists([*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]))
+    assert set(undecided(waiting, own)) == {config(64, 8), own}
+
+
+def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
+    """Whatever the spread of the rounds that it was not in."""
+    early = {8: (1000.0, 1010.0, 1005.0), 4: (990.0, 985.0, 1001.0), 0: (900.0, 902.0, 899.0)}
+    later = {8: (*early[8], 700.0, 1300.0), 4: (*early[4], 1250.0, 800.0), 0: early[0]}
+    told = []
+    for rates in (early, later):
+        found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+        best, own = found[0], found[2]
+        told.append(speedup(best, own, found, 2))
+    assert told[0] == told[1]
+
+
+def test_who_ran_often_enough_has_an_interval_from_its_own_spread() -> None:
+    steady, unsteady = (1000.0, 1010.0, 990.0, 1005.0, 995.0), (100.0, 140.0, 80.0)
+    found = finalists(
+        [*((config(64, 8), measured(r)) for r in steady), *((config(64, 0), measured(r)) for r in unsteady)]
+    )
+    alone, _ = found
+    three = finalists(
+        [*((config(64, 8), measured(r)) for r in steady[:3]), *((config(64, 0), measured(r)) for r in unsteady)]
+    )
+    assert alone.half_width_fraction < 0.02
+    assert three[0].half_width_fraction > 0.2, "three runs say too little of their own spread"
+
+
+def test_what_a_round_is_faster_by_is_no_difference_and_hides_none() -> None:
+    """The machine slows down by 40% from the first round to the fifth; the second is 2% faster in each."""
+    rounds = [1000.0, 900.0, 800.0, 700.0, 600.0]
+    jitter = {1: [1.0, 1.001, 0.999, 1.0, 1.0], 2: [1.021, 1.019, 1.02, 1.02, 1.02]}
+    found = finalists(
+        [
+            (config(64, w), measured(rate * part))
+            for w, own in jitter.items()
+            for rate, part in zip(rounds, own, strict=True)
+        ]
+    )
+    ratio, low, high = speedup(found[1], found[0], found, 1)
+    assert ratio == pytest.approx(1.02, abs=0.001)
+    assert low is not None
+    assert high is not None
+    assert 1.0 < low < high < 1.04
+
+
+def test_equal_configurations_are_seldom_called_different_however_often_one_looks() -> None:
+    """Of 600 confirmations with looks after 3, 5 and 8 rounds, and 2.5% between segments."""
+    wrong = 0
+    for seed in range(600):
+        outcomes = list(draws(seed, [1000.0, 1000.0], 8, 0.025))
+        for look in LOOKS:
+            seen = [(what, run) for at, (what, run) in enumerate(outcomes) if at % 8 < look]
+            found = finalists(seen)
+            _, low, high = speedup(found[1], found[0], found, 1)
+            if not (low or 0.0) <= 1.0 <= (high or 9.0):
+                wrong += 1
+                break
+    assert wrong <= 12
+
+
+def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tuple[TrialConfig, Measurement]]:
+    source = random.Random(seed)
+    for index, rate in enumerate(rates):
+        for _ in range(runs):
+            yield config(64, index + 1), measured(rate * source.gauss(1.0, noise))
+
+
+@pytest.mark.parametrize("runs", [2, 3, 4])
+@pytest.mark.parametrize("truth", [1.0, 2.0])
+def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) -> None:
+    """Over 1,000 confirmations at 3% between-run noise the 99% interval holds the true ratio in at least 985."""
+    held = 0
+    for seed in range(1000):
+        found = finalists(list(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03)))
+        _, low, high = speedup(found[1], found[0], found, 1)
+        assert low is not None
+        assert high is not None
+        held += low <= truth <= high
+    assert held >= 985
+
+
+def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
+    """A configuration that was picked for being fast needs a larger lead than one that was asked about."""
+    found = finalists(list(draws(1, [1000.0, 1100.0, 1000.0, 1000.0], 3, 0.03)))
+    alone, picked = (speedup(found[1], found[0], found, num_rivals) for num_rivals in (1, 3))
+    assert alone[0] == picked[0]
+    assert picked[1] < alone[1] < alone[2] < picked[2]
+
+
+def test_ties_go_to_the_smallest() -> None:
+    found = finalists([(config(64, 8), measured(1000.0)), (config(64, 4), measured(985.0))])
+    winner = pick_winner(found, None)
+    assert winner is not None
+    assert winner.config.loader.num_workers == 4
+    assert winner.speedup is None
+
+
+def test_a_finalist_that_never_ran_is_left_out() -> None:
+    failure = TrialFailure(kind="crash", phase="training", message="")
+    found = finalists([(config(64, 8), failure), (config(64, 0), measured(500.0))])
+    assert [f.config for f in found] == [config(64, 0)]
+
+
+def test_finalists_that_may_be_as_fast_are_named() -> None:
+    rates = {8: (1000.0, 1030.0), 4: (960.0, 990.0), 1: (500.0, 505.0)}
+    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    winner = pick_winner(found, None)
+    assert winner is not None
+    assert winner.config.loader.num_workers == 8
+    assert [f.config.loader.num_workers for f in not_told_apart(winner, found)] == [4]
+
+
+A, B = config(1), config(2)
+
+
+def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_its_energy() -> None:
+    def at_power(rate: float, power_w: float | None) -> Measurement:
+        energy_j = None if power_w is None else 10 * power_w
+        return replace(measured(rate), telemetry=Telemetry(seconds=10.0, num_readings=9, gpu_energy_j=energy_j))
+
+    steady, swinging = [(A, at_power(100.0, power_w)) for power_w in (50.0, 50.0)], [(B, at_power(80.0, 30.0))] * 2
+    swinging[1] = (B, at_power(80.0, 40.0))
+    found = finalists([*steady, *swinging])
+    assert {finalist.half_width_fraction for finalist in found} == {0.0}
+    assert all((finalist.efficiency_half_width_fraction or 0.0) > 0.1 for finalist in found)
+    best = pick_winner(found, None, objective="samples-per-joule")
+    assert best is not None
+    assert best.picked_by == found[1].scored("samples-per-joule")
+    unread = finalists([*steady, (B, at_power(80.0, None))])
+    assert {finalist.efficiency_half_width_fraction for finalist in unread} == {None}

@@ -1,0 +1,123 @@
+"""What is tried next, over planted rates: the model proposes, what cannot run is left out, and it ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from loadtune.model.resources import Job
+from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, TrialFailure, Window
+from loadtune.search.search import Next, Search
+from loadtune.search.space import SearchSpace
+from loadtune.testing import Surface
+
+SPACE = SearchSpace(
+    batch_sizes=(32, 64, 128, 256),
+    num_workers=(0, 1, 2, 4, 8),
+    pin_memory=(False, True),
+    recipes={"fp32": Recipe()},
+    ceilings={"fp32": 256},
+)
+SURFACE = Surface(pinned_per_s=1e9, pageable_per_s=1000.0)
+JOB = Job(
+    sample_s=1 / 330,
+    sample_cpu_s=1 / 330,
+    sample_bytes=602_120.0,
+    num_cores=8.0,
+    on_gpu=True,
+    compute={"fp32": tuple((float(b), 1 / SURFACE.compute_rate(Recipe(), b)) for b in SPACE.batch_sizes)},
+)
+BASELINE = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=2, persistent_workers=False), recipe=Recipe())
+
+
+def search(
+    space: SearchSpace = SPACE,
+    feasible: Callable[[Sequence[TrialConfig]], Sequence[TrialConfig]] = lambda configs: configs,
+) -> Search:
+    return Search(job=JOB, space=space, first=[Next(config=BASELINE, origin="yours")], feasible=feasible)
+
+
+def trial_of(asked: Next, number: int) -> Trial:
+    rate = SURFACE.training_rate(asked.config)
+    window = Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(1000 * rate))
+    measured = Measurement(windows=(window,), first_batch_s=0.1, seconds=5.0)
+    return Trial(
+        number=number, config=asked.config, origin=asked.origin, predicted=asked.predicted, measurement=measured
+    )
+
+
+def run(found: Search, most: int = 40) -> list[Trial]:
+    trials = list[Trial]()
+    while len(trials) < most and (asked := found.next(most - len(trials))) is not None:
+        trials.append(trial_of(asked, len(trials)))
+        found.saw(trials[-1])
+    return trials
+
+
+def best_of(space: SearchSpace) -> float:
+    return max(SURFACE.training_rate(config) for config in space.modelled())
+
+
+def test_it_begins_with_the_baseline_and_ends_near_the_best_long_before_all_was_tried() -> None:
+    found = search()
+    trials = run(found)
+    assert [trial.origin for trial in trials[:2]] == ["yours", "search"]
+    assert trials[0].config == BASELINE
+    assert found.ended == "no other configuration is likely to be faster"
+    assert len(trials) < len(list(SPACE.modelled())) / 2
+    assert SURFACE.training_rate(found.ranked()[0].config) >= 0.97 * best_of(SPACE)
+    assert all(trial.predicted is not None for trial in trials[1:])
+
+
+def test_what_cannot_run_is_not_proposed_not_even_the_baseline() -> None:
+    found = search(feasible=lambda configs: [c for c in configs if c.loader.num_workers > 2 and c.batch_size < 256])
+    trials = run(found)
+    assert trials
+    assert all(trial.config.loader.num_workers > 2 and trial.config.batch_size < 256 for trial in trials)
+
+
+def test_what_failed_is_not_proposed_again() -> None:
+    found = search()
+    found.saw(trial_of(Next(config=BASELINE, origin="yours"), 0))
+    first = found.next(20)
+    assert first is not None
+    failure = TrialFailure(kind="crash", phase="training", message="planted")
+    found.saw(Trial(number=1, config=first.config, origin="search", failure=failure))
+    assert first.config not in {trial.config for trial in run(found)}
+
+
+def test_a_space_of_which_everything_was_tried_ends() -> None:
+    small = replace(SPACE, batch_sizes=(64,), num_workers=(1, 2), pin_memory=(False,))
+    found = search(small)
+    assert {trial.config.loader.num_workers for trial in run(found)} == {1, 2}
+    assert found.ended == "every configuration that can run was tried"
+    assert len(run(found)) == 0
+
+
+def test_what_the_model_does_not_know_is_tried_on_the_best_one_setting_at_a_time() -> None:
+    more = replace(SPACE, prefetch_factors=(1, 2, 4), in_order=(True, False))
+    trials = run(search(more), most=8)
+    default = LoaderConfig(batch_size=64)
+    changed = [t.config for t in trials if (t.config.loader.prefetch_factor, t.config.loader.in_order) != (2, True)]
+    assert len(trials) == 8, "the last trials are kept for them"
+    assert [(c.loader.prefetch_factor, c.loader.in_order) for c in changed] == [(4, True), (2, False), (1, True)]
+    plain = {replace(c, loader=replace(c.loader, prefetch_factor=2, in_order=default.in_order)) for c in changed}
+    assert len(plain) == 1
+    assert plain <= {trial.config for trial in trials}
+
+
+def test_the_baseline_is_ranked_with_workers_that_stay() -> None:
+    found = search()
+    found.saw(trial_of(Next(config=BASELINE, origin="yours"), 0))
+    (ranked,) = found.ranked()
+    assert ranked.config == replace(BASELINE, loader=replace(BASELINE.loader, persistent_workers=True))
+
+
+def test_the_smallest_that_is_as_good_and_the_best_at_a_batch_size_may_be_untried() -> None:
+    found = search()
+    run(found)
+    smallest, leader = found.smallest(), found.ranked()[0].config
+    assert smallest is not None
+    assert smallest.loader.num_workers <= leader.loader.num_workers
+    assert SURFACE.training_rate(smallest) >= 0.95 * SURFACE.training_rate(leader)
+    at_batch = found.best_at(32)
+    assert {config.batch_size for config in at_batch} == {32}
+    assert len(at_batch) >= 2

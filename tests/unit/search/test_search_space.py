@@ -1,0 +1,65 @@
+"""Ladders and the space."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtune.records import LoaderConfig, Recipe, YourSettings
+from loadtune.search.baseline import assumed_settings, your_config
+from loadtune.search.space import SearchSpace, batch_ladder, worker_ladder
+
+
+def test_powers_of_two_their_halves_and_what_is_asked_for() -> None:
+    assert batch_ladder(16, 100) == (16, 24, 32, 48, 64, 96)
+    assert batch_ladder(16, 100, (100,)) == (16, 24, 32, 48, 64, 96, 100)
+    assert batch_ladder(1, 3, (7,)) == (1, 2, 3, 7)
+    assert batch_ladder(5, 5) == (5,)
+
+
+def test_every_small_worker_count_then_fifths() -> None:
+    assert worker_ladder(2) == (0, 1, 2)
+    assert worker_ladder(16) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+    assert worker_ladder(0) == (0,)
+
+
+@given(most=st.integers(0, 300), extra=st.integers(0, 300))
+def test_worker_ladder_holds_its_ends_and_what_the_user_has(most: int, extra: int) -> None:
+    ladder = worker_ladder(most, (extra,))
+    assert {0, most, extra} <= set(ladder)
+    assert max(ladder) == max(most, extra)
+
+
+def test_without_workers_what_they_would_prefetch_is_no_difference() -> None:
+    space = SearchSpace(
+        batch_sizes=(32, 64),
+        num_workers=(0, 4),
+        pin_memory=(False,),
+        recipes={"fp32": Recipe(), "bf16": Recipe(precision="bf16")},
+        ceilings={"fp32": 32, "bf16": 64},
+        prefetch_factors=(1, 4),
+        in_order=(True, False),
+    )
+    configs = list(space.modelled())
+    assert len(configs) == len(set(configs)) == 3 * 2  # three sizes fit, and nothing differs but workers
+    assert all(space.clip(config) == config == space.as_modelled(config) for config in configs)
+    beyond = replace(configs[-1], loader=LoaderConfig(batch_size=500, num_workers=9, prefetch_factor=3))
+    near = space.clip(replace(beyond, recipe=Recipe()))
+    assert (near.batch_size, near.loader.num_workers, near.loader.prefetch_factor) == (32, 4, 1)
+
+
+def test_the_baselines_workers_end_with_each_epoch_as_in_pytorch_unless_told_otherwise() -> None:
+    given = YourSettings(num_workers=4)
+    kept = replace(given, persistent_workers=True)
+    assert not your_config(given, 64).loader.keeps_workers
+    assert your_config(kept, 64).loader.keeps_workers
+    assert your_config(YourSettings(), 64).loader.keeps_workers, "there are none"
+    assert "persistent_workers" in assumed_settings(given)
+    assert "persistent_workers" not in assumed_settings(kept)
+    assert "persistent_workers" not in assumed_settings(YourSettings())
+
+
+def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:
+    assert your_config(YourSettings(), 16).batch_size == 16
+    assert your_config(YourSettings(), 1000).batch_size == 64
+    assert your_config(YourSettings(batch_size=64), 16).batch_size == 64
