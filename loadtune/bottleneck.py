@@ -23,8 +23,8 @@ from loadtune.records import (
     WorkloadFacts,
 )
 from loadtune.run import Run
-from loadtune.search.searching import search_of
-from loadtune.search.space import SearchSpace
+from loadtune.search.search import Search
+from loadtune.search.searching import known_job
 from loadtune.search.throughput import points_at, segments_of
 
 MISSED = 0.05
@@ -117,12 +117,13 @@ def _with_workers(config: TrialConfig, num_workers: int) -> TrialConfig:
     return replace(config, loader=replace(config.loader, num_workers=num_workers))
 
 
-def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Nothing is run for it. Without a winner, or with one in a precision that was not searched, nothing is named."""
     winner = next((f for f in run.finalists if run.best is not None and f.config == run.best.config), None)
+    searched = search.space
     if winner is None or winner.config.precision not in searched.recipes:
         return
-    search, own, top = search_of(run, facts, searched), winner.config.loader.num_workers, max(searched.num_workers)
+    own, top = winner.config.loader.num_workers, max(searched.num_workers)
     measured = [
         (config, each)
         for config, each in run.timed
@@ -130,7 +131,7 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> No
     ]
     numbers = {*searched.num_workers, own, round(top * BEYOND**0.5), top * BEYOND} if top else {0, own}
     known = Known(
-        job=search.job,
+        job=known_job(run, facts, searched),
         measured=measured,
         trials=run.trials,
         num_workers=sorted(numbers),

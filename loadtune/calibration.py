@@ -34,8 +34,7 @@ from loadtune.resuming import check_same_workload
 from loadtune.run import Run
 from loadtune.seams import Bench
 from loadtune.search.baseline import assumed_settings, check_against_facts, stream_notes, with_facts
-from loadtune.search.searching import search_of
-from loadtune.search.space import SearchSpace
+from loadtune.search.search import Search
 from loadtune.units import bytes_text, counted, rate_text, ratio_text, seconds_text
 
 VERIFY_AT_MOST = 0.1
@@ -197,14 +196,14 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
     )
 
 
-def verify_memory(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Verify the ceiling of the precision that the search found fastest: run its sizes, and replace it.
 
     Left out where the ceiling is verified, where the size about to win is no larger than one that the probe ran, where
     finalists ran before an interruption, and where time is short. A size that fails is data. The predicted ceiling
     stays where the probe itself fails.
     """
-    ranked = [] if run.confirmed else search_of(run, facts, searched).ranked()
+    ranked = [] if run.confirmed else search.ranked()
     precision = ranked[0].config.precision if ranked else None
     predicted = next((c for c in run.ceilings if c.precision == precision and not c.verified), None)
     if predicted is None or any(p.fits and p.batch_size >= ranked[0].config.batch_size for p in predicted.probes):

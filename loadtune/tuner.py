@@ -267,14 +267,14 @@ def story(run: Run) -> None:
     facts = start(run)
     recipes = calibrate(run, facts)
     searched = space(run, facts, recipes)
-    study(run, facts, searched)
-    searched = changes(run, facts, searched)
+    search = study(run, facts, searched)
+    searched = changes(run, facts, search)
     if searched.codes:
-        study(run, facts, searched)
-    verify_memory(run, facts, searched)
+        search = study(run, facts, searched)
+    verify_memory(run, facts, search)
     try:
-        confirmation(run, facts, searched)
+        confirmation(run, facts, search)
     finally:  # also of an answer that was there when the time budget ended
         if run.best is not None:
             write_result(run.result(), run.folder)
-        run.aside("The bottleneck is not named", lambda: name_bottleneck(run, facts, searched))
+        run.aside("The bottleneck is not named", lambda: name_bottleneck(run, facts, search))

@@ -41,7 +41,7 @@ from loadtune.records.confirmed import (
 from loadtune.report.wording import score_text, settings_text
 from loadtune.run import FINAL_SHARE, Run
 from loadtune.run_file import Confirmed
-from loadtune.search.space import SearchSpace
+from loadtune.search.search import Search
 from loadtune.search.timing import note_disturbance, outcome_text, timed
 from loadtune.units import counted, seconds_text
 
@@ -61,7 +61,7 @@ BY_ENERGY = (
 )
 
 
-def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
+def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone."""
     with run.stage("confirm"):
         check_budget(run)
@@ -70,7 +70,7 @@ def confirmation(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         if _has_ended(run, known):
             outcomes, run.finalists, run.confirmed_whole = known, finalists(known), True
         else:
-            configs = contestants(run, facts, searched, known)
+            configs = contestants(run, search, known)
             _compile_ahead(run, [config for config in configs if config not in barred(known)])
             try:
                 _measure(run, configs, known, outcomes)

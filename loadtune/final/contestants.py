@@ -9,23 +9,18 @@ from dataclasses import replace
 from loadtune.contention import batch_excess
 from loadtune.final.rounds import Outcome, barred
 from loadtune.final.statistics import finalists
-from loadtune.records import Measurement, Objective, Precision, Trial, TrialConfig, WorkloadFacts
+from loadtune.records import Measurement, Objective, Precision, Trial, TrialConfig
 from loadtune.run import Run
-from loadtune.search.search import MIN_RUNS
-from loadtune.search.searching import search_of
-from loadtune.search.space import SearchSpace
+from loadtune.search.search import MIN_RUNS, Search
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
 median of four sets of runs on an H200, 2.0 on two cores, where little is compiled."""
 
 
-def contestants(
-    run: Run, facts: WorkloadFacts, searched: SearchSpace, known: Sequence[Outcome]
-) -> tuple[TrialConfig, ...]:
+def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
     """Those of this run, those first that the answer needs most. ``known``: runs from before an interruption."""
     own_size = run.config.yours.batch_size
-    search = search_of(run, facts, searched)
     ranked = [_within_ceiling(run, each.config) for each in search.ranked() if not each.config.remedies]
     return pick_finalists(
         list(dict.fromkeys(ranked)),
@@ -34,15 +29,16 @@ def contestants(
         at_your_batch=[] if own_size is None else search.best_at(own_size),
         smallest=search.smallest() if ranked else None,
         changed=search.changed() if ranked and run.changes is not None else None,
-        typed=next(iter(search.feasible(_typed(run, searched))), None),
+        typed=next(iter(search.feasible(_typed(run, search))), None),
         time_s=run.confirm_until_s - run.clock.now(),
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
 
 
-def _typed(run: Run, searched: SearchSpace) -> list[TrialConfig]:
+def _typed(run: Run, search: Search) -> list[TrialConfig]:
     """As many workers as cores, pinned, in half the bits."""
     halves: tuple[Precision, ...] = ("bf16", "fp16")
+    searched = search.space
     precision = next((each for each in halves if each in searched.recipes), None)
     if run.yours is None or precision is None:
         return []

@@ -122,7 +122,7 @@ def allowed(model: ThroughputModel, points: Points, at: Points) -> list[dict[Res
 
 
 def _drawn(model: ThroughputModel, points: Points) -> Demands:
-    return demands(model.draws(NUM_DRAWS), model.job, points)
+    return demands(model.draws(NUM_DRAWS), model.job, points, with_parts=True)
 
 
 def _factor(model: ThroughputModel, point: Points, found: Demands) -> float:

@@ -183,7 +183,7 @@ class Demands(NamedTuple):
     by_resource: Mapping[Resource, Array]
     """0 where a resource is not used."""
     parts: Mapping[Resource, Mapping[Part, Array]]
-    """What a resource is busy with; only their shares count, not their sum."""
+    """What a resource is busy with; only their shares count, not their sum. Empty unless asked for."""
     seconds: Array
     """What a sample takes, all of them together."""
     make: Array
@@ -195,7 +195,7 @@ class Demands(NamedTuple):
     """Of training steps without a loader: nothing trains faster."""
 
 
-def demands(theta: Array, job: Job, points: Points) -> Demands:
+def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False) -> Demands:
     """At these parameters, which are logarithms: of shape (P,), or (n, P) for n rows of demands at once."""
     values = np.exp(theta)
     value = {name: values[..., at, None] for at, name in enumerate(PRIORS)}
@@ -249,29 +249,31 @@ def demands(theta: Array, job: Job, points: Points) -> Demands:
         busy = np.minimum(np.where(in_process, 1.0, w + 1.0), (loads_s + core_s) / seconds + (0 if gpu else 1.0))
         stolen = np.minimum(1.0, loads_s / seconds / job.num_cores)
         crowding = 1 + value["crowd"] * np.where(in_process, 0.0, np.minimum(1.5, busy / job.num_cores) ** 2)
-    here = in_process.astype(float)
-    parts: dict[Resource, Mapping[Part, Array]] = {
-        "workers": {
-            "waiting": wait_s + 0 * loads_s,
-            "loading": loads_s,
-            "collating": (make + send_s) / np.minimum(1.0, value["busy"]) - make,
-        },
-        "cores": {
-            "loading": loads_s,
-            "collating": send_s + hand_s,
-            "launching": launch_s,
-            "copying": core_s - send_s - hand_s - launch_s,
-            "computing": computing_s + none,
-        },
-        "pinning": {"copying": lock_s, "collating": hand_s},
-        "main": {
-            "waiting": wait_s * here,
-            "loading": loads_s * here,
-            "collating": np.where(in_process & ~pins, 0.0, hand_s),
-            "copying": (lock_s + copy_s) * here + np.where(pins, 0.0, copy_s) * (1 - here),
-            "computing": alone_s * here,
-            "launching": launches_s * (1 - here),
-        },
-        "device": {"computing": alone_s, "copying": copy_s, "synchronizing": waits_s},
-    }
+    parts: dict[Resource, Mapping[Part, Array]] = {}
+    if with_parts:
+        here = in_process.astype(float)
+        parts = {
+            "workers": {
+                "waiting": wait_s + 0 * loads_s,
+                "loading": loads_s,
+                "collating": (make + send_s) / np.minimum(1.0, value["busy"]) - make,
+            },
+            "cores": {
+                "loading": loads_s,
+                "collating": send_s + hand_s,
+                "launching": launch_s,
+                "copying": core_s - send_s - hand_s - launch_s,
+                "computing": computing_s + none,
+            },
+            "pinning": {"copying": lock_s, "collating": hand_s},
+            "main": {
+                "waiting": wait_s * here,
+                "loading": loads_s * here,
+                "collating": np.where(in_process & ~pins, 0.0, hand_s),
+                "copying": (lock_s + copy_s) * here + np.where(pins, 0.0, copy_s) * (1 - here),
+                "computing": alone_s * here,
+                "launching": launches_s * (1 - here),
+            },
+            "device": {"computing": alone_s, "copying": copy_s, "synchronizing": waits_s},
+        }
     return Demands(each, parts, seconds, make, device_s, each["pinning"], compute)

@@ -8,14 +8,15 @@ from loadtune.changes.stack import OF_LEFT, Stack, applied
 from loadtune.late_batches import usually_late
 from loadtune.records import TrialConfig, WorkloadFacts
 from loadtune.run import Run
-from loadtune.search.searching import search_of
+from loadtune.search.search import Search
 from loadtune.search.space import Code, SearchSpace
 from loadtune.search.throughput import points_at
 
 
-def changes(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> SearchSpace:
-    """The space with the changes that are worth trying; as it was with ``--remedies none``, and without time."""
-    search = search_of(run, facts, searched)
+def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
+    """The space of a search with the changes that are worth trying; as it was with ``--remedies none``, and without
+    time."""
+    searched = search.space
     best = next((each.config for each in search.ranked()), None)
     if run.config.remedies == "none" or best is None or run.is_over:
         return searched

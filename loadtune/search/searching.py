@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loadtune.contention import check_budget
+from loadtune.model.resources import Job
 from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, WorkloadFacts, raise_for_the_user
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.run import Run
@@ -37,14 +38,14 @@ class Study(Protocol):
     def tell(self, trial: Trial) -> None: ...
 
 
-def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
-    """Search the space; the user's own loader settings come first."""
+def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
+    """Search the space; the user's own loader settings come first. Returns what was learned."""
     from loadtune.search.study import OptunaStudy  # late: half a second that the bench's start hides
 
     with run.stage("study"):
         check_budget(run)
         tell_shm(run, facts, max(searched.num_workers))
-        search = search_of(run, facts, searched)
+        search = _search(run, facts, searched)
 
         def save(content: Callable[[], bytes]) -> None:
             run.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(run.folder / STUDY_FILE, content()))
@@ -53,7 +54,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
             searched, lambda: search.upcoming().config, save, known=run.trials, objective=run.config.objective
         )
         if _has_ended(run):
-            return
+            return search
         most, begun_s = run.config.num_trials, run.clock.now()
         loop = StudyLoop(
             study=kept,
@@ -76,13 +77,19 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> None:
         run.note(*notes)
         run.searched = Searched(num_trials=most, time_budget_s=run.config.time_budget_s, notes=tuple(notes))
         run.save()
+    return search
 
 
-def search_of(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
-    """The search, as far as the trials of this run brought it."""
+def known_job(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Job:
+    """As the model takes it, with what has been measured without a loader until now."""
     job = job_of(facts, run.host, run.device, searched.recipes, run.compute_points)
+    return job if run.changes is None else replace(job, changed=run.changes.jobs(job))
+
+
+def _search(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
+    """The search, as far as the trials of this run brought it."""
     search = Search(
-        job=replace(job, changed=run.changes.jobs(job)) if run.changes is not None else job,
+        job=known_job(run, facts, searched),
         space=searched,
         first=_first(run, searched),
         feasible=lambda configs: feasible(run, facts, configs),

@@ -184,8 +184,10 @@ def test_the_scalers_wait_grows_with_what_the_pinning_thread_does():
     points = points_of([(256, 16, True, 1), (256, 16, False, 1), (256, 0, False, 1)])
     job = replace(JOB, syncing=frozenset(["bf16"]))
     theta, _ = prior_of(job)
-    floats = demands(theta, job, points).parts["device"]["synchronizing"]
-    few_bytes = demands(theta, replace(job, sample_bytes=150_000.0), points).parts["device"]["synchronizing"]
+    floats, few_bytes = (
+        demands(theta, each, points, with_parts=True).parts["device"]["synchronizing"]
+        for each in (job, replace(job, sample_bytes=150_000.0))
+    )
     assert 0 < few_bytes[0] < 0.6 * floats[0]
     assert floats[1] == floats[2] == 0
 
