@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loadtune.contention import gpu_of, most_free, tell_crowded
+from loadtune.contention import free_bytes, gpu_of
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
 from loadtune.host import read_alloc_conf
 from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_seconds
@@ -91,8 +91,7 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             for choice in run.recipes:
                 run.compute_points += _bound_batches(run, facts, choice.point)
             run.note(*(note for ceiling in run.ceilings for note in ceiling.notes))
-            tell_crowded(run)
-            run.free_bytes = most_free(run)
+            run.free_bytes = free_bytes(run)
             run.save()
     return {choice.chosen.precision: choice.chosen for choice in run.recipes}
 
@@ -228,7 +227,6 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
         run.save()
         run.tell(_ceiling_line(ceiling, run.device))
         run.note(*ceiling.notes)
-        tell_crowded(run)
 
 
 def find_ceiling(

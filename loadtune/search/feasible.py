@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtune.contention import excess_now
+from loadtune.contention import fits_now
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, shm_refusal
 from loadtune.records import HostFacts, Trial, TrialConfig, WorkloadFacts
 from loadtune.run import Run
@@ -12,7 +12,7 @@ from loadtune.run import Run
 def feasible(run: Run, facts: WorkloadFacts, configs: Sequence[TrialConfig]) -> list[TrialConfig]:
     """Those of them that can run, by all that is known now."""
     failed = [trial for trial in run.standing if trial.failure is not None]
-    fits = {size: excess_now(run, *size) <= 0 for size in {(config.precision, config.batch_size) for config in configs}}
+    fits = {size: fits_now(run, *size) for size in {(config.precision, config.batch_size) for config in configs}}
     able = [
         config
         for config in configs
