@@ -25,6 +25,8 @@ class IndexStream:
         """In this epoch."""
         self.has_ended = False
         """All indices of this epoch were drawn; with `drop_last` some of the last may be in no batch."""
+        self.limit: int | None = None
+        """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
         self.error: Exception | None = None
         """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
 
@@ -33,11 +35,22 @@ class IndexStream:
         self._kept.clear()
         self._again.clear()
         self.num_drawn = self.num_samples_drawn = 0
-        self.has_ended = False
+        self.has_ended, self.limit = False, None
         self._iterator = self._source()
 
+    @property
+    def position(self) -> int:
+        """The number of the batch that is drawn next."""
+        return self._again[0] if self._again else self.num_drawn
+
+    @property
+    def is_held_back(self) -> bool:
+        return self.limit is not None and self.position >= self.limit
+
     def draw(self) -> tuple[int, Any]:
-        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end."""
+        """The next position in the epoch and its index batch. Raises StopIteration at the epoch's end and the limit."""
+        if self.is_held_back:
+            raise StopIteration
         if self._again:
             position = heapq.heappop(self._again)
             return position, self._kept[position]

@@ -4,9 +4,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from loadtune.stream.settings import Settings
 
 
@@ -22,6 +19,8 @@ class Switch:
     yet."""
     delivers_s: float | None = None
     """Seconds until the new settings gave their first batch. None: not yet."""
+    at: int | None = None
+    """The number in the epoch of the first batch that the new settings load. None: not known yet."""
     restart: bool = False
     """Whether batches that the old workers have not delivered are dropped when the new ones are ready."""
     blocked_s: float = 0.0
@@ -43,16 +42,13 @@ class Counters:
     num_batches: int = 0
     num_samples: int = 0
     """Of map-style datasets. A batch that was asked for by a single index counts as one sample."""
-    num_bytes: int = 0
-    """Of the tensors in the batches."""
     blocked_s: float = 0.0
     """Seconds in ``next()``."""
     switches: list[Switch] = field(default_factory=list)
 
-    def delivered(self, batch: Any, seconds: float) -> None:
-        """The loop has this batch, for which it waited so long."""
+    def delivered(self, seconds: float) -> None:
+        """The loop has a batch, for which it waited so long."""
         self.num_batches += 1
-        self.num_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
         self.blocked_s += seconds
 
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream
+from loadtune.stream.random_states import read_states, write_states
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.settings import Settings, start_method
 from loadtune.stream.shm_cleanup import answer_for, remove_segments
@@ -187,7 +188,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         if not self.on_trial and not self._worker_pids_set:  # as torch's constructor does
             private.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
             self._worker_pids_set = True
-        for _ in range(self.settings.num_ahead):
+        for _ in range(self.settings.num_ahead - self._tasks_outstanding):
             self._try_put_index()
 
     def begin_epoch(self, loader: DataLoader[Any]) -> None:
@@ -424,25 +425,15 @@ class _PrivateRandom:
         self._seed, self._inside = seed, None
 
     def __enter__(self) -> None:
-        self._outside = self._read()
+        self._outside = read_states()
         if self._inside is None:
             random.seed(self._seed)
             torch.default_generator.manual_seed(self._seed)  # and no GPU's
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed(self._seed % (1 << 32))
         else:
-            self._write(self._inside)
+            write_states(self._inside)
 
     def __exit__(self, *raised: object) -> None:
-        self._inside = self._read()
-        self._write(self._outside)
-
-    def _read(self) -> Any:
-        numpy = sys.modules.get("numpy")
-        return torch.get_rng_state(), random.getstate(), numpy and numpy.random.get_state()
-
-    def _write(self, state: Any) -> None:
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        if state[2] is not None:
-            sys.modules["numpy"].random.set_state(state[2])
+        self._inside = read_states()
+        write_states(self._outside)

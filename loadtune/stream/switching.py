@@ -109,8 +109,11 @@ class SwitchingLoader:
         max_blocked_s: float = MAX_BLOCKED_S,
         hang_s: float | None = HANG_S,
         on_trial: bool = True,
+        settings: Settings | None = None,
     ) -> None:
-        """``table``: where workers note what they load. None: one of its own.
+        """``settings``: to begin with. None: the DataLoader's own.
+
+        ``table``: where workers note what they load. None: one of its own.
 
         ``max_blocked_s``: a switch whose workers would block the training loop for longer at one go waits for the next
         epoch. Infinite: none waits.
@@ -121,7 +124,7 @@ class SwitchingLoader:
         """
         own = _own_settings(loader)
         table = SampleTable() if table is None else table
-        self._shared = _Shared(loader, own, own, table, sample_error, max_blocked_s, hang_s, on_trial)
+        self._shared = _Shared(loader, own, settings or own, table, sample_error, max_blocked_s, hang_s, on_trial)
         self.loader, self.own, self.table = loader, own, table
         self.counters, self.withdrawn = self._shared.counters, self._shared.withdrawn
         self._current: weakref.ref[SwitchingIterator] | None = None
@@ -134,14 +137,15 @@ class SwitchingLoader:
 
     def __iter__(self) -> "SwitchingIterator":
         if not self.loader.persistent_workers:
-            return self._begin()
+            return self.begin()
         if self._kept is None:
-            self._kept = self._begin()
+            self._kept = self.begin()
         else:
             self._kept._reset(self.loader)
         return self._kept
 
-    def _begin(self) -> "SwitchingIterator":
+    def begin(self) -> "SwitchingIterator":
+        """A new iterator, which the caller keeps where workers are persistent."""
         iterator = SwitchingIterator(self._shared)
         self._current = weakref.ref(iterator)
         return iterator
@@ -149,19 +153,21 @@ class SwitchingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def switch(self, *, restart: bool = False, **changes: Any) -> Switch | None:
+    def switch(self, *, restart: bool = False, at: int | None = None, **changes: Any) -> Switch | None:
         """Change some of the settings: in the running epoch if there is one, else at the next.
 
         Several switches may be pending; each takes effect in its turn. The returned `Switch` says how far this one is.
         None: no worker has to be restarted in this epoch, because only the batch size changes or no epoch is running.
         ``restart``: start new workers even if the settings are the same. Once they are ready, batches that the old ones
         have not delivered are dropped. For measurements, where a lost sample does no harm and a wait takes time.
+        ``at``: the number in the epoch of the first batch that the new settings load; the loop waits for their workers
+        if it must. None: as soon as they are ready. So is a number that was already given to the old ones.
 
         Raises TypeError for a name that is no field of `Settings`, ValueError for a value that torch would refuse.
         """
         self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
-        return None if current is None else current.switch(self.settings, restart=restart)
+        return None if current is None else current.switch(self.settings, restart=restart, at=at)
 
     def close(self, patience_s: float | None = None) -> None:
         """End all workers now. The next ``iter()`` starts others.
@@ -198,6 +204,7 @@ class SwitchingIterator:
         self._taking_over: dict[int, Switch] = {}
         self._closing: list[tuple[threading.Thread, Pool | InProcess]] = []
         self._plain: Any = None
+        self._late_seed: int | None = None
         self._has_ended = False
         self._batch_size = owner.settings.batch_size
         self._private = torch.Generator()
@@ -210,9 +217,13 @@ class SwitchingIterator:
         self._private.manual_seed(base_seed & (1 << 63) - 1)
         if owner.own.num_workers > 0:
             self._stream.begin_epoch()  # torch asks a sampler for its iterator twice where there are workers
-        self._begin_with(owner.settings, base_seed)
         if owner.own.num_workers > 0:
+            self._begin_with(owner.settings, base_seed)
             self._stream.peek()
+        elif owner.settings.num_workers == 0:
+            self._begin_with(owner.settings, base_seed)
+        else:  # torch asks the sampler at the first next() where there are no workers
+            self._late_seed = base_seed
 
     def _source(self) -> Callable[[], Iterator[Any]]:
         loader, mine = self._loader, weakref.ref(self)
@@ -242,11 +253,17 @@ class SwitchingIterator:
     def __next__(self) -> Any:
         begun = time.monotonic()
         data = next(self._plain) if self._plain is not None else self._next()
-        self._owner.counters.delivered(data, time.monotonic() - begun)
+        self._owner.counters.delivered(time.monotonic() - begun)
         return data
 
     def _next(self) -> Any:
+        if self._late_seed is not None:
+            base_seed, self._late_seed = self._late_seed, None
+            self._begin_with(self._owner.settings, base_seed)
         self._advance()
+        while self._coming and self._stream.is_held_back and not any(source.issued for source in self._lane):
+            time.sleep(_POLL_S)
+            self._advance()
         while self._lane:
             source = self._lane[0]
             if not source.issued and len(self._lane) > 1:
@@ -309,7 +326,7 @@ class SwitchingIterator:
 
     # Switching
 
-    def switch(self, settings: Settings, *, restart: bool = False) -> Switch | None:
+    def switch(self, settings: Settings, *, restart: bool = False, at: int | None = None) -> Switch | None:
         """Ask for these settings; see `SwitchingLoader.switch`."""
         if self._plain is not None or not self._lane:
             return None  # at the next epoch
@@ -318,7 +335,7 @@ class SwitchingIterator:
         if settings.same_workers(before) and not restart:
             self._relabel(settings)
             return None
-        switch = Switch(settings=settings, asked_s=time.monotonic(), restart=restart)
+        switch = Switch(settings=settings, asked_s=time.monotonic(), at=at, restart=restart)
         self._owner.counters.switches.append(switch)
         self._coming.append((switch, None))
         self._advance()
@@ -336,16 +353,19 @@ class SwitchingIterator:
             begun = time.monotonic()
             try:
                 if source is None:
-                    if not self._may_start(switch.settings):
+                    if not self.may_start(switch.settings):
                         return
                     source = self._make_deferred(switch.settings)
                     self._coming[0] = (switch, source)
+                self._stream.limit = switch.at
                 ready = isinstance(source, InProcess) or source.is_ready(READY_LIMIT_S)
             except PoolFailedError as failure:
                 self._coming.popleft()
                 switch.block(begun)
                 self._drop(switch.settings, source, failure)
                 continue
+            if ready and switch.at is not None and not self._stream.is_held_back:
+                return
             if ready:
                 self._coming.popleft()
                 self._hand_over(switch, source)
@@ -360,7 +380,7 @@ class SwitchingIterator:
         except Exception as error:
             raise PoolFailedError("its workers did not start") from error
 
-    def _may_start(self, settings: Settings) -> bool:
+    def may_start(self, settings: Settings) -> bool:
         """Whether starting these workers keeps the main thread from running for a moment only."""
         owner = self._owner
         forks = start_method(self._loader.multiprocessing_context) == "fork"
@@ -373,6 +393,7 @@ class SwitchingIterator:
     def _hand_over(self, switch: Switch, source: Pool | InProcess) -> None:
         """Feed these workers from now on. Those before them deliver what they were given, unless it is dropped."""
         switch.start_s = source.start_s
+        self._stream.limit, switch.at = None, self._stream.position
         self._lane[-1].is_fed = False
         while switch.restart and self._lane:
             self._stream.drop(self._lane[0].issued.values())
@@ -448,6 +469,10 @@ class SwitchingIterator:
             raise failure.__cause__ or RuntimeError(f"DataLoader with {settings.num_workers} workers: {failure}")
         self._note(settings, str(failure), failure.__cause__)
         self._kill_if_made(source)
+        if self._stream.limit is not None:
+            self._stream.limit = None
+            if isinstance(self._lane[-1], Pool):
+                self._lane[-1].feed()
 
     def _kill_if_made(self, source: Pool | InProcess | None) -> None:
         if source is not None:
@@ -461,6 +486,17 @@ class SwitchingIterator:
         owner.withdrawn.append(Withdrawn(settings=settings, reason=reason, error=error))
         if owner.settings.same_workers(settings):
             owner.settings = replace(owner.own, batch_size=owner.settings.batch_size)
+
+    def withdraw_to_own(self) -> None:
+        """Read again with the caller's settings whatever other workers were asked for and have not delivered."""
+        self._take_back_all()
+        for source in (*self._lane, *(source for _, source in self._coming if source is not None)):
+            self._kill(source)
+        self._lane.clear()
+        self._coming.clear()
+        self._stream.limit = None
+        self._owner.settings = replace(self._owner.own, batch_size=self._batch_size)
+        self._begin_with(self._owner.settings)
 
     # Ends
 

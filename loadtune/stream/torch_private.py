@@ -45,6 +45,29 @@ LOADER_ATTRIBUTES = (
 OVERRIDDEN = ("_get_data", "_next_index", "_process_data", "_shutdown_workers", "_try_get_data")
 """Methods of `_MultiProcessingDataLoaderIter` that `Pool` extends."""
 
+SWITCHED_ATTRIBUTES = ("num_workers", "prefetch_factor", "pin_memory", "in_order", "persistent_workers")
+SAMPLER_ATTRIBUTES = ("batch_size", "sampler", "batch_sampler", "_index_sampler")
+
+
+class _LoaderView:
+    """A DataLoader as it is at this moment. It does not refer to the loader, which refers to its iterator."""
+
+    def __init__(self, loader: Any, index_sampler: Any) -> None:
+        """``index_sampler``: gives the index batches, in place of the loader's own."""
+        for name in (*LOADER_ATTRIBUTES, *SWITCHED_ATTRIBUTES, *SAMPLER_ATTRIBUTES):
+            setattr(self, name, getattr(loader, name))
+        self._index_sampler = index_sampler
+        if self._auto_collation:
+            self.batch_sampler = index_sampler
+
+    _auto_collation: bool
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+
+LoaderView: Any = _LoaderView
+
 USED = ("_reset", "_try_put_index")
 """Methods of it that `Pool` calls."""
 

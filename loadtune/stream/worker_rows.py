@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from loadtune.stream import torch_private as private
+from loadtune.stream.random_states import read_states, same_states
 from loadtune.stream.sample_table import (
     BEGAN_S,
     CPU_S,
+    DRAWS,
     FIRST_S,
     INDEX,
     MADE_S,
@@ -28,6 +30,9 @@ from loadtune.stream.sample_table import (
     begin_batch,
     end_batch,
 )
+
+_WATCHED = 8
+"""Batches of each worker whose random numbers are looked at."""
 
 SampleError = Callable[[BaseException, object], None]
 """Called in the process that loads, with an exception and the index of the sample that raised it."""
@@ -64,6 +69,7 @@ def _watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
     def watched(self: Any, index: Any) -> Any:
         indices = index if self.auto_collation and isinstance(index, list | tuple) else (index,)
         first = not row[NUM_ENDED]  # which opens files and is no measure of the others
+        states = read_states() if row[NUM_ENDED] < _WATCHED and not row[DRAWS] else None
         row[BEGAN_S] = begun = time.monotonic()
         begin_batch(row, indices)
         try:
@@ -77,6 +83,8 @@ def _watched(fetch: Any, row: Row, sample_error: SampleError | None) -> Any:
         finally:
             end_batch(row)
         seconds = time.monotonic() - begun
+        if states is not None and not same_states(states, read_states()):
+            row[DRAWS] = 1.0
         row[NUM_ENDED] += 1
         row[NUM_SAMPLES] += len(indices)
         row[CPU_S] = time.process_time()
@@ -124,6 +132,8 @@ class WorkerTimes(NamedTuple):
     """CPU seconds of the process at the end of its newest batch, start-up included: compare two readings."""
     ready_s: float
     """When it was ready for its first batch, on the clock that all processes share. 0: not yet, or no worker."""
+    draws: bool
+    """Whether one of its first 8 batches drew random numbers of torch, Python or numpy."""
 
 
 def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
@@ -143,6 +153,7 @@ def _times(row: Sequence[float]) -> WorkerTimes:
         max_made_s=row[MAX_MADE_S],
         cpu_s=row[CPU_S],
         ready_s=row[READY_S],
+        draws=row[DRAWS] > 0,
     )
 
 
