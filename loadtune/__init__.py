@@ -25,6 +25,9 @@ if TYPE_CHECKING:
         WorkloadError,
     )
     from loadtune.footprint.trace import trace_memory
+    from loadtune.inflight.account import stats
+    from loadtune.inflight.hook import install
+    from loadtune.inflight.iterator import DataLoader
     from loadtune.objects import Job
     from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
     from loadtune.report.compare import compare
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BenchError",
+    "DataLoader",
     "DeviceError",
     "Job",
     "LoadtuneError",
@@ -59,14 +63,17 @@ __all__ = [
     "find_batch_size",
     "from_lightning",
     "from_trainer",
+    "install",
     "lightning_loss",
     "load_result",
+    "stats",
     "trace_memory",
     "tune",
 ]
 
 _HOME = {
     **dict.fromkeys(("from_lightning", "from_trainer", "lightning_loss"), "loadtune.workload.adapters"),
+    "DataLoader": "loadtune.inflight.iterator",
     "Job": "loadtune.objects",
     "best_loader_kwargs": "loadtune.adopt",
     "best_recipe": "loadtune.adopt",
@@ -74,7 +81,9 @@ _HOME = {
     "compare": "loadtune.report.compare",
     "export": "loadtune.report.forms.write",
     "find_batch_size": "loadtune.batch_size",
+    "install": "loadtune.inflight.hook",
     "load_result": "loadtune.report.store",
+    "stats": "loadtune.inflight.account",
     "trace_memory": "loadtune.footprint.trace",
     "tune": "loadtune.tuner",
     **dict.fromkeys(

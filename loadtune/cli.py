@@ -28,6 +28,7 @@ from loadtune.arguments import (
     tuned_of,
     yours_of,
 )
+from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_results import check as check_command
 from loadtune.cli_results import compare, dashboard, export, report
@@ -208,6 +209,7 @@ app.command(epilog=options.MEMORY_EXAMPLES)(memory)
 for _command in (report, dashboard, export, compare):
     app.command()(_command)
 app.command("check")(check_command)
+app.command("exec", context_settings={"allow_interspersed_args": False})(exec_)
 
 
 def _resumed(where: str, asked: TuneConfig, given: set[str]) -> tuple[Path, TuneConfig]:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 STORED = ROOT / "tests" / "golden" / "result.json"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|dashboard|export|compare|check)\b[^|>);&]*)")
+COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|dashboard|export|compare|check|exec)\b[^|>);&]*)")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 """A block that begins with a file's name is that file, for the blocks after it to import."""
 

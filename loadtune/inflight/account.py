@@ -1,0 +1,143 @@
+"""What was found and done about each loader: for stderr, for loggers, as JSON and as a page. Needs no torch."""
+
+import html
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from loadtune.units import counted, number_text, percent_text
+
+RESULT_FILE, PAGE_FILE = "inflight.json", "inflight.html"
+SCHEMA_VERSION = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Account:
+    """One loader: the iterators over one dataset that begin at one place of the code. What `loader.tuning` is."""
+
+    name: str
+    """Class of the dataset and place in the code, as ``ImageFolder at train.py:31``."""
+    own_workers: int
+    """``num_workers`` as the user wrote it."""
+    num_workers: int
+    """As it is now."""
+    state: str = "watching"
+    """``watching``, ``checking``, ``starting``, ``judging``, ``resting``, ``left alone`` or ``replaying``."""
+    reason: str | None = None
+    """Why it is left alone, or stays at its workers. None: nothing to say."""
+    bottleneck: str | None = None
+    """What limits the loop: ``the step``, ``workers``, ``cores``, ``RAM``, ``/dev/shm``, … None: not measured."""
+    first_samples_per_s: float | None = None
+    """With the user's settings. None: not measured."""
+    samples_per_s: float | None = None
+    """With those of now. None: not measured."""
+    num_batches: int = 0
+    blocked_s: float = 0.0
+    """Seconds in ``next(loader)`` so far."""
+    total_s: float = 0.0
+    """Seconds of the loop so far."""
+    hook_s: float = 0.0
+    """Seconds that the tuner took so far, those for starting workers included."""
+    switches: list[dict[str, int]] = field(default_factory=list)
+    """``epoch`` (from 0), ``batch`` (number in the epoch of the first batch that the new workers loaded; 0: the epoch
+    began with them), ``num_workers``."""
+    advice: list[str] = field(default_factory=list)
+    """What else would help."""
+
+    def numbers(self) -> dict[str, float]:
+        """For a logger; what was not measured is left out. ``samples_per_s``, ``num_workers``; ``blocked_fraction``:
+        share of the loop's time in ``next(loader)``; ``limited_by_loading``: 0 or 1."""
+        found = {
+            "samples_per_s": self.samples_per_s,
+            "num_workers": float(self.num_workers),
+            "blocked_fraction": self.blocked_s / self.total_s if self.total_s else None,
+            "limited_by_loading": None if self.bottleneck is None else float(self.bottleneck != "the step"),
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    def change_text(self, before: int, after: int) -> str:
+        """``1 → 10 workers, 165 → 1,380 samples/s (8.4×)``."""
+        first, now = self.first_samples_per_s, self.samples_per_s
+        rates = f", {number_text(first)} → {number_text(now)} samples/s ({now / first:.2g}×)" if first and now else ""
+        return f"{before} → {counted(after, 'worker')}{rates}"
+
+
+_accounts: list[Account] = []
+
+
+def keep(account: Account) -> Account:
+    _accounts.append(account)
+    return account
+
+
+def accounts() -> tuple[Account, ...]:
+    """Of all loaders of this process."""
+    return tuple(_accounts)
+
+
+def stats() -> dict[str, float]:
+    """Numbers of this process's loaders, flat, for a logger: ``loadtune/ImageFolder at train.py:31/samples_per_s``.
+
+    See `Account.numbers`. Empty: no loader was iterated yet.
+    """
+    return {f"loadtune/{each.name}/{key}": value for each in _accounts for key, value in each.numbers().items()}
+
+
+def say(account: Account | None, text: str) -> None:
+    """One line on stderr, of rank 0 alone. Loaders are named where there are several."""
+    if int(os.environ.get("RANK", "0")) == 0 and sys.stderr is not None:
+        name = f"{account.name}: " if account is not None and len(_accounts) > 1 else ""
+        print(f"loadtune: {name}{text}", file=sys.stderr, flush=True)
+
+
+def summary(found: Sequence[Account]) -> list[str]:
+    """Lines for the end of a script."""
+    lines = []
+    for each in found:
+        blocked = f"blocked in next() {percent_text(each.numbers().get('blocked_fraction'))} of the time"
+        if each.num_workers != each.own_workers:
+            lines.append(f"{each.name}: {each.change_text(each.own_workers, each.num_workers)}; {blocked}")
+            lines.append(f"  to keep it: DataLoader(..., num_workers={each.num_workers})")
+        else:
+            reason = f": {each.reason}" if each.reason else ""
+            lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}; {blocked}")
+        lines += [f"  {advice}" for advice in each.advice]
+    return [f"loadtune: {line}" for line in lines]
+
+
+def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
+    """Whole or not at all. Raises OSError."""
+    record = {"schema_version": SCHEMA_VERSION, "loaders": [asdict(each) for each in found]}
+    (folder / f"{name}.tmp").write_text(json.dumps(record, indent=1))
+    (folder / f"{name}.tmp").replace(folder / name)
+
+
+def write_own(folder: str) -> None:
+    """This process's, for the launcher, which may be gone."""
+    with suppress(OSError):
+        write(_accounts, Path(folder), f"{os.getpid()}.json")
+
+
+def read(path: Path) -> list[Account]:
+    """Raises ValueError where the file is no such result, OSError where it cannot be read."""
+    try:
+        record = json.loads(path.read_text())
+        if record["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is {record['schema_version']}, and {SCHEMA_VERSION} can be read")
+        return [Account(**each) for each in record["loaders"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no result of loadtune exec: {error}") from None
+
+
+def page(found: Sequence[Account]) -> str:
+    """The summary and all switches as one HTML file."""
+    lines = summary(found)
+    for each in found:
+        for one in each.switches:
+            lines.append(f"{each.name}: {one['num_workers']} from epoch {one['epoch']}, batch {one['batch']}")
+    text = html.escape("\n".join(line.removeprefix("loadtune: ") for line in lines))
+    return f"<!doctype html><meta charset=utf-8><title>loadtune exec</title><h1>Workers</h1><pre>{text}</pre>\n"

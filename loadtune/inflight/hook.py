@@ -1,0 +1,94 @@
+"""Puts the tuned iterator in the place of torch's. Imports no torch: under `loadtune exec` it comes before torch."""
+
+import atexit
+import os
+import sys
+from types import FrameType
+from typing import Any
+
+from loadtune.inflight import account as told
+from loadtune.inflight.options import TEST_VARIABLE, Options
+
+_options: Options | None = None
+_has_said_why = False
+
+
+def install(
+    *, max_workers: int | None = None, freeze: tuple[str, ...] = (), exact: bool = False, dry_run: bool = False
+) -> None:
+    """Tune every `torch.utils.data.DataLoader` of this process whose iterator begins from now on.
+
+    ``max_workers``: of one loader; None: as many as cores, memory and descriptors allow. ``freeze``: loaders that are
+    left alone, by the class name of their dataset or as ``FILE:LINE``. ``exact``: leave loaders alone whose samples are
+    random. ``dry_run``: measure and advise only. Under `loadtune exec` its options count, and nothing changes.
+    """
+    import torch.utils.data.dataloader as module
+
+    _begin(Options(max_workers=max_workers, freeze=tuple(freeze), exact=exact, dry_run=dry_run))
+    _patch(module)
+
+
+def install_from_environment(module: Any) -> None:
+    """What `loadtune exec` calls with torch's module as soon as that is loaded."""
+    _begin(Options.from_environment())
+    _patch(module)
+
+
+def _begin(options: Options) -> Options:
+    """These options, unless there are some already."""
+    global _options
+    if _options is None:
+        _options = options
+        atexit.register(_at_exit)
+    return _options
+
+
+def _patch(module: Any) -> None:
+    """In place, so that subclasses that call it, and loaders that a library makes anew, are met."""
+    real = module.DataLoader._get_iterator
+
+    def _get_iterator(self: Any) -> Any:
+        made = iterator_of(self, sys._getframe(1))
+        return real(self) if made is None else made
+
+    if real.__module__ == module.__name__:
+        module.DataLoader._get_iterator = _get_iterator
+
+
+def iterator_of(loader: Any, frame: FrameType | None) -> Any:
+    """The tuned iterator. None: torch's own is to be used. An error of ours is said once, and raised in tests."""
+    global _has_said_why
+    try:
+        if _is_worker():
+            return None
+        from loadtune.inflight.iterator import tuned_iterator
+
+        made = tuned_iterator(loader, frame, _begin(Options.from_environment()))
+        if made is not None and hasattr(type(loader), "tuning"):
+            loader.tuning = made._tuner.account
+        return made
+    except Exception as error:  # what is the user's own torch's iterator raises again
+        if os.environ.get(TEST_VARIABLE):
+            raise
+        if not _has_said_why:
+            _has_said_why = True
+            told.say(None, f"leaves a loader alone ({type(error).__name__}: {error})")
+        return None
+
+
+def _is_worker() -> bool:
+    """Workers and other daemons load for somebody else. A rank that mp.spawn started is neither."""
+    from multiprocessing import current_process
+
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None or current_process().daemon is True
+
+
+def _at_exit() -> None:
+    if _options is None or _is_worker():
+        return
+    if _options.folder is not None:
+        told.write_own(_options.folder)
+    elif told.accounts() and int(os.environ.get("RANK", "0")) == 0 and sys.stderr is not None:
+        print(*told.summary(told.accounts()), sep="\n", file=sys.stderr)

@@ -1,0 +1,169 @@
+"""What ``iter(loader)`` gives in place of torch's iterator, and `loadtune.DataLoader`, which always gives it."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch.utils.data import DataLoader as TorchDataLoader
+
+from loadtune.inflight import account as told
+from loadtune.inflight import gates
+from loadtune.inflight.account import Account
+from loadtune.inflight.options import Options
+from loadtune.inflight.tuner import Shared, Tuner
+from loadtune.stream import torch_private as private
+from loadtune.stream.random_states import read_states, write_states
+
+
+class _Tuned:
+    """Delivers what a `SwitchingIterator` does, and shows the tuner each step."""
+
+    def __init__(self, tuner: Tuner, loader: Any) -> None:
+        self._tuner = tuner
+        self._inner = tuner.open(loader)
+        tuner.guard(tuner.begin, self)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __next__(self) -> Any:
+        tuner = self._tuner
+        if tuner.is_dead or tuner.watched() is not self:  # a newer iterator is watched; Lightning keeps the old one
+            return next(self._inner)
+        tuner.guard(tuner.before_step)
+        begun = time.perf_counter()
+        try:
+            batch = next(self._inner)
+        except BaseException:
+            tuner.guard(tuner.end)
+            raise
+        tuner.guard(tuner.after_step, begun, time.perf_counter(), batch)
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        """Whoever asks for what torch keeps in its iterator means the workers that deliver."""
+        if name in ("_inner", "_tuner"):
+            raise AttributeError(name)
+        lane = self._inner._lane
+        if not lane:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(lane[0], name)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begin the next epoch, as torch asks for where workers are persistent."""
+        view: Any = private.LoaderView(loader, self._tuner.sampler)
+        self._inner._reset(view)
+        self._tuner.guard(self._tuner.begin, self)
+
+    def _shutdown_workers(self) -> None:
+        inner = self.__dict__.get("_inner")
+        if inner is not None:
+            inner._shutdown_workers()
+
+    def __del__(self) -> None:
+        tuner = self.__dict__.get("_tuner")
+        if tuner is not None and tuner.watched() in (None, self):
+            tuner.guard(tuner.end)
+        self._shutdown_workers()
+
+
+class _TunedWorkers(_Tuned, private.MultiProcessIterator):  # type: ignore[misc]
+    """Lightning asks whether an iterator is torch's own, to end its workers."""
+
+
+class _TunedInProcess(_Tuned, private.SingleProcessIterator):  # type: ignore[misc]
+    """Of a loader that the user gave no workers."""
+
+
+def begun_by(tuner: Tuner, loader: Any) -> Any:
+    return (_TunedWorkers if loader.num_workers else _TunedInProcess)(tuner, loader)
+
+
+def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
+    """An iterator that is tuned. None: this loader is left alone, and torch's own is to be used."""
+    place = _place(frame)
+    reason = gates.reason_against(loader)
+    if reason is None and {type(loader.dataset).__name__, place} & set(options.freeze):
+        reason = "--freeze names it"
+    tuner = _tuner_of(loader, place, options, reason)
+    if tuner is None or tuner.is_dead:
+        return None
+    generator = getattr(loader, "generator", None)
+    states, own_state = read_states(), None if generator is None else generator.get_state()
+    try:
+        return begun_by(tuner, loader)
+    except Exception:
+        write_states(states)
+        if generator is not None:
+            generator.set_state(own_state)
+        raise
+
+
+_known: dict[Any, list[Tuner]] = {}
+_left_alone: set[Any] = set()
+
+
+def _tuner_of(loader: Any, place: str, options: Options, reason: str | None) -> Tuner | None:
+    """The tuner of the loader that began here before, if it is free; so one that is made anew goes on."""
+    dataset, number = loader.dataset, loader.num_workers
+    size = len(dataset) if hasattr(dataset, "__len__") and reason is None else None
+    key = (type(dataset), size, loader.batch_size, number, place)
+    tuners = _known.setdefault(key, [])
+    name = f"{type(dataset).__name__} at {place}"
+    if reason is not None:
+        if key not in _left_alone:
+            _left_alone.add(key)
+            account = Account(name=name, own_workers=number, num_workers=number, state="left alone", reason=reason)
+            told.say(told.keep(account), f"left alone: {reason}")
+        return None
+    same = [tuner for tuner in tuners if tuner.source() is loader]
+    free = [tuner for tuner in tuners if tuner.watched() is None or tuner.watched()._inner._has_ended]
+    if same or free:
+        return (same or free)[0]
+    if tuners:
+        name += f" ({len(tuners) + 1})"
+    replayed = None
+    if options.replay is not None:
+        nothing = Account(name=name, own_workers=number, num_workers=number)
+        replayed = next((each for each in told.read(Path(options.replay)) if each.name == name), nothing)
+    tuner = Tuner(told.keep(Account(name=name, own_workers=number, num_workers=number)), loader, options, replayed)
+    tuners.append(tuner)
+    Shared.tuners.append(tuner)
+    return tuner
+
+
+def _place(frame: FrameType | None) -> str:
+    """``FILE:LINE`` of the user's code that asked for the iterator; of a library's where all is one's."""
+    first = None
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not any(part in path for part in ("/torch/utils/data/", "/loadtune/inflight/")):
+            here = f"{os.path.basename(path)}:{frame.f_lineno}"
+            if "site-packages" not in path and not path.startswith(("<", sys.base_prefix)):
+                return here
+            first = first or here
+        frame = frame.f_back
+    return first or "?"
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """`torch.utils.data.DataLoader` whose number of workers is tuned while a loop iterates it.
+
+    Takes the same arguments. Samples and their order are the same; `num_workers` is where it begins. Where the loader
+    cannot be tuned, it is torch's own, and `tuning` says why.
+    """
+
+    tuning: Account | None = None
+    """What was found and done so far. None: nothing iterated it yet."""
+
+    def _get_iterator(self) -> Any:
+        from loadtune.inflight import hook
+
+        made = hook.iterator_of(self, sys._getframe(1))
+        return super()._get_iterator() if made is None else made

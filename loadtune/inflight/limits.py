@@ -1,0 +1,124 @@
+"""How many workers may be: cores, RAM, /dev/shm and descriptors, looked at before a worker starts."""
+
+import math
+import os
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from loadtune.host.cpu import read_num_usable_cores
+from loadtune.host.memory import read_ram, read_shm
+from loadtune.inflight.measure import Work
+from loadtune.stream.settings import Settings
+from loadtune.units import bytes_text
+
+Reason = Literal["cores", "--max-workers", "RAM", "/dev/shm", "descriptors"]
+
+MOST = 64
+_WAITS = 0.15
+"""Workers that use less of a core wait for a disk or a network; cores do not bound them."""
+_SHARE = 0.5
+"""Of what is free of RAM and /dev/shm, and of the descriptors: the rest is for everybody else."""
+_USUAL_WORKER = 30 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most workers, and what bounds them."""
+
+    most: int
+    reason: Reason
+    text: str
+    """For people: figures of the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSize:
+    """What one batch takes in a queue."""
+
+    num_bytes: int
+    num_tensors: int
+
+    @classmethod
+    def of(cls, batch: Any) -> "BatchSize":
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        return cls(sum(leaf.nbytes for leaf in tensors), len(tensors))
+
+
+def num_local_ranks() -> int:
+    """Processes that train on this machine and share what it has."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def num_cores() -> float:
+    """Of this rank."""
+    return max(1.0, read_num_usable_cores() / num_local_ranks())
+
+
+def most_workers(
+    work: Work, batch: BatchSize, own: Settings, *, others_cpu: float, max_workers: int | None, worker_pid: int | None
+) -> Bound:
+    """The least of all bounds. While a switch goes on there are the old workers, too, so half of what is free counts.
+
+    ``others_cpu``: cores that workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
+    """
+    ranks, cores = num_local_ranks(), max(1.0, num_cores() - others_cpu)
+    queued = batch.num_bytes * (own.prefetch_factor + 1)
+    ram, shm = read_ram().available_bytes * _SHARE / ranks, read_shm()[1] * _SHARE / ranks
+    each = _private_bytes(worker_pid) + queued
+    by_cores = math.ceil(cores / work.cpu_share - 1e-6) if work.cpu_share > _WAITS else MOST
+    descriptors = _free_descriptors() * _SHARE
+    per_worker = 8 + (batch.num_tensors * (own.prefetch_factor + 1) if _shares_by_descriptor() else 0)
+    bounds = [
+        Bound(by_cores, "cores", f"{cores:.0f} cores, of which a worker uses {work.cpu_share:.0%}"),
+        Bound(int(ram / each), "RAM", f"a worker takes {bytes_text(each)}, and {bytes_text(ram)} may be used"),
+        Bound(
+            int(shm / max(1, queued)),
+            "/dev/shm",
+            f"a worker's batches take {bytes_text(queued)}, and {bytes_text(shm)} may be used. A container has more "
+            "with a larger --shm-size",
+        ),
+        Bound(
+            int(descriptors / per_worker),
+            "descriptors",
+            f"a worker takes {per_worker} descriptors, and {descriptors:.0f} may be used. `ulimit -n` raises that",
+        ),
+        Bound(MOST if max_workers is None else max_workers, "--max-workers", ""),
+    ]
+    least = min(bounds, key=lambda bound: bound.most)
+    return Bound(max(1, least.most), least.reason, least.text)
+
+
+def queued_s(pids: Iterable[int]) -> float:
+    """Seconds in which the main threads of these processes were ready to run and got no core. 0 where nothing tells."""
+    try:
+        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in pids) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _private_bytes(pid: int | None) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
+    except (OSError, ValueError, IndexError):
+        return _USUAL_WORKER
+
+
+def _free_descriptors() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 1 << 20
+    try:
+        return max(0, limit - len(os.listdir("/proc/self/fd")))
+    except OSError:
+        return limit // 2
+
+
+def _shares_by_descriptor() -> bool:
+    return torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call,no-any-return]

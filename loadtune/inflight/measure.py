@@ -1,0 +1,188 @@
+"""From the times of single steps to what a loader needs. Pure: no clock, no torch.
+
+Steps are judged as means over groups of 8. A loop that accumulates gradients takes several batches in a row, so single
+steps and their quantiles say little; on a GPU the time between two batches is that of launching kernels alone, and only
+rates over many steps show the device.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import fmean, median, stdev
+
+GROUP = 8
+MAX_STEPS = 400
+"""Steps after which a reading is clear enough, whatever its spread."""
+ACT = 0.025
+"""Share of the time that a loop waits from which on something is done."""
+FLOOR_S = 0.0005
+"""Seconds a batch that a loop may wait: no change of the workers makes it less."""
+FEW = 3
+"""Long gaps between steps, as for a validation, that are too few to belong to the loop."""
+SPARE = 1.1
+"""Workers beyond those that the mean needs: their times vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Means over some steps with the same settings; seconds a batch."""
+
+    num_steps: int
+    total_s: float
+    """From one batch to the next."""
+    blocked_s: float
+    """In ``next(loader)``."""
+    handover_s: float
+    """Of those, where a batch stood ready: what taking it takes. 0: none was ever ready."""
+    step_s: float
+    """Between two calls of ``next``. With several ranks the least of all groups: waiting for a peer is in the rest."""
+    error_s: float
+    """Standard error of `total_s`; infinite where there is one block of steps only."""
+
+    @property
+    def waiting_s(self) -> float:
+        """Blocked, beyond taking a batch that stands ready."""
+        return max(0.0, self.blocked_s - self.handover_s)
+
+    @property
+    def waiting_fraction(self) -> float:
+        return self.waiting_s / self.total_s
+
+    @property
+    def waits(self) -> bool:
+        """So much that something may be gained."""
+        return self.blocked_s >= FLOOR_S and self.waiting_fraction >= ACT
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps since settings took effect."""
+
+    num_workers: int
+    skip: int = 0
+    """Steps still to leave out: batches that were queued before."""
+    blocked: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    quick: list[float] = field(default_factory=list)
+    """Seconds blocked where a batch stood ready."""
+
+    def add(self, blocked_s: float, between_s: float, num_ready: int) -> bool:
+        """Whether a group of steps is complete."""
+        if self.skip > 0:
+            self.skip -= 1
+            return False
+        self.blocked.append(blocked_s)
+        self.between.append(between_s)
+        if len(self.blocked) > 2 * MAX_STEPS:
+            del self.blocked[:MAX_STEPS], self.between[:MAX_STEPS], self.quick[:-GROUP]
+        if num_ready > 1:
+            self.quick.append(blocked_s)
+        return len(self.blocked) % GROUP == 0
+
+    def reading(self, several_ranks: bool = False) -> Reading | None:
+        """None: too few steps, or a gap in them that more steps must explain."""
+        usual_s = self._longest_usual_gap()
+        num_gaps = sum(gap > usual_s for gap in self.between)
+        if len(self.blocked) < GROUP or (0 < num_gaps < FEW and len(self.blocked) < 8 * GROUP):
+            return None
+        if num_gaps >= FEW:
+            usual_s, num_gaps = math.inf, 0
+        between = [gap if gap <= usual_s else 0.0 for gap in self.between]
+        mean_s = step_s = sum(between) / (len(between) - num_gaps)
+        blocked_s = fmean(self.blocked)
+        groups = [fmean(between[i : i + GROUP]) for i in range(0, len(between) - GROUP + 1, GROUP)]
+        if several_ranks and median(groups) > 0.3 * step_s:
+            step_s = min(groups)
+        return Reading(
+            num_steps=len(self.blocked),
+            total_s=max(1e-9, blocked_s + mean_s),
+            blocked_s=blocked_s,
+            handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
+            step_s=max(1e-6, step_s),
+            error_s=self._error_s(between),
+        )
+
+    def _longest_usual_gap(self) -> float:
+        """Eight times the mean of all gaps but the two longest."""
+        ordered = sorted(self.between)[: -(FEW - 1)]
+        return 8 * fmean(ordered) + 0.01 if ordered else math.inf
+
+    def _error_s(self, between: list[float]) -> float:
+        """From blocks as long as a turn of all workers, which deliver in bursts."""
+        size = max(GROUP, self.num_workers)
+        steps = [b + g for b, g in zip(self.blocked, between, strict=True)]
+        blocks = [fmean(steps[i : i + size]) for i in range(0, len(steps) - size + 1, size)]
+        return stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf
+
+
+def is_enough(reading: Reading, num_workers: int) -> bool:
+    """Whether a reading spans three turns of all workers and a third of a second, or is long."""
+    turns = max(2 * GROUP, 3 * num_workers)
+    return reading.num_steps >= MAX_STEPS or (reading.num_steps >= turns and reading.num_steps * reading.total_s >= 0.3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What loading a batch takes, by the workers' own clocks. Seconds a batch of one worker."""
+
+    load_s: float
+    cpu_s: float
+    start_cpu_s: float
+    """CPU seconds in which a worker starts."""
+    queued_s: float = 0.0
+    """Of `load_s`: ready to run while all cores were taken."""
+
+    @property
+    def cpu_share(self) -> float:
+        """Of a core, while a worker loads and gets a core when it needs one."""
+        return max(0.01, self.cpu_s / max(self.cpu_s, self.load_s - self.queued_s))
+
+
+def needed(work: Work, step_s: float) -> int:
+    """Little's law: workers that are busy at a time, and some to spare."""
+    return max(1, math.ceil(SPARE * work.load_s / step_s - 1e-6))
+
+
+def predicted_s(work: Work, step_s: float, num_workers: int) -> float:
+    """Seconds a batch with so many workers."""
+    return max(step_s, work.load_s / num_workers)
+
+
+def best_number(
+    reading: Reading, work: Work, most: int, left: float, start_s: Callable[[int], float]
+) -> tuple[int, float]:
+    """How many workers end the rest of the loader soonest, and the seconds that they save there.
+
+    ``left``: batches, infinite where nobody knows. ``start_s``: until so many workers deliver; the loop goes on at its
+    present rate meanwhile.
+    """
+    want = max(1, min(most, needed(work, reading.step_s)))
+    if math.isinf(left):
+        return want, math.inf
+    now_s = left * reading.total_s
+
+    def saved_s(num: int) -> float:
+        remaining = left - start_s(num) / reading.total_s
+        return now_s - start_s(num) - remaining * predicted_s(work, reading.step_s, num) if remaining > 0 else 0.0
+
+    most_saved = max(saved_s(num) for num in range(1, want + 1))
+    enough = next(num for num in range(1, want + 1) if saved_s(num) >= most_saved - 0.01 * abs(now_s))
+    return enough, saved_s(enough)
+
+
+def has_gained(
+    new: Reading, old: Reading, num_workers: int, *, fewer: bool, several_ranks: bool = False
+) -> bool | None:
+    """Whether new settings are kept. None: more steps may tell. Fewer workers need not gain, only not lose."""
+    gain = 1 - new.total_s / old.total_s
+    if several_ranks:  # a peer may be the slower one: what this rank waits counts
+        gain = max(gain, (old.blocked_s - new.blocked_s) / old.total_s)
+    finite = [each for each in (new.error_s, old.error_s) if each < math.inf]
+    noise = 2 * math.hypot(*finite) / old.total_s
+    if fewer and gain > -max(0.01, min(noise, 0.03)):
+        return True
+    if gain >= max(0.02, min(noise, 0.5)):
+        return True
+    if gain > -noise and new.num_steps < 4 * max(2 * GROUP, 3 * num_workers):
+        return None
+    return False

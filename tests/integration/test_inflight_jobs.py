@@ -1,0 +1,242 @@
+"""Jobs as somebody would write them, with real workers: what a loop sees is the same with a tuner and without.
+
+The samples of a batch sleep eleven times as long as a step, so that a tuner has a reason to act on any machine.
+"""
+
+import random
+import warnings
+from types import SimpleNamespace
+
+import inflight_jobs
+import numpy
+import pytest
+import torch
+import torch.utils.data.dataloader as torchs
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+import loadtune
+from loadtune.inflight import account, gates, hook, iterator, tuner
+from loadtune.inflight.account import Account
+from loadtune.inflight.options import TEST_VARIABLE, Options
+
+GIVEN = SimpleNamespace(steps=64, sample=0.0007, step=0.001)
+
+
+@pytest.fixture
+def tuned(monkeypatch):
+    """Loaders are tuned from when it is called; gives their accounts."""
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
+    for owner, name, value in (
+        (hook, "_options", None), (iterator, "_known", {}), (iterator, "_left_alone", set()),
+        (account, "_accounts", []), (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(hook.atexit, "register", lambda act: None)
+
+    def begin(**options):
+        hook._begin(Options(**{"max_workers": 3} | options))
+        hook._patch(torchs)
+        return account.accounts
+
+    return begin
+
+
+def seen_by(job, given=GIVEN):
+    """Samples in their order and losses, and the random state afterwards."""
+    torch.set_num_threads(1)
+    random.seed(1)
+    run = inflight_jobs.Training(given)
+    inflight_jobs.JOBS[job](run)
+    return run.seen.hexdigest(), torch.rand(1).item(), random.random()
+
+
+def as_without(job, tuned, **options):
+    """Runs a job both ways; the accounts of its loaders."""
+    without = seen_by(job)
+    accounts = tuned(**options)
+    assert seen_by(job) == without
+    return accounts()
+
+
+def has_acted(found):
+    """Whether other workers load, or are starting on a machine that is slow."""
+    return found.state == "starting" or any(one["num_workers"] > found.own_workers for one in found.switches)
+
+
+@pytest.mark.parametrize("job", ["plain", "no_workers", "infinite", "raises"])
+def test_a_loop_that_waits_gets_workers(job, tuned):
+    accounts = as_without(job, tuned)
+    assert len(accounts) == 1
+    assert has_acted(accounts[0])
+
+
+@pytest.mark.parametrize("job", ["persistent", "two_loaders", "new_loaders", "oversubscribed"])
+def test_several_epochs_and_loaders(job, tuned):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # more workers than cores
+        accounts = as_without(job, tuned)
+    assert len(accounts) == {"two_loaders": 2, "new_loaders": 2}.get(job, 1), "a loader made anew is the same"
+    assert not any(each.reason and "failed" in each.reason for each in accounts)
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"), [("zip_file", "open file"), ("handle", "open file"), ("stage", "changes"), ("killed", "failed")]
+)
+def test_what_workers_would_break_is_left_alone(job, reason, tuned):
+    (found,) = as_without(job, tuned)
+    assert found.num_workers == found.own_workers
+    if job in ("zip_file", "handle") or found.switches:  # before a worker starts, or after it did
+        assert found.state == "left alone"
+        assert reason in found.reason
+
+
+def test_an_error_of_the_tuner_ends_the_tuner_alone(tuned, monkeypatch, capsys):
+    without = seen_by("plain")
+    accounts = tuned()
+    monkeypatch.delenv(TEST_VARIABLE)
+    monkeypatch.setattr(tuner.limits, "most_workers", lambda *_, **__: 1 / 0)
+    assert seen_by("plain") == without
+    assert "ZeroDivisionError" in accounts()[0].reason
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
+    monkeypatch.setenv(TEST_VARIABLE, "1")
+    monkeypatch.setattr(iterator, "_known", {})
+    with pytest.raises(ZeroDivisionError):
+        seen_by("plain")
+
+
+@pytest.mark.parametrize(
+    ("package", "job"),
+    [("lightning", "lightning_persistent"), ("lightning", "lightning"), ("accelerate", "accelerate"),
+     ("accelerate", "accelerate_dispatch"), ("transformers", "trainer")],
+)  # fmt: skip
+def test_frameworks(package, job, tuned):
+    pytest.importorskip(package)
+    accounts = as_without(job, tuned)
+    assert has_acted(accounts[0])
+
+
+def test_options(tuned):
+    (found,) = as_without("plain", tuned, max_workers=2)
+    assert all(one["num_workers"] <= 2 for one in found.switches)
+
+
+def test_a_dry_run_advises(tuned, capsys):
+    (found,) = as_without("plain", tuned, dry_run=True)
+    assert found.switches == []
+    assert "num_workers=" in found.advice[0]
+    assert "num_workers=" in capsys.readouterr().err
+
+
+def test_a_frozen_loader_is_torchs_own(tuned):
+    tuned(freeze=("Samples",))
+    made = iter(DataLoader(inflight_jobs.Samples(4, 0.0)))
+    assert type(made) is torchs._SingleProcessDataLoaderIter
+    assert account.accounts()[0].reason == "--freeze names it"
+
+
+class Augmented(inflight_jobs.Samples):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] * torch.rand(1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_random_samples(num_workers, tuned, capsys):
+    accounts = tuned()
+    for _ in DataLoader(Augmented(64 * 16, 0.0007), 16, num_workers=num_workers):
+        pass
+    assert has_acted(accounts()[0])
+    assert capsys.readouterr().err.count("samples are random") == 1
+
+
+def test_exact_leaves_random_samples_alone(tuned):
+    accounts = tuned(exact=True)
+    for _ in DataLoader(Augmented(64 * 16, 0.0007), 16, num_workers=1):
+        pass
+    assert "random" in accounts()[0].reason
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+class Drawing(Sampler):
+    """Draws as it goes: what it gives depends on what the loop draws meanwhile."""
+
+    def __len__(self):
+        return 84 * 16
+
+    def __iter__(self):
+        return (int(torch.randint(100, ())) for _ in range(len(self)))
+
+
+def test_loaders_whose_order_would_change_are_left_alone(tuned, capsys):
+    accounts = tuned()
+    assert list(DataLoader(Stream())) == [torch.tensor([each]) for each in range(3)]
+    for _ in DataLoader(inflight_jobs.Samples(100, 0.001), 16, sampler=Drawing(), num_workers=1):
+        pass
+    stream, drawing = accounts()
+    assert "IterableDataset" in stream.reason
+    assert "draws random numbers as it goes" in drawing.reason
+    assert capsys.readouterr().err.count("left alone") == 1
+
+
+def test_a_loader_of_ours_and_its_numbers(tuned):
+    loader = loadtune.DataLoader(inflight_jobs.Samples(64 * 16, 0.0007), 16, num_workers=1)
+    assert loader.tuning is None
+    assert len(list(loader)) == len(loader) == 64
+    found = loader.tuning
+    assert found.num_batches == 64
+    assert has_acted(found)
+    numbers = loadtune.stats()
+    assert numbers[f"loadtune/{found.name}/num_workers"] == found.num_workers
+    assert 0 < numbers[f"loadtune/{found.name}/blocked_fraction"] <= 1
+    assert all(isinstance(each, float) for each in numbers.values())
+
+
+def test_forkserver_starts_in_the_background(tuned):
+    def batches(made, **workers):
+        torch.manual_seed(2)
+        loader = DataLoader(inflight_jobs.Samples(160, 0.0), 8, True, **workers)
+        return [indices.tolist() for _, indices in made(loader)], torch.rand(1)
+
+    def switched(loader):
+        switches = [{"epoch": 0, "batch": 9, "num_workers": 2}]
+        own, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
+        yield from iterator.begun_by(tuner.Tuner(own, loader, Options(), replayed), loader)
+        assert own.switches == switches
+
+    assert batches(switched, num_workers=1, multiprocessing_context="forkserver") == batches(iter)
+
+
+def test_the_deep_look_sees_what_changes():
+    data = inflight_jobs.Samples(3, 0.0)
+    data.inner, data.list, data.tensor = SimpleNamespace(level=1.5), [1, [2]], torch.zeros(2)
+    data.array = numpy.zeros(3)
+    changes = (
+        lambda: setattr(data, "length", 4),
+        lambda: setattr(data, "new", None),
+        lambda: setattr(data.inner, "level", 2.5),
+        lambda: data.list[1].append(3),
+        lambda: data.tensor.add_(1),
+        lambda: data.array.__setitem__(1, 7),
+    )
+    for change in changes:
+        look = gates.Unchanged(data, len)
+        assert look.changed() is None
+        data.inner.level = float(str(data.inner.level))  # the same value, another object
+        assert look.changed() is None
+        change()
+        assert look.changed() is not None
+
+
+def test_a_handle_is_found_wherever_the_dataset_keeps_it(tmp_path):
+    data = inflight_jobs.Samples(3, 0.0)
+    assert gates.shared_handle(data) is None
+    data.parts = [{"file": open(tmp_path / "data", "w+")}]  # noqa: SIM115
+    assert "open file" in gates.shared_handle(data)
+    data.parts[0]["file"].close()
+    sqlite3 = pytest.importorskip("sqlite3")
+    data.parts = [sqlite3.connect(":memory:")]
+    assert "sqlite3.Connection" in gates.shared_handle(data)

@@ -1,0 +1,86 @@
+"""From times of steps to a number of workers: pure, without a clock."""
+
+import math
+
+import pytest
+
+from loadtune.inflight.measure import Reading, Steps, Work, best_number, has_gained, is_enough, needed
+
+
+def reading(steps, num_workers=1, **several):
+    """``steps``: (seconds blocked, seconds between, batches ready)."""
+    kept = Steps(num_workers)
+    for each in steps:
+        kept.add(*each)
+    return kept.reading(**several)
+
+
+def test_a_loop_that_waits_needs_as_many_workers_as_are_busy_at_a_time():
+    found = reading([(0.09, 0.01, 0)] * 24)
+    assert found.total_s == pytest.approx(0.1)
+    assert found.waits
+    assert needed(Work(load_s=0.1, cpu_s=0.01, start_cpu_s=0.02), found.step_s) == 11
+
+
+def test_taking_a_batch_that_stands_ready_is_no_wait():
+    found = reading([(0.001, 0.01, 5)] * 24)
+    assert found.handover_s == pytest.approx(0.001)
+    assert not found.waits
+
+
+def test_less_than_half_a_millisecond_is_left_alone():
+    assert not reading([(0.0004, 0.001, 0)] * 24).waits
+
+
+def test_accumulated_gradients_take_batches_in_bursts_and_count_by_their_mean():
+    burst = [(0.02, 0.0, 0)] * 3 + [(0.02, 0.04, 0)]
+    assert reading(burst * 8).step_s == pytest.approx(0.01)
+
+
+def test_a_validation_between_two_steps_is_no_step():
+    usual = [(0.02, 0.01, 0)] * 99
+    assert reading([*usual, (0.02, 30.0, 0), *usual, *usual]).step_s == pytest.approx(0.01, rel=0.02)
+    assert reading([(0.02, 30.0, 0), *usual[:23]]) is None, "it waits for more steps to tell a gap from the loop"
+
+
+def test_with_several_ranks_a_step_is_the_quickest_group():
+    steps = [(0.01, 0.01, 0)] * 8 + [(0.01, 0.05, 0)] * 16
+    assert reading(steps, several_ranks=True).step_s == pytest.approx(0.01)
+
+
+def test_enough_steps_span_three_turns_of_all_workers():
+    assert not is_enough(reading([(0.1, 0.1, 0)] * 24, 10), 10)
+    assert is_enough(reading([(0.1, 0.1, 0)] * 32, 10), 10)
+
+
+WAITING = Reading(num_steps=24, total_s=0.1, blocked_s=0.09, handover_s=0.0, step_s=0.01, error_s=0.001)
+
+
+def test_workers_that_take_long_to_start_must_gain_more_than_that_in_what_is_left():
+    work = Work(load_s=0.1, cpu_s=0.01, start_cpu_s=3.0)
+
+    def start_s(number):
+        return 1.5 * number
+
+    assert best_number(WAITING, work, 64, math.inf, start_s)[0] == 11
+    few, saved_s = best_number(WAITING, work, 64, 400, start_s)
+    assert 2 <= few <= 6
+    assert saved_s > 0
+    assert best_number(WAITING, work, 64, 10, start_s)[1] <= 0
+
+
+def test_a_bound_holds():
+    work = Work(load_s=0.1, cpu_s=0.1, start_cpu_s=0.02)
+    assert best_number(WAITING, work, 2, math.inf, lambda number: 0.0)[0] == 2
+
+
+def test_a_worker_that_queued_for_a_core_would_use_all_of_one():
+    assert Work(load_s=0.3, cpu_s=0.1, start_cpu_s=0.0, queued_s=0.2).cpu_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("total_s", "fewer", "kept"), [(0.05, False, True), (0.1, False, None), (0.13, False, False), (0.1, True, True)]
+)
+def test_more_workers_must_gain_and_fewer_must_not_lose(total_s, fewer, kept):
+    after = Reading(num_steps=24, total_s=total_s, blocked_s=0.0, handover_s=0.0, step_s=0.01, error_s=0.002)
+    assert has_gained(after, WAITING, 8, fewer=fewer) is kept
