@@ -4,11 +4,14 @@ import contextlib
 import os
 from pathlib import Path
 
+import pytest
+
 from loadtune.bench import BenchClient
 from loadtune.records import Device, LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 
 TESTS = Path(__file__).resolve().parent
 CPU = Device(kind="cpu", name="cpu")
+FAULT = "LOADTUNE_TEST_FAULT"
 
 
 def spec_of(dataset="Images", model="Linear"):
@@ -16,19 +19,29 @@ def spec_of(dataset="Images", model="Linear"):
 
 
 @contextlib.contextmanager
-def bench_on(folder, dataset="Images", model="Linear", hang_s=30.0, cores=None):
+def bench_on(folder, dataset="Images", model="Linear", cores=None):
     """The client, with the tiny workloads importable for its child."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(TESTS) if before is None else f"{TESTS}{os.pathsep}{before}"
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        patch.setenv(FAULT, str(folder / "fault"))
         spec, log_path = spec_of(dataset, model), folder / "bench.log"
-        with BenchClient(spec, CPU, log_path=log_path, hang_s=hang_s, cores=cores) as bench:
+        with BenchClient(spec, CPU, log_path=log_path, hang_s=30.0, cores=cores) as bench:
             yield bench
+
+
+@contextlib.contextmanager
+def fault(words):
+    """Have a sample of `Misbehaves` do so: ``exit worker 41``, ``hang main any``. Yields a file that is there once one
+    hangs."""
+    path = Path(os.environ[FAULT])
+    order, reached = path.with_name("order"), path.with_name("reached")
+    reached.unlink(missing_ok=True)
+    order.write_text(words)
+    order.replace(path)  # at once: a worker may be reading it
+    try:
+        yield reached
     finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+        path.unlink()
 
 
 def trial(batch_size=8, num_workers=0, **loader):

@@ -1,6 +1,7 @@
 """Tiny datasets and models that the bench's tests name by import path; each misbehaves in one way, or not at all."""
 
 import ctypes
+import json
 import os
 import pathlib
 import signal
@@ -20,7 +21,6 @@ from loadtune.bench.memory import CpuMemory
 NUM_CLASSES = 3
 LENGTH = 512
 BAD_INDEX = 5
-NAMED_INDEX = 41
 VOCABULARY = 50
 
 
@@ -63,44 +63,74 @@ class RunsProcesses(Images):
         return super().__getitem__(index)
 
 
-class LeavesSegments(SlowImages):
-    """Workers that leave a segment behind, as one does that is killed while it makes a batch."""
-
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            pathlib.Path(f"/dev/shm/torch_{os.getpid()}_planted").touch()
-        return super().__getitem__(index)
-
-
-class LeavesFiles(SlowImages):
-    """Workers that are killed while their temporary files are there."""
-
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            pathlib.Path(tempfile.mkdtemp(), "of a worker").touch()
-        return super().__getitem__(index)
-
-
-class KeepsObjects(Images):
-    """Every sample leaves half a MiB on the dataset, of which there are so many that an epoch takes all RAM."""
+class Misbehaves(Images):
+    """Good, until a file says what a sample does, in which process and which sample: `bench_rig.fault` writes it."""
 
     def __init__(self):
-        self.kept = []
-
-    def __len__(self):
-        return 1_000_000
+        self._fault, self._kept = pathlib.Path(os.environ["LOADTUNE_TEST_FAULT"]), []
 
     def __getitem__(self, index):
-        self.kept.append(b"x" * (512 << 10))
-        time.sleep(0.005)
+        if self._fault.exists():
+            what, where, which = self._fault.read_text().split()
+            here = "main" if get_worker_info() is None else "worker"
+            if where in (here, "any") and which in (str(index), "any"):
+                getattr(self, what)()
         return super().__getitem__(index)
 
+    def fail(self):
+        raise ValueError("broken sample")
 
-class FewImages(Images):
+    def exit(self):
+        os._exit(3)
+
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def crash(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def abort(self):
+        os.abort()
+
+    def hang(self):
+        self._fault.with_name("reached").touch()
+        time.sleep(3600)
+
+    def print(self):
+        print("x" * 1023)
+
+    def litter(self):
+        """What a worker leaves that is killed while it makes a batch, and while its temporary files are there."""
+        pathlib.Path(f"/dev/shm/torch_{os.getpid()}_planted").touch()
+        pathlib.Path(tempfile.mkdtemp(), "of a worker").touch()
+
+    def keep(self):
+        self._kept.append(b"x" * (512 << 10))
+        time.sleep(0.005)
+
+
+class FewSlowImages(SlowImages):
     """An epoch of three batches of 8, and a rest."""
 
     def __len__(self):
         return 25
+
+
+class HeldOnceATrialIsKept(SlowImages):
+    """Where a file ``hold`` lies in the working directory, workers wait from the first trial that a run has kept on."""
+
+    def __getitem__(self, index):
+        while get_worker_info() is not None and pathlib.Path("hold").exists() and any(map(has_trial, kept_runs())):
+            time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def kept_runs():
+    return pathlib.Path("kept").glob("*/*/run.json")
+
+
+def has_trial(path):
+    return json.loads(path.read_text()).get("trials")
 
 
 class RaisesAtIndex(Images):
@@ -115,20 +145,6 @@ class RaisesAtIndex(Images):
 class RaisesAtOnce(Images):
     def __getitem__(self, index):
         raise KeyError("label missing")
-
-
-class WorkerExits(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            os._exit(3)
-        return super().__getitem__(index)
-
-
-class WorkerKilled(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
 
 
 class CrashesAtIndex(Images):
@@ -152,63 +168,6 @@ class AllNan(Images):
     def __getitem__(self, index):
         image, label = super().__getitem__(index)
         return image * float("nan"), label
-
-
-class WorkerHangs(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None:
-            time.sleep(3600)
-        return super().__getitem__(index)
-
-
-class WorkerHangsAtIndex(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None and index == NAMED_INDEX:
-            time.sleep(3600)
-        return super().__getitem__(index)
-
-
-class WorkerCrashesAtIndex(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None and index == NAMED_INDEX:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return super().__getitem__(index)
-
-
-class WorkerExitsAtIndex(Images):
-    def __getitem__(self, index):
-        if get_worker_info() is not None and index == NAMED_INDEX:
-            os._exit(3)
-        return super().__getitem__(index)
-
-
-class BatchHangs(Images):
-    """Reads whole batches, and never comes back from one of 8; others are fine."""
-
-    def __getitems__(self, indices):
-        if len(indices) == 8:
-            time.sleep(3600)
-        return [self[index] for index in indices]
-
-
-class BatchAborts(Images):
-    def __getitems__(self, indices):
-        if len(indices) == 8:
-            os.abort()
-        return [self[index] for index in indices]
-
-
-class FirstSampleHangs(Images):
-    def __getitem__(self, index):
-        time.sleep(3600)
-
-
-class Prints(Images):
-    """A line of a KiB for each sample."""
-
-    def __getitem__(self, index):
-        print("x" * 1023)
-        return super().__getitem__(index)
 
 
 def slow_to_build():
@@ -263,10 +222,6 @@ def raising_factory():
 needs_arguments = 7
 
 
-def dies_while_building():
-    os.abort()
-
-
 class Linear(nn.Module):
     """One matrix: a step takes less than a millisecond."""
 
@@ -292,25 +247,21 @@ class Normed(nn.Module):
 
 
 class NanInBf16(Linear):
-    """Overflows where autocast narrows its numbers, as a model may in fp16."""
+    """Overflows where autocast narrows its numbers, as a model may in fp16. A step takes about as long in each."""
 
     def forward(self, images):
+        time.sleep(0.005)
         answer = super().forward(images)
         return answer * float("nan") if answer.dtype == torch.bfloat16 else answer
 
 
-class AbortsAtBatch4(Linear):
-    """The process dies where a batch has exactly 4 samples."""
+class MisbehavesByBatch(Linear):
+    """A batch of exactly 5 samples ends the process, one of 6 never comes back."""
 
     def forward(self, images):
-        if len(images) == 4:
-            os.abort()
-        return super().forward(images)
-
-
-class HangsAtBatch4(Linear):
-    def forward(self, images):
-        if len(images) == 4:
+        if len(images) == 5:  # C++ that runs out of memory where nothing catches it, as in a thread: the process aborts
+            ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]()
+        if len(images) == 6:
             time.sleep(3600)
         return super().forward(images)
 
@@ -337,15 +288,6 @@ class ClaimsOutOfMemoryAbove4(Linear):
     def forward(self, images):
         if len(images) > 4:
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        return super().forward(images)
-
-
-class ThrowsBadAllocAtBatch4(Linear):
-    """C++ that runs out of memory where nothing catches it, as in a thread: the process aborts."""
-
-    def forward(self, images):
-        if len(images) == 4:
-            ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]()
         return super().forward(images)
 
 

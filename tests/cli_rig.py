@@ -24,9 +24,6 @@ PATIENCE_S = 120.0
 NOBODY = "http://127.0.0.1:9"
 """A proxy where nobody listens: what would be downloaded cannot be had, at once and on every machine."""
 
-IMAGES = ("--dataset", "bench_workloads:Images", "--model", "bench_workloads:Linear")
-SLOW_IMAGES = ("--dataset", "bench_workloads:SlowImages", "--model", "bench_workloads:Linear")
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:

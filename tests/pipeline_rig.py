@@ -1,6 +1,10 @@
 """The whole story over a fake bench, for the tests of what a run concludes."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,9 @@ from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 from loadtune.tuner import tune_on
 
-ALL_TRIALS = TuneConfig(num_trials=5)
-"""Few enough that the search ends with the last of them, and leaves a resumed run none."""
+ALL_TRIALS = TuneConfig(num_trials=3)
+"""Few enough that the search ends with the last of them, and leaves a resumed run none. What a run takes where a test
+gives no configuration: each trial costs a fit of the model."""
 
 GPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU")
 
@@ -29,8 +34,22 @@ def tune_fake(
     sensor: FakeSensor | None = None,
 ) -> TuningResult:
     sensor, clock = sensor or FakeSensor(bench.clock), bench.clock
-    config, host = config or TuneConfig(), host or fake_host()
+    config, host = config or ALL_TRIALS, host or fake_host()
     return tune_on(bench, sensor, clock, config, host, device, folder, listener, host_now, resume=resume, reopen=reopen)
+
+
+@cache
+def _finished() -> tuple[Path, TuningResult]:
+    folder = Path(tempfile.mkdtemp(prefix="finished-"))
+    atexit.register(shutil.rmtree, folder)
+    return folder, tune_fake(FakeBench(), folder, ALL_TRIALS)
+
+
+def finished(folder: Path) -> TuningResult:
+    """A run of `ALL_TRIALS`, made once for all tests and copied into `folder`."""
+    made, result = _finished()
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    return result
 
 
 def resumed(folder: Path, config: TuneConfig | None = None, bench: FakeBench | None = None, **given) -> TuningResult:

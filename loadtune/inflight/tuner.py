@@ -388,8 +388,8 @@ class Tuner:
             return
         self._note_rate(reading)
         self.kept = now
-        limit = "the step" if not reading.waits else "cores" if fewer else "workers"
-        self.say(f"{self.account.change_text(was, now)}; {limit} limits now")
+        limit = "the step limits" if not reading.waits else "the cores limit" if fewer else "the workers limit"
+        self.say(f"{self.account.change_text(was, now)}; {limit} now")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer
         idle = now if work is None else needed(work, reading.total_s)
         if can_correct and reading.waits:

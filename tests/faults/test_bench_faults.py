@@ -1,6 +1,7 @@
-"""What dies or hangs in the bench is data, and leaves nothing behind."""
+"""What dies or hangs in the bench is data, names its sample, and leaves nothing behind; the next request works."""
 
-import contextlib
+import functools
+import math
 import os
 import signal
 import subprocess
@@ -11,14 +12,49 @@ from pathlib import Path
 
 import psutil
 import pytest
-from bench_rig import TESTS, Windows, bench_on, trial
+from bench_rig import TESTS, Windows, bench_on, fault, trial
 
-from loadtune.errors import BenchError
-from loadtune.host.memory import read_oom_kills
+from loadtune.bench import client
+from loadtune.bench.bounded_log import LEFT_OUT, MAX_BYTES
+from loadtune.errors import BenchError, OutOfTimeError
+from loadtune.host.memory import Ram, read_oom_kills
+from loadtune.host.processes import anonymous_bytes
+from loadtune.host.ram_guard import RamGuard, tree_bytes
 from loadtune.records import BatchTry, Recipe, TrainingRun, TrialFailure
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.
 GONE_S = 10.0
+ENDLESS = 10**9
+MIB = 1 << 20
+# What a SIGKILL means that the kernel did not send: where nothing counts the kernel's own, it is taken for one.
+KILLED = "host_oom" if read_oom_kills() is None else "crash"
+
+needs_shm = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """One for all tests, in this order: that the next one's request works is part of each."""
+    with bench_on(tmp_path_factory.mktemp("bench"), "Misbehaves", "MisbehavesByBatch") as started:
+        yield started
+
+
+@pytest.fixture
+def impatient(bench, monkeypatch):
+    monkeypatch.setattr(bench, "_hang_s", 2.0)
+    return bench
+
+
+def tried(bench, batch_size):
+    return bench.try_batch(BatchTry(recipe=Recipe(), batch_size=batch_size))
+
+
+def failure_of(bench, words, num_workers, enough=ENDLESS):
+    """How training ends where a sample does that."""
+    with fault(words):
+        failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough))
+    assert isinstance(failure, TrialFailure)
+    return failure
 
 
 def group_of(leader):
@@ -33,6 +69,10 @@ def group_of(leader):
     return found
 
 
+def segments_of(pids):
+    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
+
+
 def until(condition, timeout_s=GONE_S):
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -42,146 +82,226 @@ def until(condition, timeout_s=GONE_S):
     return True
 
 
-def test_a_sample_that_raises_is_named_by_its_index(tmp_path):
-    with bench_on(tmp_path, dataset="RaisesAtIndex") as bench:
-        bench.describe()
-        before = bench.pid
-        for num_workers in (0, 1):
-            failure = bench.time_training(trial(num_workers=num_workers), 0.05, Windows(enough=10**9))
-            assert isinstance(failure, TrialFailure)
-            assert failure.kind == "user_error"
-            assert "dataset[5]" in failure.message
-            assert "ValueError: broken sample" in failure.message
-            assert "bench_workloads.py" in failure.log_tail
-            assert "loadtune/workload" not in failure.log_tail
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
-        assert bench.pid == before, "a user's exception costs no new process"
+def test_a_first_sample_that_hangs_is_named(impatient):
+    with fault("hang main 0"), pytest.raises(BenchError) as raised:
+        impatient.describe()
+    assert "dataset[0] did not return for " in str(raised.value)
+    assert "in the training process" in str(raised.value)
 
 
-# What a SIGKILL means that the kernel did not send: where nothing counts the kernel's own, it is taken for one.
-KILLED = "host_oom" if read_oom_kills() is None else "crash"
+def test_a_sample_that_raises_is_named_by_its_index(bench):
+    bench.describe()
+    before = bench.pid
+    for num_workers in (0, 1):
+        failure = failure_of(bench, "fail any 5", num_workers)
+        assert failure.kind == "user_error"
+        assert "dataset[5]" in failure.message
+        assert "ValueError: broken sample" in failure.message
+        assert "bench_workloads.py" in failure.log_tail
+        assert "loadtune/workload" not in failure.log_tail
+    assert tried(bench, 8).fits
+    assert bench.pid == before, "a user's exception costs no new process"
 
 
-@pytest.mark.parametrize(("dataset", "kind"), [("WorkerExits", "crash"), ("WorkerKilled", KILLED)])
-def test_a_workers_death_is_told_apart(tmp_path, dataset, kind):
-    with bench_on(tmp_path, dataset=dataset) as bench:
-        failure = bench.time_training(trial(num_workers=2), 0.05, Windows(enough=1))
-        assert isinstance(failure, TrialFailure)
-        assert failure.kind == kind
-        assert failure.phase == "first batch"
-        assert isinstance(bench.time_training(trial(num_workers=0), 0.05, Windows(enough=1)), TrainingRun)
+@pytest.mark.parametrize(("what", "how"), [("crash", "was ended by SIGSEGV"), ("exit", "exited with code 3")])
+def test_a_sample_that_ends_its_worker_is_named(bench, what, how):
+    failure = failure_of(bench, f"{what} worker 41", num_workers=2)
+    assert failure.kind == "crash"
+    assert failure.message.startswith(f"A worker {how} while it loaded dataset[41] (in a batch of 8: ")
 
 
-def test_a_hang_is_ended_and_the_next_request_works(tmp_path):
-    with bench_on(tmp_path, dataset="WorkerHangs", hang_s=2.0) as bench:
-        bench.describe()
-        leader = bench.pid
-        failure = bench.time_training(trial(num_workers=2), 0.05, Windows(enough=1))
-        assert isinstance(failure, TrialFailure)
-        assert (failure.kind, failure.phase) == ("hang", "first batch")
-        assert "next_batch" in failure.log_tail, "the stacks say where it hung"
-        assert until(lambda: not group_of(leader))
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
+def test_a_worker_that_is_killed_is_told_apart(bench):
+    failure = failure_of(bench, "kill worker any", num_workers=2, enough=1)
+    assert (failure.kind, failure.phase) == (KILLED, "first batch")
+    assert isinstance(bench.time_training(trial(), 0.05, Windows(enough=1)), TrainingRun)
 
 
-def test_a_step_that_hangs_is_a_failed_probe(tmp_path):
-    with bench_on(tmp_path, model="HangsAtBatch4", hang_s=2.0) as bench:
-        bench.describe()
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).failure.kind == "hang"
+def test_a_sample_that_hangs_in_a_worker_is_named_with_its_stack(impatient):
+    impatient.start()
+    leader = impatient.pid
+    failure = failure_of(impatient, "hang worker any", num_workers=1)
+    assert (failure.kind, failure.phase) == ("hang", "first batch")
+    assert failure.message.startswith("dataset[")
+    assert "] (in a batch of 8: " in failure.message
+    assert " did not return for " in failure.message
+    assert failure.message.endswith("in a worker; the training process was ended.")
+    assert "bench_workloads.py" in failure.log_tail, "where in the user's code it hung"
+    assert "next_batch" in failure.log_tail, "and where the training process waited"
+    assert until(lambda: not group_of(leader))
 
 
-def test_a_crash_is_a_failure_with_its_log_and_costs_one_process(tmp_path):
-    with bench_on(tmp_path, model="AbortsAtBatch4") as bench:
-        facts = bench.describe()
-        first = bench.pid
-        report = bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4))
-        assert report.failure.kind == "crash"
-        assert "SIGABRT" in report.failure.message
-        assert "Fatal Python error" in report.failure.log_tail
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=8)).fits
-        assert bench.pid != first
-        assert bench.describe() is facts
+def test_a_sample_that_hangs_in_the_training_process_is_named(impatient):
+    failure = failure_of(impatient, "hang main 41", num_workers=0)
+    assert failure.kind == "hang"
+    assert failure.message.startswith("dataset[41] did not return for ")
+    assert failure.message.endswith("in the training process, which was ended.")
 
 
-def test_a_bench_killed_by_somebody_is_not_out_of_memory(tmp_path):
-    with bench_on(tmp_path, dataset="SlowImages") as bench:
-        bench.describe()
+def test_a_sample_that_ends_the_training_process_is_named(bench):
+    first, facts = bench.pid, bench.describe()
+    failure = failure_of(bench, "abort main 41", num_workers=0)
+    assert failure.kind == "crash"
+    assert failure.message.startswith("The training process was ended by SIGABRT while it loaded dataset[41]")
+    assert "Fatal Python error" in failure.log_tail
+    assert tried(bench, 8).fits
+    assert bench.pid != first
+    assert bench.describe() is facts
 
-        def watch(window):
-            os.kill(bench.pid, signal.SIGKILL)
-            return True
 
-        failure = bench.time_training(trial(num_workers=1), 0.05, watch)
-        assert failure.kind == KILLED
-        assert failure.phase == "training"
+def test_a_step_that_hangs_is_a_failed_probe(impatient):
+    assert tried(impatient, 6).failure.kind == "hang"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs libstdc++")
+def test_cpp_that_runs_out_of_memory_unseen_is_memory_and_no_crash(bench):
+    failure = tried(bench, 5).failure
+    assert failure.kind == "host_oom", failure.log_tail
+    assert "refused" in failure.message
+
+
+def test_ctrl_c_while_waiting_leaves_nothing(bench):
+    def interrupt():
+        until(lambda: bench.pid is not None)
+        leaders.append(bench.pid)
+        time.sleep(0.5)
+        signal.raise_signal(signal.SIGINT)
+
+    leaders = []
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        tried(bench, 6)
+    assert not group_of(leaders[0])
+
+
+def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(bench, monkeypatch):
+    def end_it(reached):
+        until(reached.exists, 120.0)
+        bench.finish_by(time.monotonic() + 4.0)
+
+    monkeypatch.setattr(bench, "_until_s", math.inf)
+    with fault("hang worker 41") as reached:
+        threading.Thread(target=end_it, args=(reached,)).start()
+        with pytest.raises(OutOfTimeError) as raised:
+            bench.time_training(trial(num_workers=2), 0.05, Windows(ENDLESS))
+    assert raised.value.stuck.startswith("dataset[41] (in a batch of 8: ")
+    assert bench.pid is None
+    with pytest.raises(OutOfTimeError):
+        bench.time_training(trial(), 0.05, Windows(enough=1))
+    assert bench.pid is None, "nothing is started once the time is over"
+
+
+@needs_shm
+def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_midst(bench, monkeypatch):
+    workers = set()
+
+    def watch(window):
+        workers.update(set(group_of(bench.pid)) - {bench.pid})
+        assert segments_of(workers), "nothing to take away: the test tests nothing"
+        return False
+
+    def give_up(window):
+        bench.finish_by(time.monotonic())
+        return watch(window) or True
+
+    with fault("litter worker any"):
+        bench.time_training(trial(num_workers=2), 0.05, watch)
+        assert len(workers) == 2
+        bench.time_training(trial(), 0.05, Windows(enough=1))  # else the workers go on, for the next trial
+        assert until(lambda: not segments_of(workers))
+        workers.clear()
+        monkeypatch.setattr(bench, "_until_s", math.inf)
+        with pytest.raises(OutOfTimeError) as raised:
+            bench.time_training(trial(num_workers=2), 0.05, give_up)
+    assert raised.value.stuck is None, "no sample hung"
+    assert len(workers) == 2
+    assert until(lambda: not segments_of(workers))
+
+
+def test_a_dataset_that_prints_for_each_sample_fills_no_disk(bench):
+    with fault("print worker any"):
+        assert isinstance(bench.time_training(trial(64, num_workers=1), 0.1, Windows(enough=30)), TrainingRun)
+    log = bench._log_path
+    assert log.stat().st_size <= MAX_BYTES
+    assert log.read_bytes().count(LEFT_OUT) == 1
+
+
+@pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
+def test_a_trial_that_takes_all_ram_is_ended(bench, monkeypatch):
+    room, begun = 200 * MIB, []
+
+    def ram(pid):
+        held = tree_bytes(pid, anonymous_bytes)
+        begun.append(held)
+        return Ram(total_bytes=room, limit_bytes=room, available_bytes=begun[0] + room - held)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "RamGuard", lambda pid: RamGuard(pid, ram=functools.partial(ram, pid)))
+        failure = failure_of(bench, "keep worker any", num_workers=1)
+    assert (failure.kind, failure.phase) == ("host_oom", "training")
+    assert failure.grown_bytes > room / 2
+    assert "more RAM in this trial" in failure.message
+    assert "a list that __getitem__ appends to" in failure.message
 
 
 def test_a_bench_that_never_starts_is_an_error_with_its_log(tmp_path):
-    with bench_on(tmp_path, dataset="dies_while_building") as bench, pytest.raises(BenchError) as raised:
-        bench.describe()
+    (tmp_path / "torch.py").write_text("import os\nos.abort()\n")
+    with bench_on(tmp_path) as bench, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with pytest.raises(BenchError) as raised:
+            bench.describe()
+        assert bench.pid is None
     assert "Fatal Python error" in str(raised.value)
-    assert bench.pid is None
 
 
-def test_ctrl_c_while_waiting_leaves_nothing(tmp_path):
-    with bench_on(tmp_path, model="HangsAtBatch4") as bench:
-        bench.describe()
-        leader = bench.pid
-        threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
-        with pytest.raises(KeyboardInterrupt):
-            bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4))
-        assert not group_of(leader)
-        bench.close()
+CONTROLLER = """
+import pathlib, sys
+from bench_rig import bench_on, fault, trial
+
+def watch(window):
+    print(bench.pid, flush=True)
+    return True
+
+with bench_on(pathlib.Path(sys.argv[1]), "Misbehaves") as bench, fault("litter worker any"):
+    bench.time_training(trial(num_workers=2), 0.05, watch)
+"""
 
 
-def segments_of(pids):
-    return [path.name for pid in pids for path in Path("/dev/shm").glob(f"torch_{pid}_*")]
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory has no folder here")
-@pytest.mark.parametrize("ended", ["by the stop", "by the watch"])
-def test_workers_that_are_ended_leave_no_shared_memory(tmp_path, ended):
-    workers = set()
-    with bench_on(tmp_path, dataset="LeavesSegments") as bench:
-        bench.describe()
-
-        def watch(window):
-            workers.update(set(group_of(bench.pid)) - {bench.pid})
-            assert segments_of(workers), "nothing to take away: the test tests nothing"
-            if ended == "by the watch":
-                raise RuntimeError(ended)
-            return False
-
-        with contextlib.suppress(RuntimeError):
-            bench.time_training(trial(num_workers=2), 0.05, watch)
-        assert len(workers) == 2
-        if ended == "by the stop":  # the workers go on, for the next trial
-            bench.time_training(trial(num_workers=0), 0.05, lambda window: False)
-        assert until(lambda: not segments_of(workers))
-
-
-def test_a_killed_controller_takes_the_bench_and_its_workers_along(tmp_path):
-    script = tmp_path / "controller.py"
-    script.write_text(
-        "import pathlib, sys\n"
-        "from bench_rig import bench_on, trial\n"
-        "with bench_on(pathlib.Path(sys.argv[1]), dataset='LeavesSegments') as bench:\n"
-        "    def watch(window):\n"
-        "        print(bench.pid, flush=True)\n"
-        "        return True\n"
-        "    bench.time_training(trial(num_workers=2), 0.05, watch)\n"
-    )
-    path = os.pathsep.join([str(TESTS), str(Path(__file__).resolve().parents[2])])
-    controller = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
+@needs_shm
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="a group's members are found in /proc")
+def test_a_killed_controller_takes_the_bench_its_workers_and_their_files_along(short_tmp, tmp_path):
+    path = os.pathsep.join([str(TESTS), str(TESTS.parent)])
+    with subprocess.Popen(
+        [sys.executable, "-c", CONTROLLER, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    with controller:
+        env=os.environ | {"PYTHONPATH": path, "TMPDIR": str(short_tmp)},
+    ) as controller:
         leader = int(controller.stdout.readline())
         group = group_of(leader)
         assert len(group) == 3, "the bench and two workers"
+        assert segments_of(group), "nothing to take away: the test tests nothing"
+        assert list(short_tmp.rglob("pymp-*")), "nothing to take away: the test tests nothing"
         controller.kill()
     assert until(lambda: not group_of(leader))
     assert until(lambda: not segments_of(group))
+    assert until(lambda: list(short_tmp.iterdir()) == [])
+
+
+def test_a_training_process_that_is_killed_is_not_out_of_memory_and_leaves_no_temporary_file(short_tmp, tmp_path):
+    sockets = []
+
+    def kill(window):
+        os.kill(bench.pid, signal.SIGKILL)
+        return True
+
+    def watch(window):
+        sockets.extend(short_tmp.rglob("pymp-*"))
+        return False
+
+    with bench_on(tmp_path, "Misbehaves") as bench, fault("litter worker any"):
+        failure = bench.time_training(trial(num_workers=1), 0.05, kill)
+        assert (failure.kind, failure.phase) == (KILLED, "training")
+        assert isinstance(bench.time_training(trial(num_workers=2), 0.05, watch), TrainingRun)
+        assert list(short_tmp.rglob("of a worker")), "nothing to take away: the test tests nothing"
+    assert sockets, "nothing to take away: the test tests nothing"
+    assert list(short_tmp.iterdir()) == []

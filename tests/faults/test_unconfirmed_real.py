@@ -4,32 +4,35 @@ import json
 
 from bench_rig import Windows, bench_on, trial
 from cli_rig import Command
+from typer.testing import CliRunner
 
+from loadtune.cli import app
 from loadtune.records import Recipe, TrialFailure
 
-SHORT = ("--device", "cpu", "--time-budget", "60", "--max-batch-size", "64", "--quiet", "--json")
+SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision", "off", "--quiet", "--json")
 
 
-def ended(folder, dataset, *words):
-    job = ("--dataset", f"bench_workloads:{dataset}", "--model", "bench_workloads:Linear")
-    command = Command(folder, "run", *job, *SHORT, *words)
-    try:
-        return command.end()
-    finally:
-        command.kill()
+def of(dataset):
+    return ("run", "--dataset", f"bench_workloads:{dataset}", "--model", "bench_workloads:Linear", *SHORT)
 
 
 def test_a_worker_that_crashes_at_an_index_leaves_no_answer_with_workers(tmp_path):
-    run = ended(tmp_path, "CrashesAtIndex", "--num-workers", "2", "--fix", "num_workers=2")
+    words = ("--num-workers", "2", "--fix", "num_workers=2", "--max-batch-size", "16")
+    command = Command(tmp_path, *of("CrashesAtIndex"), *words)
+    try:
+        run = command.end()
+    finally:
+        command.kill()
     assert run.code == 1, run.stderr
     result = json.loads(run.stdout)
     assert result.get("best") is None
     assert any("A worker was ended by SIGSEGV" in note for note in result["notes"]), result["notes"]
 
 
-def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path):
-    run = ended(tmp_path, "NanAtIndex")
-    assert run.code == 1, run.stderr
+def test_a_sample_that_is_not_finite_leaves_no_answer(tmp_path, in_thread):
+    words = ("--fix", "num_workers=0", "--max-batch-size", "64", "--out", str(tmp_path))
+    run = CliRunner().invoke(app, [*of("NanAtIndex"), *words])
+    assert run.exit_code == 1, run.stderr
     result = json.loads(run.stdout)
     assert result.get("best") is None
     assert any("the dataset, the model or the loss" in note for note in result["notes"]), result["notes"]

@@ -4,7 +4,7 @@ import os
 import shlex
 
 import pytest
-from cli_rig import IMAGES, Command, files_below
+from cli_rig import Command, files_below
 from typer.testing import CliRunner
 
 from loadtune.cli import app
@@ -39,7 +39,10 @@ BAD = {
     "shapes differ": (f"--dataset {W}OddShapes {LINEAR}", ["the input differs", "(3, 8, 8)", "same type and shape"]),
     "no tensors": (f"--dataset {W}Pictures {LINEAR}", ["cannot be collated", "mode=RGB size=8x8", "ToTensor"]),
     "a sample raises": (f"--dataset {W}RaisesAtOnce {LINEAR}", ["dataset[0] raised KeyError: 'label missing'"]),
-    "a later sample raises": (f"--dataset {W}RaisesAtIndex {LINEAR}", ["dataset[5] raised ValueError: broken sample"]),
+    "a later sample raises": (
+        f"--dataset {W}RaisesAtIndex {LINEAR} --precision off --max-batch-size 8",
+        ["dataset[5] raised ValueError: broken sample"],
+    ),
     "model rejects samples": (f"--dataset {W}Scalars {LINEAR}", ["does not train", "float32 tensor (4,)"]),
     "model returns a list": (f"{GOOD} --model {W}ReturnsList", ["returned a list", "tensor"]),
     "no finite loss": (f"--dataset {W}AllNan {LINEAR}", ["NaN or infinite"]),
@@ -47,8 +50,8 @@ BAD = {
 }
 OWN_TRACEBACK = {"factory raises", "factory exits", "a sample raises", "a later sample raises", "model rejects samples"}
 
-IN_PROCESSES = {"budget 0", "no such device", "--out is a file", "factory exits", "a later sample raises"}
-"""Run as a user runs them: what is refused before a training process starts, and a case of each way out of one."""
+IN_PROCESSES = {"budget 0", "--out is a file", "a later sample raises"}
+"""Run as a user runs them: what is refused before a training process starts, and an error in its midst."""
 IN_THREAD = [name for name in BAD if name not in IN_PROCESSES]
 """Run in this process, with the training process as a thread: a message is the same, and comes sooner."""
 # The number of trials is what ends a run that should have been refused.
@@ -108,8 +111,13 @@ def test_it_is_told_in_a_message_and_nothing_is_kept(name, tmp_path, monkeypatch
 
 
 def test_debug_adds_our_traceback_and_keeps_the_log(tmp_path):
-    command = Command(tmp_path, "run", *IMAGES, "--device", "cpu", "--batch-size", "513", "--debug")
-    ended = command.end()
+    command = Command(tmp_path, *RUN, *shlex.split(BAD["factory exits"][0]), "--debug")
+    try:
+        ended = command.end()
+    finally:
+        command.kill()
     assert ended.code == 2
-    assert "check_against_facts" in ended.stderr
+    assert all(words in ended.stderr for words in BAD["factory exits"][1])
+    assert f"{os.sep}loadtune{os.sep}" in ended.stderr
+    assert ended.left_behind == []
     assert [name.rpartition("/")[2] for name in files_below(tmp_path / "cwd")] == ["bench.log"]

@@ -23,30 +23,26 @@ def abut(windows):
     return all(later.start_s == earlier.end_s for earlier, later in itertools.pairwise(windows))
 
 
-def test_a_datasets_short_processes_are_counted_as_part_of_the_training(tmp_path):
+def test_a_datasets_short_processes_are_counted_as_part_of_a_training_that_keeps_to_its_cores(tmp_path):
     """They live for less than a look of the sampler; what they use is neither others' load nor waiting."""
-    with bench_on(tmp_path, "RunsProcesses") as bench, Sampler(CPU, lambda: bench.pid, 2) as sensor:
+    core, cores = max(os.sched_getaffinity(0)), []
+    watch = Windows(enough=6)
+
+    def look(window):
+        main = psutil.Process(bench.pid)
+        cores.append([each.cpu_affinity() for each in (main, *main.children())])
+        return watch(window)
+
+    with bench_on(tmp_path, "RunsProcesses", cores=(core,)) as bench, Sampler(CPU, lambda: bench.pid, 2) as sensor:
         assert bench.describe().sample_cpu_s > 0.8 * 0.03
-        run = bench.time_training(trial(num_workers=2), 0.4, Windows(enough=6))
+        run = bench.time_training(trial(num_workers=2), 0.4, look)
         first, last = run.windows[0], run.windows[-1]
         seen = sensor.between(first.start_s, last.start_s + last.seconds)
     used_s = 0.03 * sum(window.num_samples for window in run.windows)
     assert seen.bench_cpu_cores * seen.seconds > 0.6 * used_s
     assert seen.main_cpu_cores * seen.seconds < 0.6 * used_s
-
-
-def test_a_rank_and_its_workers_run_on_its_cores(tmp_path):
-    core, seen = max(os.sched_getaffinity(0)), []
-
-    def look(window):
-        main = psutil.Process(bench.pid)
-        seen.append([each.cpu_affinity() for each in (main, *main.children())])
-        return False
-
-    with bench_on(tmp_path, cores=(core,)) as bench:
-        bench.time_training(trial(num_workers=2), 0.1, look)
-    assert len(seen[0]) >= 3
-    assert all(cores == [core] for cores in seen[0])
+    assert len(cores[0]) >= 3
+    assert all(each == [core] for each in cores[0])
 
 
 def test_the_controller_needs_no_torch():
@@ -125,17 +121,24 @@ def test_every_combination_of_loader_arguments_is_accepted(bench, pin_memory, pe
 
 
 @pytest.fixture(scope="module")
-def short_epochs(tmp_path_factory):
-    with bench_on(tmp_path_factory.mktemp("epochs"), dataset="FewImages") as client:
+def slow(tmp_path_factory):
+    """Samples of 5 ms, in epochs of three batches of 8 and a rest."""
+    with bench_on(tmp_path_factory.mktemp("slow"), dataset="FewSlowImages") as client:
         yield client
 
 
+BATCH_S = 0.99 * 8 * 0.005
+"""A sleep never ends early, however busy the machine."""
+
+
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, True), (1, True), (1, False)])
-def test_goes_on_past_the_end_of_an_epoch(short_epochs, num_workers, persistent):
+def test_goes_on_past_the_end_of_an_epoch(slow, num_workers, persistent):
     watch = Windows(enough=4)  # of one step at the least
-    short_epochs.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
+    slow.time_training(trial(num_workers=num_workers, persistent_workers=persistent), 0.1, watch)
     assert 1 + sum(window.num_steps for window in watch) > 3  # the first step is in no window
     assert all(window.num_samples == 8 * window.num_steps for window in watch)
+    if not num_workers:
+        assert all(window.num_steps * BATCH_S <= window.wait_s <= window.seconds for window in watch)
 
 
 @pytest.mark.parametrize(("dataset", "model"), [("Masks", "TinyUNet"), ("Text", "LanguageModel")])
@@ -148,20 +151,10 @@ def test_a_class_for_each_position_trains_by_name(tmp_path, in_thread, dataset, 
         assert isinstance(bench.time_training(trial(), 0.01, Windows(enough=1)), TrainingRun)
 
 
-def test_a_slow_loader_shows_as_waiting(tmp_path):
-    with bench_on(tmp_path, dataset="SlowImages") as bench:
-        watch = Windows(enough=2)
-        bench.time_training(trial(), 0.2, watch)
-    for window in watch:  # a sleep never ends early, however busy the machine: 8 samples of 5 ms
-        assert 0.99 * window.num_steps * 8 * 0.005 <= window.wait_s <= window.seconds
-
-
-def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(tmp_path):
-    with bench_on(tmp_path, dataset="SlowImages") as bench:
-        run = bench.time_training(trial(num_workers=2), 0.2, Windows(enough=2))
-    batch_s = 0.99 * 8 * 0.005  # 8 samples of 5 ms
-    assert 0 < run.ready_s < run.first_batch_s - batch_s
-    assert all(worker.made_s >= worker.num_made * batch_s for worker in run.workers)
+def test_the_start_of_an_epoch_is_told_apart_from_the_start_of_workers(slow):
+    run = slow.time_training(trial(num_workers=2), 0.2, Windows(enough=2))
+    assert 0 < run.ready_s < run.first_batch_s - BATCH_S
+    assert all(worker.made_s >= worker.num_made * BATCH_S for worker in run.workers)
     assert sum(worker.num_made for worker in run.workers) > 0
 
 
@@ -182,23 +175,15 @@ def test_an_oom_is_a_failed_probe_and_the_next_size_fits(tmp_path, in_thread):
         assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
 
 
-def test_a_watch_that_raises_ends_the_bench_and_is_heard(tmp_path):
+def test_a_watch_that_raises_ends_the_bench_which_may_be_closed_twice_and_started_again(slow):
     def watch(window):
         raise LookupError("enough of this")
 
-    with bench_on(tmp_path) as bench:
-        with pytest.raises(LookupError):
-            bench.time_training(trial(num_workers=1), 0.05, watch)
-        assert bench.pid is None
-        assert bench.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
-
-
-def test_close_may_be_called_twice_and_before_a_start(tmp_path):
-    with bench_on(tmp_path) as bench:
-        bench.close()
-        assert bench.pid is None
-        bench.start()
-        assert bench.pid is not None
-        bench.close()
-        bench.close()
-        assert bench.pid is None
+    with pytest.raises(LookupError):
+        slow.time_training(trial(num_workers=1), 0.05, watch)
+    assert slow.pid is None
+    slow.close()
+    assert slow.try_batch(BatchTry(recipe=Recipe(), batch_size=4)).fits
+    slow.close()
+    slow.close()
+    assert slow.pid is None

@@ -16,7 +16,7 @@ from loadtune.stream.shm_cleanup import group_members
 pytestmark = pytest.mark.timeout(600)  # each size is given to a C++ compiler, on whatever cores are free
 
 COMPILED = Recipe(compile=True)
-SIZES = (8, 16)
+SIZES = (2, 4)
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +54,16 @@ def test_the_plain_recipe_stays_plain(bench: BenchClient, points: list[ComputePo
     assert plain.compile_s is None
 
 
-def test_another_precision_is_compiled_for_itself(bench: BenchClient, points: list[ComputePoint]) -> None:
-    point = bench.time_compute(replace(COMPILED, precision="bf16"), SIZES[0], 0.05)
-    assert isinstance(point, ComputePoint)
-    assert (point.compile_s or 0.0) > 0.0
-
-
 def test_a_trial_at_a_new_size_compiles_before_its_loader_begins(bench: BenchClient) -> None:
-    run = bench.time_training(replace(trial(batch_size=32, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
+    run = bench.time_training(replace(trial(batch_size=6, num_workers=1), recipe=COMPILED), 0.1, Windows(enough=3))
     assert isinstance(run, TrainingRun), run
-    known = bench.time_compute(COMPILED, 32, 0.05)
+    known = bench.time_compute(COMPILED, 6, 0.05)
     assert isinstance(known, ComputePoint)
     assert known.compile_s == 0.0, "the trial had it compiled"
 
 
 def test_the_memory_probe_tries_it_with_evaluation_and_partial_batch(bench: BenchClient) -> None:
-    asked = BatchTry(recipe=COMPILED, batch_size=24, verify=True, partial_batch_size=8)
+    asked = BatchTry(recipe=COMPILED, batch_size=6, verify=True, partial_batch_size=2)
     report = bench.try_batch(asked)
     assert isinstance(report, FitReport)
     assert report.fits, report.failure
@@ -97,8 +91,10 @@ def test_a_missing_compiler_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
         assert isinstance(client.time_compute(Recipe(), 8, 0.05), ComputePoint), "the bench goes on"
 
 
-def test_a_compiler_that_is_switched_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+def test_a_compiler_that_is_switched_off_is_told(
+    tmp_path: Path, in_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.compile", lambda module, **options: module)  # as TORCH_COMPILE_DISABLE has it
     with bench_on(tmp_path) as client:
         failure = client.time_compute(COMPILED, 8, 0.05)
         assert isinstance(failure, TrialFailure)

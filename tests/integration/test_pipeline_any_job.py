@@ -52,15 +52,17 @@ def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path:
 
 
 def test_an_option_goes_before_the_users_loader(tmp_path: Path) -> None:
-    result = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(yours=YourSettings(num_workers=2, batch_size=64)))
+    result = tune_fake(
+        bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
+    )
     assert result.yours is not None
     assert (result.yours.loader.num_workers, result.yours.batch_size) == (2, 64)
     assert result.yours.loader.pin_memory
 
 
 def test_a_run_with_a_loader_of_ones_own_is_resumed_with_or_without_its_settings(tmp_path: Path) -> None:
-    first = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=3))
-    for config in (TuneConfig(num_trials=4), replace(first.config, num_trials=5)):
+    first = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=1))
+    for config in (TuneConfig(num_trials=2), replace(first.config, num_trials=3)):
         again = tune_fake(bench(own_loader=OWN), tmp_path, config, resume=True)
         assert again.yours == first.yours
         assert again.assumed == first.assumed
@@ -93,7 +95,9 @@ def test_no_other_size_can_be_asked_for_then(tmp_path: Path, config: TuneConfig,
 
 def test_a_limit_that_a_fixed_size_does_not_reach_is_ignored(tmp_path: Path) -> None:
     own = replace(OWN, batch_size=24)
-    result = tune_fake(bench(own_loader=own, fixed_batch_size=24), tmp_path, TuneConfig(max_batch_size=64))
+    result = tune_fake(
+        bench(own_loader=own, fixed_batch_size=24), tmp_path, TuneConfig(num_trials=1, max_batch_size=64)
+    )
     assert result.batch_sizes == (24,)
 
 
@@ -147,7 +151,7 @@ def test_a_loader_of_another_class_is_a_note(tmp_path: Path) -> None:
 
 
 def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
-    config = TuneConfig(workload=WorkloadSpec(step="train.py:make_step"))
+    config = TuneConfig(num_trials=3, workload=WorkloadSpec(step="train.py:make_step"))
     facts = {"precisions": ("own",), "num_parameters": 0}
     result = tune_fake(bench(STEP, **facts), tmp_path, config)
     assert result.best is not None
@@ -167,7 +171,7 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
 
 
 def test_an_optimizer_of_ones_own_is_never_fused(tmp_path: Path) -> None:
-    config = TuneConfig(workload=WorkloadSpec(optimizer="train.py:make_optimizer"))
+    config = TuneConfig(num_trials=1, workload=WorkloadSpec(optimizer="train.py:make_optimizer"))
     result = tune_fake(bench(), tmp_path, config)
     assert not any(point.recipe.fused_optimizer for choice in result.recipes for point in choice.points)
     assert all("make_optimizer" in export(result, form) for form in ("pytorch", "markdown", "json"))

@@ -77,7 +77,7 @@ def test_what_does_not_pay_is_not_counted_into_the_time_it_would_take() -> None:
 
 def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
     bench = FakeBench()
-    result = tune_fake(bench, tmp_path, TuneConfig(tune=("compile",), fix=BF16, time_budget_s=3000.0))
+    result = tune_fake(bench, tmp_path, TuneConfig(tune=("compile",), fix=BF16, time_budget_s=3000.0, num_trials=3))
     assert result.trials
     assert all(trial.config.recipe.compile for trial in result.trials)
     assert {point.recipe.compile for point in result.compute_points if point.batch_size > 256} == {True}
@@ -93,7 +93,7 @@ def test_everything_but_yours_is_measured_under_it(tmp_path: Path) -> None:
 def test_what_compiling_took_is_told_and_kept(tmp_path: Path) -> None:
     told: list[str] = []
     bench = FakeBench(Surface(compile_s=38.0), noise=0.0)
-    config = TuneConfig(tune=("compile",), fix=BF16)
+    config = TuneConfig(tune=("compile",), fix=BF16, num_trials=1)
     result = tune_fake(bench, tmp_path, config, lambda progress: told.append(progress.message or ""))
     batch_size = result.recipes[0].points[0].batch_size
     assert any(f"compiling a batch of {batch_size} took 38 s; 1.17×" in message for message in told)
@@ -112,7 +112,7 @@ def test_the_default_time_budget_is_not_spent_on_compiling(tmp_path: Path) -> No
 
 
 def test_what_is_asked_for_is_taken_though_little_time_is_left_and_said(tmp_path: Path) -> None:
-    config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0)
+    config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=3)
     result = tune_fake(FakeBench(Surface(compile_s=38.0), noise=0.0), tmp_path, config)
     assert result.best is not None
     assert any("torch.compile runs" in note and "6 min 20 s" in note for note in result.notes)
@@ -124,7 +124,7 @@ def test_without_being_asked_nothing_is_compiled(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_plain_recipe_and_is_told(tmp_path: Path) -> None:
-    result = tune_fake(CannotCompile(), tmp_path, TuneConfig(tune=("compile",), fix=BF16))
+    result = tune_fake(CannotCompile(), tmp_path, TuneConfig(tune=("compile",), fix=BF16, num_trials=3))
     assert result.best is not None
     assert not result.best.config.recipe.compile
     assert "torch.compile is not used in bf16: torch.compile failed: no C++ compiler." in result.notes
@@ -180,7 +180,7 @@ def test_what_cannot_be_compiled_ahead_is_told_where_it_is_timed(tmp_path: Path)
         def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
             raise BenchError("does not start any more")
 
-    config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0)
+    config = TuneConfig(fix=(*BF16, ON), time_budget_s=600.0, num_trials=2)
     cut_in_the_confirmation(tmp_path, config)
     result = tune_fake(Dies(seed=1), tmp_path, config, resume=True)
     assert result.best is not None

@@ -36,9 +36,12 @@ def sparing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningR
     return cache(lambda seed: run_for_energy(tmp_path_factory.mktemp("sparing"), seed))
 
 
-def run_for_speed(folder: Path, seed: int = 0, time_budget_s: float = 300.0) -> TuningResult:
-    folder.mkdir(exist_ok=True)
-    return tune_fake(FakeBench(FED, seed=seed), folder, TuneConfig(seed=seed, time_budget_s=time_budget_s))
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningResult]:
+    """The same for speed."""
+    return cache(
+        lambda seed: tune_fake(FakeBench(FED, seed=seed), tmp_path_factory.mktemp("fast"), TuneConfig(seed=seed))
+    )
 
 
 def checked(stored: TuningResult, bench: FakeBench) -> Check:
@@ -61,11 +64,11 @@ def most_possible(result: TuningResult) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_most_sparing_is_found_and_is_not_the_fastest(
-    tmp_path: Path, sparing: Callable[[int], TuningResult], seed: int
+    sparing: Callable[[int], TuningResult], fast: Callable[[int], TuningResult], seed: int
 ) -> None:
-    fastest = run_for_speed(tmp_path, seed).best
+    fastest = fast(seed).best
     result = sparing(seed)
     assert fastest is not None
     assert result.best is not None
@@ -119,7 +122,7 @@ def test_what_was_not_told_apart_has_the_figure_it_was_not_told_apart_by(
 
 def test_the_live_display_is_told_of_the_leaders_samples_per_joule(tmp_path: Path) -> None:
     heard: list[Progress] = []
-    result = run_for_energy(tmp_path, listener=heard.append)
+    result = run_for_energy(tmp_path, listener=heard.append, num_trials=3)
     scores = [trial.measurement.score("samples-per-joule") for trial in result.trials if trial.measurement]
     assert heard[-1].best_samples_per_joule == max(scores)
     heard.clear()
@@ -152,25 +155,26 @@ def test_a_check_without_a_reading_cannot_tell(sparing: Callable[[int], TuningRe
     assert "energy counter could not be read" in check.reason
 
 
-def test_the_board_keeps_the_two_objectives_apart(tmp_path: Path) -> None:
-    sparing, fast = run_for_energy(tmp_path / "a"), run_for_speed(tmp_path / "b")
-    board = board_view([sparing, fast])
+def test_the_board_keeps_the_two_objectives_apart(
+    sparing: Callable[[int], TuningResult], fast: Callable[[int], TuningResult]
+) -> None:
+    board = board_view([sparing(0), fast(0)])
     assert len(board.trend.panels) == 2
     assert not board.regressions
 
 
 def test_a_run_without_a_reading_confirms_nothing(tmp_path: Path) -> None:
-    config = TuneConfig(objective="samples-per-joule")
+    config = TuneConfig(objective="samples-per-joule", num_trials=3)
     result = tune_fake(FakeBench(FED), tmp_path, config)
     assert result.best is None
     assert {trial.failure.phase for trial in result.trials if trial.failure} == {"energy"}
 
 
 def test_a_resumed_run_goes_on_with_the_same_objective(tmp_path: Path) -> None:
-    first = run_for_energy(tmp_path, num_trials=4)
+    first = run_for_energy(tmp_path, num_trials=2)
     bench = FakeBench(FED)
     sensor = FakeSensor(bench.clock, power_w=bench.power_w)
-    config = TuneConfig(objective="samples-per-joule", num_trials=6)
+    config = TuneConfig(objective="samples-per-joule", num_trials=3)
     result = tune_fake(bench, tmp_path, config, resume=True, sensor=sensor)
     assert len(result.trials) > len(first.trials)
     assert result.best is not None

@@ -144,13 +144,13 @@ def test_a_run_file_that_cannot_be_written_ends_the_run_and_stays_whole(
     tmp_path: Path, full_disk: Callable[[int], None]
 ) -> None:
     def listen(progress: Progress) -> None:
-        if progress.stage == "study" and progress.trial_number == 3:
+        if progress.stage == "study" and progress.trial_number == 2:
             full_disk((tmp_path / "run.json").stat().st_size + 100)
 
     with pytest.raises(ResultError, match=r"run\.json could not be written .* needs .* free.* --resume"):
         tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
     full_disk(resource.RLIM_INFINITY)
-    assert len(read_run(tmp_path).trials) == 3
+    assert len(read_run(tmp_path).trials) == 2
     result = resumed(tmp_path, ALL_TRIALS)
     assert len(result.trials) == ALL_TRIALS.num_trials
     assert result.best is not None
@@ -203,16 +203,16 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "run.lock").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage"])
+@pytest.mark.parametrize("content", [None, b"garbage"])
 def test_a_study_that_was_lost_or_damaged_is_written_anew(tmp_path: Path, content: bytes | None) -> None:
     """With the baseline, whose workers end with each epoch, as those of no other configuration of the space do."""
-    config = TuneConfig(num_trials=3, yours=YourSettings(num_workers=4))
+    config = TuneConfig(num_trials=2, yours=YourSettings(num_workers=4))
     first = tune_fake(FakeBench(), tmp_path, config)
     (tmp_path / "study.db").unlink()
     if content is not None:
         (tmp_path / "study.db").write_bytes(content)
-    result = resumed(tmp_path, replace(config, num_trials=4))
+    result = resumed(tmp_path, replace(config, num_trials=3))
     study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert [trial.number for trial in study.trials] == [trial.number for trial in result.trials]
-    assert result.trials[:3] == first.trials
+    assert result.trials[:2] == first.trials
     assert all("pin_memory" in trial.params for trial in study.trials)

@@ -38,6 +38,8 @@ ONE_PRECISION = Surface(
     compute_per_s={"fp32": 2300.0}, fixed_bytes=8 * GIB, bytes_per_sample={"fp32": 0.7e9}, budget_bytes=96 * GIB
 )
 """Ends at 134 samples of 0.7 GB."""
+PROBED = TuneConfig(num_trials=1)
+"""Where only the probe matters."""
 TWO_PRECISIONS = replace(
     ONE_PRECISION, compute_per_s={"fp32": 2300.0, "bf16": 3000.0}, bytes_per_sample={"fp32": 0.7e9, "bf16": 0.7e9}
 )
@@ -100,15 +102,14 @@ def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_
 @pytest.mark.parametrize(("taken", "largest"), [(12, [16]), (75, [8, 12]), (90, [0])])
 def test_what_is_taken_is_of_what_a_ceiling_left_unused_first(tmp_path: Path, taken: int, largest: list[int]) -> None:
     """--max-batch-size keeps 16 samples to 18.4 GiB of 91.2: 72.8 GiB may go, and then 0.65 a sample."""
-    result = tune(bench_with(), tmp_path, TuneConfig(max_batch_size=16), Watching(taken * GIB, "study"))
+    result = tune(bench_with(), tmp_path, TuneConfig(num_trials=3, max_batch_size=16), Watching(taken * GIB, "study"))
     assert max(trained(result), default=0) in largest
 
 
-@pytest.mark.parametrize("taken", [0, 64 << 20])
-def test_a_little_that_comes_and_goes_is_not_worth_a_word(tmp_path: Path, taken: int) -> None:
-    result = tune(bench_with(), tmp_path, other=Watching(taken, "study"))
+def test_a_little_that_comes_and_goes_is_not_worth_a_word(tmp_path: Path) -> None:
+    result = tune(bench_with(), tmp_path, TuneConfig(), Watching(64 << 20, "study"))
     assert not any("since memory was probed" in note for note in result.notes)
-    assert max(trained(result)) == max(result.batch_sizes)
+    assert max(trained(result)) == max(result.batch_sizes) <= result.ceilings[0].safe_batch_size
 
 
 def test_a_gpu_that_is_not_listed_any_more_is_no_loss(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_a_gpu_that_is_not_listed_any_more_is_no_loss(tmp_path: Path) -> None:
 
 
 def test_the_users_own_batch_above_the_safe_ceiling_is_tried_where_it_was_seen_to_fit(tmp_path: Path) -> None:
-    config = TuneConfig(yours=YourSettings(batch_size=ONE_PRECISION.largest_batch("fp32") - 3))
+    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=ONE_PRECISION.largest_batch("fp32") - 3))
     result = tune(bench_with(), tmp_path, config)
     (ceiling,) = result.ceilings
     own = config.yours.batch_size
@@ -134,17 +135,12 @@ def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
     tmp_path: Path, samples_taken: int, is_tried: bool
 ) -> None:
     own = ONE_PRECISION.largest_batch("fp32") - 4
-    config = TuneConfig(yours=YourSettings(batch_size=own))
+    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=own))
     taken = int(samples_taken * ONE_PRECISION.bytes_per_sample["fp32"])
     result = tune(bench_with(), tmp_path, config, Watching(taken, "study"))
     assert any("since memory was probed" in note for note in result.notes)
     assert result.ceilings[0].safe_batch_size < own
     assert (own in trained(result)) is is_tried
-
-
-def test_a_batch_above_the_safe_ceiling_that_nobody_asked_for_is_not_searched(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path)
-    assert max(trained(result)) <= result.ceilings[0].safe_batch_size
 
 
 def test_ram_that_holds_less_than_the_device_is_the_limit(tmp_path: Path) -> None:
@@ -170,7 +166,7 @@ def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp
     bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
     bench.fail = lambda config: planted if 128 % config.batch_size else None
     planted = TrialFailure(kind="crash", phase="training", message="planted")
-    result = tune(bench, tmp_path, TuneConfig(max_batch_size=127, probe="all"))
+    result = tune(bench, tmp_path, TuneConfig(num_trials=3, max_batch_size=127, probe="all"))
     assert result.best is not None
     winner = result.best.config.batch_size
     assert winner < 127 == result.ceilings[0].batch_size
@@ -183,26 +179,26 @@ def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp
 
 def test_a_winner_at_the_ceiling_is_warned_of_once(tmp_path: Path) -> None:
     bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
-    result = tune(bench, tmp_path, TuneConfig(max_batch_size=64, yours=YourSettings(batch_size=64)))
+    result = tune(bench, tmp_path, TuneConfig(num_trials=3, max_batch_size=64, yours=YourSettings(batch_size=64)))
     assert result.best is not None
     assert result.best.config.batch_size == 64
     assert len(leaves_one_over(result)) == 1
 
 
 def test_a_model_that_trains_on_one_sample_is_not_warned_of(tmp_path: Path) -> None:
-    result = tune(bench_with(dataset_length=64 * 127 + 1), tmp_path, TuneConfig(max_batch_size=127))
+    result = tune(bench_with(dataset_length=64 * 127 + 1), tmp_path, TuneConfig(num_trials=1, max_batch_size=127))
     assert not leaves_one_over(result)
 
 
 def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
     """25 ms a sample: a second is 40 of them."""
     surface = Surface(compute_per_s={"fp32": 40.0}, half_batch=0.1, channels_last_gain=1.0, fused_gain=1.0)
-    result = tune(bench_with(surface), tmp_path, TuneConfig(time_budget_s=60.0))
+    result = tune(bench_with(surface), tmp_path, TuneConfig(num_trials=1, time_budget_s=60.0))
     assert result.yours is not None
     assert result.yours.batch_size == 32
     told = "baseline has batch size"
     assert any(f"{told} {result.yours.batch_size} instead of 64" in note for note in result.notes)
-    named = TuneConfig(time_budget_s=60.0, yours=YourSettings(batch_size=16))
+    named = TuneConfig(num_trials=1, time_budget_s=60.0, yours=YourSettings(batch_size=16))
     assert not any(told in note for note in tune(bench_with(surface), _folder(tmp_path / "named"), named).notes)
 
 
@@ -257,7 +253,7 @@ def ceiling_in(result: TuningResult, precision: str) -> MemoryCeiling:
 
 def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_the_confirmation(tmp_path: Path) -> None:
     bench, heard = Listing(LARGE), list[str]()
-    result = tune_fake(bench, tmp_path, None, lambda progress: heard.append(progress.message or ""), device=GPU)
+    result = tune_fake(bench, tmp_path, TuneConfig(), lambda progress: heard.append(progress.message or ""), device=GPU)
     assert bench.first_probes() == {"fp32": 2, "fp16": 2}
     assert bench.probes()["fp32"] == 2
     assert bench.probes()["fp16"] > 2
@@ -285,7 +281,7 @@ def test_a_best_batch_that_the_probe_has_run_needs_no_ceiling(tmp_path: Path) ->
 
 def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
     bench = Listing(HALF)
-    result = tune_fake(bench, tmp_path, TuneConfig(probe="all"), device=GPU)
+    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=3, probe="all"), device=GPU)
     assert all(ceiling.verified for ceiling in result.ceilings)
     assert bench.probes() == bench.first_probes()
     assert "verify" not in result.stage_seconds
@@ -294,7 +290,7 @@ def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(t
 def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> None:
     """Only the largest batches keep this GPU busy; an evaluation fails from 70% of the memory on."""
     surface = replace(HALF, compute_per_s={"fp32": 23_000.0}, half_batch=2000.0, sample_s=1e-5, pinned_per_s=1e6)
-    result = tune_fake(Listing(surface, ends_at=0.7), tmp_path, device=GPU)
+    result = tune_fake(Listing(surface, ends_at=0.7), tmp_path, TuneConfig(), device=GPU)
     (ceiling,) = result.ceilings
     assert ceiling.verified
     assert max(trained(result)) > ceiling.batch_size >= ceiling.safe_batch_size
@@ -307,14 +303,14 @@ def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> Non
 def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search(tmp_path: Path) -> None:
     bench = Listing(ONE_PRECISION)
     own = ONE_PRECISION.largest_batch("fp32") - 3
-    result = tune_fake(bench, tmp_path, TuneConfig(yours=YourSettings(batch_size=own)), device=GPU)
+    result = tune_fake(bench, tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=own)), device=GPU)
     assert bench.first_probes()["fp32"] == bench.probes()["fp32"] > 2
     assert result.ceilings[0].verified
 
 
 def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> None:
     bench = Listing(LARGE, takes_s=9.0)
-    result = tune_fake(bench, tmp_path, device=GPU)
+    result = tune_fake(bench, tmp_path, TuneConfig(), device=GPU)
     assert bench.probes() == {"fp32": 2, "fp16": 2}
     assert result.best is not None
     assert not any(ceiling.verified for ceiling in result.ceilings)
@@ -324,7 +320,7 @@ def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> 
 
 def test_a_probe_that_fails_after_the_search_leaves_its_answer(tmp_path: Path) -> None:
     broken = WorkloadError("a batch of 7 cannot be evaluated")
-    result = tune_fake(Listing(LARGE, raises=broken), tmp_path, device=GPU)
+    result = tune_fake(Listing(LARGE, raises=broken), tmp_path, TuneConfig(), device=GPU)
     assert result.best is not None
     assert not any(ceiling.verified for ceiling in result.ceilings)
     assert any("could not be verified: a batch of 7" in note for note in result.notes)

@@ -75,7 +75,7 @@ def test_with_every_setting_fixed_gains_are_predicted_too(tmp_path: Path) -> Non
     assert named(result)["uint8_transfer"].predicted is not None
 
 
-ALL = TuneConfig(remedies="all", time_budget_s=900.0)
+ALL = TuneConfig(remedies="all", time_budget_s=900.0, num_trials=3)
 
 
 NOTHING = {"uint8_transfer": replace(UINT8, after=FLOATS)}
@@ -219,7 +219,7 @@ def test_a_remedy_that_makes_the_job_unfit_to_train_fails_alone(tmp_path: Path) 
 
 def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:
     tried = bench()
-    result = tune_fake(tried, tmp_path, TuneConfig(remedies="none"))
+    result = tune_fake(tried, tmp_path, TuneConfig(remedies="none", num_trials=1))
     assert result.remedies is None
     assert not [request for request, _ in tried.requests if request == "examine"]
 
@@ -246,7 +246,7 @@ def test_the_end_of_the_time_budget_while_remedies_are_tried_is_a_note(tmp_path:
 
 def test_remedies_take_no_more_time_than_the_budget(tmp_path: Path) -> None:
     tried = bench()
-    result = tune_fake(tried, tmp_path, TuneConfig(time_budget_s=170.0, remedies="all"))
+    result = tune_fake(tried, tmp_path, TuneConfig(time_budget_s=170.0, remedies="all", num_trials=3))
     assert found(result).config is not None
     assert result.seconds <= 170.0
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, Killed, kill_at, killed, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Killed, finished, kill_at, killed, resumed, tune_fake
 
 from loadtune.errors import ResultError
 from loadtune.records import (
@@ -37,12 +37,12 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     def quiet() -> FakeBench:
         return FakeBench(noise=0.0, between_runs=0.0)
 
-    config = TuneConfig(num_trials=7, time_budget_s=3000.0)  # no trial takes more than its share of the time left
+    config = TuneConfig(num_trials=5, time_budget_s=3000.0)  # no trial takes more than its share of the time left
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = tune_fake(quiet(), tmp_path / "whole", config)
     with pytest.raises(Killed):
-        tune_fake(quiet(), tmp_path / "cut", config, kill_at("study", 4))
+        tune_fake(quiet(), tmp_path / "cut", config, kill_at("study", 2))
     result = resumed(tmp_path / "cut", config, quiet())
     assert [(each.config, each.predicted) for each in result.trials] == [
         (each.config, each.predicted) for each in whole.trials
@@ -50,7 +50,7 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
 
 
 def test_half_a_file_that_a_crash_left_is_ignored_and_goes(tmp_path: Path) -> None:
-    killed(tmp_path, "study", 4)
+    killed(tmp_path, "study", 2)
     half = tmp_path / f".{RUN_FILE}.new"
     half.write_bytes((tmp_path / RUN_FILE).read_bytes()[:-100])
     known = len(read_run(tmp_path).trials)
@@ -66,7 +66,7 @@ def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> Non
     config = TuneConfig(precisions=("bf16",), num_trials=2)
     finished = tune_fake(FakeBench(surface), tmp_path, config)
     assert max(finished.compute_points, key=lambda point: point.samples_per_s).recipe == Recipe()
-    result = resumed(tmp_path, replace(config, num_trials=6), FakeBench(surface, seed=1))
+    result = resumed(tmp_path, replace(config, num_trials=4), FakeBench(surface, seed=1))
     assert len(result.trials) > len(finished.trials)
     assert {trial.config.precision for trial in result.trials} == {"bf16"}
     assert result.best is not None
@@ -91,7 +91,7 @@ def test_a_run_that_ended_before_its_first_trial_is_calibrated_once_and_whole(tm
 
 def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: Path) -> None:
     planted = TrialFailure(kind="shm", phase="training", message="planted")
-    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4))
+    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=64, num_workers=4))
 
     def fail(config: TrialConfig) -> TrialFailure | None:
         return planted if config.loader.num_workers == 4 and config.batch_size == 64 else None
@@ -113,15 +113,15 @@ def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Pa
     assert all(line.measurement in runs for line in kept)
     again = resumed(tmp_path)
     assert again.best == finished.best
-    extended = resumed(tmp_path, TuneConfig(num_trials=TuneConfig().num_trials + 3), FakeBench(seed=2))
-    assert num_run(finished) < num_run(extended) <= TuneConfig().num_trials + 3
+    extended = resumed(tmp_path, TuneConfig(num_trials=5), FakeBench(seed=2))
+    assert num_run(finished) < num_run(extended) <= 5
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
 
 
 def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tmp_path: Path) -> None:
     values = {"batch_size": 256, "precision": "fp16", "num_workers": 8}
-    config = TuneConfig(fix=tuple(Fixed(name=name, value=value) for name, value in values.items()))
+    config = TuneConfig(num_trials=5, fix=tuple(Fixed(name=name, value=value) for name, value in values.items()))
     finished = tune_fake(FakeBench(), tmp_path, config)
     assert {trial.config.loader.pin_memory for trial in finished.trials} == {False, True}
     bench = FakeBench(seed=1)
@@ -168,10 +168,10 @@ def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path, time_bud
 
 
 def test_a_smaller_budget_takes_no_finalist_from_what_was_confirmed(tmp_path: Path) -> None:
-    finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    whole = finished(tmp_path)
     result = resumed(tmp_path, replace(ALL_TRIALS, time_budget_s=10.0))
-    assert len(finished.finalists) > 2
-    assert {f.config: f.runs for f in result.finalists} == {f.config: f.runs for f in finished.finalists}
+    assert len(whole.finalists) > 2
+    assert {f.config: f.runs for f in result.finalists} == {f.config: f.runs for f in whole.finalists}
 
 
 def test_what_was_timed_of_the_winner_is_not_timed_again(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_of_another_winner_they_are_timed_anew(tmp_path: Path) -> None:
     bench = FakeBench(surface, seed=1)
     planted = TrialFailure(kind="crash", phase="training", message="planted")
     bench.fail = lambda config: planted if config == winner else None
-    other = resumed(tmp_path, TuneConfig(num_trials=6), bench=bench)
+    other = resumed(tmp_path, TuneConfig(num_trials=4), bench=bench)
     assert other.best is not None
     assert other.best.config != winner
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, Impatient, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Impatient, finished, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError, WorkloadError
@@ -17,7 +17,7 @@ from loadtune.testing import FakeBench
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
-MORE = replace(ALL_TRIALS, num_trials=8)
+MORE = replace(ALL_TRIALS, num_trials=5)
 
 
 def interrupt_at(stage: str) -> Listener:
@@ -43,7 +43,7 @@ def stands(result: TuningResult) -> bool:
 
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    finished(tmp_path)
     before, known = files(tmp_path), len(read_run(tmp_path).trials)
     if stage == "start":
         cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
@@ -67,18 +67,18 @@ def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
     def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
-    finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    whole = finished(tmp_path)
     monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
     cut = resumed(tmp_path, MORE, reopen=True)
     assert cut.cut_short is not None
     assert cut.best is not None
-    assert cut.best != finished.best
+    assert cut.best != whole.best
     assert not stands(cut)
     assert load_result(tmp_path) == cut
 
 
 def test_an_answer_stands_where_nothing_is_confirmed_any_more(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    finished(tmp_path)
     before, planted = files(tmp_path), TrialFailure(kind="shm", phase="training", message="planted")
     result = resumed(tmp_path, MORE, FakeBench(fail=lambda config: planted), reopen=True)
     assert result.cut_short is None
@@ -88,7 +88,7 @@ def test_an_answer_stands_where_nothing_is_confirmed_any_more(tmp_path: Path) ->
 
 
 def test_an_answer_stands_behind_an_error(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    finished(tmp_path)
     before = files(tmp_path)
     broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
     with pytest.raises(WorkloadError, match="sample 7"):
@@ -98,7 +98,7 @@ def test_an_answer_stands_behind_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, "{"])
 def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path, content: str | None) -> None:
-    tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
+    finished(tmp_path)
     (tmp_path / RESULT_FILE).unlink()
     if content is not None:
         (tmp_path / RESULT_FILE).write_text(content)
@@ -119,9 +119,9 @@ def test_a_run_that_was_ended_before_its_search_has_no_trial(tmp_path: Path) -> 
 
 
 def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, TuneConfig(), interrupt_at("calibrate"))
-    notes = [resumed(tmp_path, listener=interrupt_at(stage)).notes for stage in ("study", "confirm")]
-    notes.append(resumed(tmp_path).notes)
+    tune_fake(FakeBench(), tmp_path, MORE, interrupt_at("calibrate"))
+    notes = [resumed(tmp_path, MORE, listener=interrupt_at(stage)).notes for stage in ("study", "confirm")]
+    notes.append(resumed(tmp_path, MORE).notes)
     told = [[note for note in each if note.startswith("This run was resumed")] for each in notes]
     assert [len(each) for each in told] == [1, 1, 1]
     assert told[0] != told[1] != told[2]

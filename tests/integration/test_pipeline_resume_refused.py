@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, GPU, Impatient, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, GPU, Impatient, finished, resumed, tune_fake
 
 from loadtune.errors import LoadtuneError, ResultError, WorkloadError
 from loadtune.records import (
@@ -20,28 +20,28 @@ from loadtune.testing import GIB, FakeBench, fake_host
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 
-@pytest.mark.parametrize(
-    ("differs", "told"),
-    [
-        ({"config": TuneConfig(workload=WorkloadSpec(model="vit_b_16"))}, "model was 'resnet50' and is 'vit_b_16'"),
-        ({"config": TuneConfig(max_workers=2)}, "max_workers was None and is 2"),
-        ({"config": TuneConfig(ranks_per_node=2)}, "ranks_per_node was 1 and is 2"),
-        ({"host": fake_host(num_usable_cores=4)}, "num_usable_cores was 16 and is 4"),
-        ({"host": replace(fake_host(), torch="9.9")}, "torch was '2.11.0' and is '9.9'"),
-        ({"host": replace(fake_host(), num_listed_cores=64)}, "num_listed_cores was 16 and is 64"),
-        ({"host": replace(fake_host(), ram_total_bytes=64 * GIB)}, "RAM was 128 GiB and is 64.0 GiB"),
-        ({"host": replace(fake_host(), driver="590.1")}, "driver was '580.0' and is '590.1'"),
-        ({"host": replace(fake_host(), python="3.13.1")}, "python was '3.12.0' and is '3.13.1'"),
-        ({"device": replace(GPU, uuid="GPU-1")}, "uuid was 'GPU-0' and is 'GPU-1'"),
-    ],
+OTHERS: tuple[tuple[dict, str], ...] = (
+    ({"config": TuneConfig(workload=WorkloadSpec(model="vit_b_16"))}, "model was 'resnet50' and is 'vit_b_16'"),
+    ({"config": TuneConfig(max_workers=2)}, "max_workers was None and is 2"),
+    ({"config": TuneConfig(ranks_per_node=2)}, "ranks_per_node was 1 and is 2"),
+    ({"host": fake_host(num_usable_cores=4)}, "num_usable_cores was 16 and is 4"),
+    ({"host": replace(fake_host(), torch="9.9")}, "torch was '2.11.0' and is '9.9'"),
+    ({"host": replace(fake_host(), num_listed_cores=64)}, "num_listed_cores was 16 and is 64"),
+    ({"host": replace(fake_host(), ram_total_bytes=64 * GIB)}, "RAM was 128 GiB and is 64.0 GiB"),
+    ({"host": replace(fake_host(), driver="590.1")}, "driver was '580.0' and is '590.1'"),
+    ({"host": replace(fake_host(), python="3.13.1")}, "python was '3.12.0' and is '3.13.1'"),
+    ({"device": replace(GPU, uuid="GPU-1")}, "uuid was 'GPU-0' and is 'GPU-1'"),
 )
-def test_another_machine_or_job_is_refused_and_named(tmp_path: Path, differs: dict, told: str) -> None:
-    tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
-    bench = FakeBench()
-    with pytest.raises(ResultError, match="cannot be resumed here") as raised:
-        resumed(tmp_path, bench=bench, **differs)
-    assert told in str(raised.value)
-    assert bench.requests == []
+
+
+def test_another_machine_or_job_is_refused_and_named(tmp_path: Path) -> None:
+    finished(tmp_path)
+    for differs, told in OTHERS:
+        bench = FakeBench()
+        with pytest.raises(ResultError, match="cannot be resumed here") as raised:
+            resumed(tmp_path, bench=bench, **differs)
+        assert told in str(raised.value)
+        assert bench.requests == []
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -56,19 +56,19 @@ def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> Non
         def describe(self) -> WorkloadFacts:
             raise WorkloadError("importing the module raised SyntaxError")
 
-    finished = tune_fake(FakeBench(), tmp_path, ALL_TRIALS)
-    before, more = files(tmp_path), replace(ALL_TRIALS, num_trials=9)
+    whole = finished(tmp_path)
+    before, more = files(tmp_path), replace(ALL_TRIALS, num_trials=5)
     other = FakeBench(facts=replace(FakeBench().describe(), dataset_length=500))
     bench = {"machine": FakeBench(), "workload": other, "no workload": Broken()}[what]
     host = replace(fake_host(), torch="9.9") if what == "machine" else fake_host()
     with pytest.raises(LoadtuneError):
         resumed(tmp_path, more, bench, host=host, reopen=True)
     assert files(tmp_path) == before
-    assert resumed(tmp_path, ALL_TRIALS).trials == finished.trials
+    assert resumed(tmp_path, ALL_TRIALS).trials == whole.trials
 
 
 def test_ctrl_c_while_a_resumed_run_starts_leaves_it_as_it_was(tmp_path: Path) -> None:
-    config = TuneConfig(num_trials=2)
+    config = TuneConfig(num_trials=1)
     tune_fake(FakeBench(), tmp_path, config)
     before = files(tmp_path)
     assert resumed(tmp_path, config, Impatient()).cut_short == "interrupted by Ctrl-C"
@@ -76,7 +76,7 @@ def test_ctrl_c_while_a_resumed_run_starts_leaves_it_as_it_was(tmp_path: Path) -
 
 
 def test_another_dataset_under_the_same_name_is_refused(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1))
     with pytest.raises(ResultError, match="dataset_length was 1281167 and is 500"):
         resumed(tmp_path, bench=FakeBench(facts=replace(FakeBench().describe(), dataset_length=500)))
 
@@ -89,24 +89,21 @@ def built_of(*parts: CodePart, torchvision: str | None = "0.26.0") -> FakeBench:
     return FakeBench(facts=replace(FakeBench().describe(), code=parts, torchvision=torchvision))
 
 
-@pytest.mark.parametrize(
-    ("bench", "told"),
-    [
+def test_other_code_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    tune_fake(built_of(*code()), tmp_path, TuneConfig(num_trials=1))
+    for bench, told in (
         (built_of(*code(job="cc")), r"code of the workload has changed \(job.py\)"),
         (built_of(*code(job="cc", layers="dd")), r"\(job.py, the model's layers\)"),
         (built_of(*code(), torchvision="0.27.0"), r"torchvision was '0.26.0' and is '0.27.0'"),
-    ],
-)
-def test_other_code_under_the_same_name_is_refused(tmp_path: Path, bench: FakeBench, told: str) -> None:
-    tune_fake(built_of(*code()), tmp_path, TuneConfig(num_trials=2))
-    with pytest.raises(ResultError, match=told):
-        resumed(tmp_path, bench=bench)
-    assert bench.requests == []
+    ):
+        with pytest.raises(ResultError, match=told):
+            resumed(tmp_path, bench=bench)
+        assert bench.requests == []
 
 
 def test_code_that_was_not_looked_at_refuses_nothing(tmp_path: Path) -> None:
     """An older file has none; and a module that is only imported now and then says nothing."""
-    config, unknown = TuneConfig(num_trials=2), built_of(torchvision=None)
+    config, unknown = TuneConfig(num_trials=1), built_of(torchvision=None)
     tune_fake(unknown, tmp_path, config)
     path = tmp_path / RUN_FILE
     path.write_bytes(path.read_bytes().replace(b',"code":[],"torchvision":null', b""))
@@ -118,7 +115,7 @@ def test_code_that_was_not_looked_at_refuses_nothing(tmp_path: Path) -> None:
 
 
 def test_what_changes_by_itself_refuses_nothing(tmp_path: Path) -> None:
-    config = TuneConfig(num_trials=2)
+    config = TuneConfig(num_trials=1)
     tune_fake(FakeBench(), tmp_path, config)
     here = replace(fake_host(), hostname="pod-2", python="3.12.4", ram_available_bytes=GIB)
     for ram_bytes in (127 * GIB, 256 * GIB):
@@ -127,7 +124,7 @@ def test_what_changes_by_itself_refuses_nothing(tmp_path: Path) -> None:
 
 
 def test_another_host_of_the_same_kind_is_noted_where_no_gpu_tells_them_apart(tmp_path: Path) -> None:
-    config, cpu = TuneConfig(num_trials=2, precisions=("fp32",)), Device(kind="cpu", name="Fake CPU")
+    config, cpu = TuneConfig(num_trials=1, precisions=("fp32",)), Device(kind="cpu", name="Fake CPU")
     tune_fake(FakeBench(), tmp_path, config, device=cpu)
     here = replace(fake_host(), hostname="pod-2", driver="590.1")  # a driver is no matter of a CPU's
     for _ in range(2):
@@ -136,7 +133,7 @@ def test_another_host_of_the_same_kind_is_noted_where_no_gpu_tells_them_apart(tm
 
 
 def test_another_version_is_noted_and_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = TuneConfig(num_trials=2)
+    config = TuneConfig(num_trials=1)
     monkeypatch.setattr("loadtune.tuner.__version__", "0.0.1")
     tune_fake(FakeBench(), tmp_path, config)
     monkeypatch.setattr("loadtune.tuner.__version__", "0.0.2")

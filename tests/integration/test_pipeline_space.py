@@ -96,7 +96,7 @@ def elsewhere(folder: Path, result: TuningResult, **loader: int) -> Path:
 
 
 def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path: Path) -> None:
-    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1))
     path = elsewhere(tmp_path / "elsewhere", first)
     result = tune_fake(FakeBench(), tmp_path / "elsewhere", TuneConfig(warm_start=str(path), num_trials=3))
     (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
@@ -106,7 +106,7 @@ def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path
 
 
 def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> None:
-    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2))
+    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1))
     path = elsewhere(tmp_path / "elsewhere", first)
     config = TuneConfig(warm_start=str(path), num_trials=3, yours=YourSettings(batch_size=64))
     folder = tmp_path / "resumed"
@@ -124,7 +124,7 @@ def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> No
 
 
 def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:
-    write_result(replace(tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=2)), best=None), tmp_path)
+    write_result(replace(tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1)), best=None), tmp_path)
     with pytest.raises(ResultError, match=r"--warm-start is .*confirmed no configuration"):
         tune_fake(FakeBench(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
 
@@ -183,7 +183,7 @@ def test_workers_that_do_not_fit_into_shm_are_named_with_the_remedy(
 
 def test_where_pinning_does_not_limit_the_most_workers_win(tmp_path: Path) -> None:
     surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
-    result = tune_fake(FakeBench(surface), tmp_path, host=fake_host(num_usable_cores=12))
+    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(), host=fake_host(num_usable_cores=12))
     assert result.best is not None
     assert surface.training_rate(result.best.config) >= 0.97 * 12 / surface.sample_s
 
@@ -209,7 +209,9 @@ def waiting(surface: Surface, **facts: object) -> FakeBench:
 
 def test_a_job_whose_step_takes_as_long_whatever_its_batch_gets_a_large_one(tmp_path: Path) -> None:
     surface = SameStep(sample_s=0.006, bytes_per_sample={"fp32": 1e6}, pageable_per_s=1e9)
-    result = tune_fake(waiting(surface), tmp_path, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
+    result = tune_fake(
+        waiting(surface), tmp_path, TuneConfig(), host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU
+    )
     assert result.best is not None
     assert surface.training_rate(result.best.config) >= 2500
 
@@ -232,7 +234,7 @@ def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_th
 @pytest.mark.parametrize("given", [None, 48])
 def test_an_assumed_baseline_is_a_power_of_two_that_the_machine_can_run(tmp_path: Path, given: int | None) -> None:
     bench = waiting(Surface(compute_per_s={"fp32": 8.0}, half_batch=1.0, bytes_per_sample={"fp32": 87e6}))
-    config = TuneConfig(yours=YourSettings(batch_size=given))
+    config = TuneConfig(num_trials=1, yours=YourSettings(batch_size=given))
     result = tune_fake(bench, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
     assert result.yours is not None
     assert result.yours.batch_size == (given or 8)

@@ -27,7 +27,7 @@ class StretchedSurface(Surface):
 
 def test_a_precision_that_waits_for_nothing_wins_where_the_fastest_is_held_up(tmp_path: Path) -> None:
     surface = StretchedSurface(fused_gain=1.0, sample_s=1 / 700, pinned_per_s=1e9)
-    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path)
+    result = tune_fake(FakeBench(surface, between_runs=0.004), tmp_path, TuneConfig())
     assert result.best is not None
     alone = max(result.compute_points, key=lambda point: point.samples_per_s)
     assert alone.recipe.precision == "fp16"

@@ -29,18 +29,19 @@ def test_the_study_is_kept_for_other_tools(tmp_path: Path) -> None:
 
 
 def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
-    killed(tmp_path, "study", 4)
+    more = TuneConfig(num_trials=4)
+    killed(tmp_path, "study", 2, more)
     assert "RUNNING" in states(tmp_path)
     before = read_run(tmp_path)
-    assert len(before.trials) == 4
+    assert len(before.trials) == 2
     bench = FakeBench(seed=1)
-    result = resumed(tmp_path, bench=bench)
+    result = resumed(tmp_path, more, bench=bench)
     assert "RUNNING" not in states(tmp_path)
-    assert list(result.trials[:4]) == before.trials  # windows and all
-    assert 4 < len(result.trials) <= TuneConfig().num_trials
+    assert list(result.trials[:2]) == before.trials  # windows and all
+    assert 2 < len(result.trials) <= 4
     assert {kind for kind, _ in bench.requests[:1]} == {"training"}  # nothing was probed again before the search ended
     assert list(result.ceilings) == before.ceilings
-    assert any("was resumed, with 4 trials" in note for note in result.notes)
+    assert any("was resumed, with 2 trials" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
 
@@ -51,7 +52,7 @@ def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Pa
     tune_fake(FakeBench(facts=waits), tmp_path, longer)
     before = read_run(tmp_path).num_workers
     assert max(before) > 16, "more than there are cores"
-    shorter = replace(longer, num_trials=4, time_budget_s=100.0)
+    shorter = replace(longer, num_trials=3, time_budget_s=100.0)
     result = resumed(tmp_path, shorter, bench=FakeBench(facts=waits, seed=1))
     assert len(result.trials) >= 3
     assert {trial.config.loader.num_workers for trial in result.trials} <= {0, *before}

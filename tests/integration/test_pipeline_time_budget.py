@@ -56,8 +56,8 @@ class EndsInConfirmation(FakeBench):
         return super().time_training(config, window_s, watch)
 
 
-@pytest.mark.parametrize("budget_s", [6.0, 12.0, 20.0, 35.0, 60.0])
-@pytest.mark.parametrize("prepare_s", [1.0, 4.0, 15.0])
+@pytest.mark.parametrize("budget_s", [6.0, 20.0, 60.0])
+@pytest.mark.parametrize("prepare_s", [1.0, 15.0])
 def test_no_budget_is_exceeded_and_a_cut_run_claims_only_what_was_run_twice(
     tmp_path: Path, budget_s: float, prepare_s: float
 ) -> None:
@@ -118,14 +118,14 @@ def test_a_trial_far_slower_than_predicted_leaves_time_for_an_answer(tmp_path: P
             finally:
                 self.surface = before
 
-    result = tune_fake(Crawling(), tmp_path)
+    result = tune_fake(Crawling(), tmp_path, TuneConfig())
     assert any(trial.failure is not None and trial.failure.kind == "too_slow" for trial in result.trials)
     assert result.cut_short is None
     assert result.best is not None
     assert result.best.config.batch_size <= 256
 
 
-@pytest.mark.parametrize("run", [1, 2, 3, 4])
+@pytest.mark.parametrize("run", [1, 4])
 def test_what_was_run_once_when_the_time_ended_is_no_answer(tmp_path: Path, run: int) -> None:
     bench = EndsInConfirmation().ends_in(run)
     result = tune_fake(bench, tmp_path, listener=bench.listen)
@@ -161,7 +161,7 @@ def test_a_run_cut_short_after_the_confirmation_does_not_claim_fewer_runs(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tuner, "name_bottleneck", interrupt)
-    result = tune_fake(FakeBench(), tmp_path, TuneConfig(max_workers=0))
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1, max_workers=0))
     assert result.cut_short is not None
     assert result.best is not None
     assert "The confirmation was complete before that." in (page_view(result).warning or "")

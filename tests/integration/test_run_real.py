@@ -5,7 +5,7 @@ import signal
 
 import bench_workloads
 import pytest
-from cli_rig import SLOW_IMAGES, Command, files_below
+from cli_rig import Command, files_below
 from torch.utils.data import DataLoader
 
 import loadtune
@@ -13,9 +13,10 @@ from loadtune.errors import ResultError
 from loadtune.run_file import read_run
 
 # A search of a model whose step takes a millisecond takes half of it; the rest is for a machine that is busy.
-SHORT = ("--device", "cpu", "--time-budget", "40", "--trials", "2", "--out", "kept")
-# Of a run that a signal ends: few sizes to probe before the study, which then goes on for longer than anyone waits.
-LONG = ("--device", "cpu", "--time-budget", "45", "--num-workers", "2", "--precision", "off", "--max-batch-size", "32")
+SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--max-workers", "2", "--out", "kept")
+# Of a run that a signal ends: few sizes to probe before the search, whose workers wait from the first trial kept on.
+HELD = ("--dataset", "bench_workloads:HeldOnceATrialIsKept", "--model", "bench_workloads:Linear", "--device", "cpu")
+LONG = ("--time-budget", "300", "--max-batch-size", "16", "--max-workers", "2", "--precision", "off")
 RUN_FILES = ["bench.log", "report.html", "result.json", "run.json", "study.db"]
 
 
@@ -117,11 +118,38 @@ def test_a_spoilt_result_is_told(run_folder, tmp_path, read, spoil, words):
     assert all(word in str(raised.value) for word in [str(spoilt), *words]), str(raised.value)
 
 
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGHUP, 129, "SIGHUP")])
-def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_path, number, code, word):
-    command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """A run that was killed in its second trial: its home, what it had kept, and how it ended."""
+    home = tmp_path_factory.mktemp("killed")
+    (home / "cwd").mkdir()
+    (home / "cwd" / "hold").touch()
+    command = Command(home, "run", *HELD, *LONG, "--num-workers", "2", "--out", "kept")
     try:
-        command.until(lambda: "[search] trial" in command.stderr())
+        command.until(lambda: "[search] trial 1/" in command.stderr())
+        command.until(lambda: len(command.descendants()) >= 2)  # the bench and workers of a trial
+        command.signal(signal.SIGKILL)
+        ended = command.end()
+    finally:
+        command.kill()
+    (stored,) = (home / "cwd" / "kept").glob("*/*/run.json")
+    return home, read_run(stored.parent), ended
+
+
+def test_a_killed_run_takes_its_bench_and_workers_along(killed):
+    home, before, ended = killed
+    assert ended.left_behind == []
+    assert list(home.glob("tmp-*/*")) == []
+    assert before.trials
+
+
+@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGHUP, 129, "SIGHUP")])
+def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(killed, number, code, word):
+    home, before, _ = killed
+    command = Command(home, "run", "--resume", "--out", "kept")
+    try:
+        command.until(lambda: "This run was resumed" in command.stderr())
+        command.until(lambda: len(command.descendants()) >= 2)
         command.signal(number)
         ended = command.end()
     finally:
@@ -130,41 +158,43 @@ def test_a_run_that_is_asked_to_end_keeps_what_it_saw_and_claims_nothing(tmp_pat
     assert ended.left_behind == []
     assert "Traceback" not in ended.stderr
     assert "Nothing was confirmed." in ended.stdout
-    (folder,) = (tmp_path / "cwd" / "kept").glob("*/*")
-    assert f"loadtune run --resume {folder.relative_to(tmp_path / 'cwd')}\n" in ended.stdout
-    result = loadtune.load_result(tmp_path / "cwd" / "kept")
+    (folder,) = (home / "cwd" / "kept").glob("*/*")
+    assert f"loadtune run --resume {folder.relative_to(home / 'cwd')}\n" in ended.stdout
+    result = loadtune.load_result(folder)
     assert word in result.cut_short
-    assert result.trials
+    assert list(result.trials[: len(before.trials)]) == before.trials
     assert result.best is None
     with pytest.raises(ResultError, match="no confirmed winner"):
-        loadtune.best_loader_kwargs(tmp_path / "cwd" / "kept")
+        loadtune.best_loader_kwargs(folder)
 
 
-def test_a_killed_run_takes_its_bench_and_workers_along_and_is_resumed(tmp_path):
-    kept = tmp_path / "cwd" / "kept"
-    command = Command(tmp_path, "run", *SLOW_IMAGES, *LONG, "--out", "kept")
-    try:
-        command.until(lambda: "[search] trial 2/" in command.stderr())
-        command.until(lambda: len(command.descendants()) >= 3)  # the bench and two workers of a trial
-        command.signal(signal.SIGKILL)
-        assert command.end().left_behind == []
-    finally:
-        command.kill()
-    assert list(tmp_path.glob("tmp-*/*")) == []
-    (stored,) = kept.glob("*/*/run.json")
-    before = read_run(stored.parent)
-    assert len(before.trials) >= 2
-
-    resumed = Command(tmp_path, "run", "--resume", "--out", "kept", "--trials", "1", "--json")
+def test_it_is_resumed_and_measures_nothing_again(killed):
+    home = killed[0]
+    (folder,) = (home / "cwd" / "kept").glob("*/*")
+    before = read_run(folder)
+    (home / "cwd" / "hold").unlink()
+    resumed = Command(home, "run", "--resume", "--out", "kept", "--trials", "1", "--time-budget", "50", "--json")
     try:
         ended = resumed.end()
     finally:
         resumed.kill()
     assert ended.code == 0, ended.stderr
-    result = loadtune.load_result(kept)
-    assert [path.parent for path in kept.glob("*/*/result.json")] == [stored.parent]
+    assert list((home / "cwd" / "kept").glob("*/*")) == [folder]
+    result = loadtune.load_result(folder)
     assert list(result.trials[: len(before.trials)]) == before.trials
     assert len(result.trials[len(before.trials) :]) == 1
     assert {c for c in result.ceilings if not c.verified} <= set(before.ceilings)
     assert "[memory" not in ended.stderr
     assert result.best is not None
+
+
+def test_a_run_that_cannot_be_built_in_its_time_says_so(tmp_path):
+    words = ("--dataset", "bench_workloads:slow_to_build", "--model", "bench_workloads:Linear", "--device", "cpu")
+    command = Command(tmp_path, "run", *words, "--time-budget", "5")
+    try:
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == 2, ended.stderr
+    assert "The time budget of 5.0 s ended before the workload was built" in ended.stderr
+    assert ended.left_behind == []

@@ -536,7 +536,7 @@ def test_many_switches_leave_nothing_behind(others):
     switching = SwitchingLoader(DataLoader(Numbers(10_000_000), batch_size=4))
     iterator, seen, num_read = iter(switching), [], 0
     early = None
-    for number in range(120):
+    for number in range(60):
         if number == 20:
             switching.switch(num_workers=1, prefetch_factor=1)
             read(iterator, seen, lambda: took_over(switching), step_s=0.0)

@@ -159,12 +159,12 @@ def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect():
     try:
         iterator = iter(loader)
         next(iterator)
-        switch = loader.switch(num_workers=2)
+        switch = loader.switch(prefetch_factor=3)
         assert len(list(iterator)) == 9
         assert (switch.start_s, switch.delivers_s) == (None, None)
         batches = [batch.tolist() for batch in loader]
         assert (len(batches), batches[0]) == (10, [0, 1, 2, 3])
-        assert loader.settings.num_workers == 2
+        assert loader.settings.prefetch_factor == 3
         assert 0 < switch.start_s < switch.delivers_s
     finally:
         loader.close()

@@ -14,7 +14,7 @@ from loadtune.stream import torch_private
 from loadtune.stream.switching import SwitchingLoader
 
 LENGTH = 60
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 class Rows(Dataset):
@@ -166,10 +166,11 @@ def test_a_loop_sees_what_it_would_see_without_switches(job):
     assert seen == expected
 
 
-@pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), ("spawn", False)])
-def test_other_start_methods(method, persistent):
+@pytest.mark.parametrize(("method", "num_epochs"), [("forkserver", 2), ("spawn", 1)])
+def test_other_start_methods(method, num_epochs):
     switches = {(0, 3): {"num_workers": 2}, (1, 2): {"num_workers": 0}}
-    job = JOB | {"num_workers": 1, "method": method, "persistent": persistent, "generator": True, "switches": switches}
+    job = JOB | {"num_workers": 1, "method": method, "persistent": num_epochs > 1, "generator": True}
+    job |= {"switches": switches, "epochs": [WHOLE] * num_epochs}
     seen, expected = both_see(job)
     assert seen == expected
 

@@ -125,7 +125,7 @@ def trial(pipeline: Pipeline, seed: int) -> list[Window]:
     """The windows that count."""
     loader = LoaderConfig(batch_size=1, num_workers=NUM_WORKERS, prefetch_factor=PREFETCH)
     segment = Segment(loader, MAX_S)
-    for window in pipeline.run(40.0, seed).windows():
+    for window in pipeline.run(12.0, seed).windows():
         if not segment.add(window):
             return segment.kept
     raise AssertionError("it wanted more")
@@ -138,7 +138,7 @@ def trained_per_s(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) ->
 
 def told(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> float:
     """What trials tell on average, of what minutes of the same pipeline train."""
-    rates = [samples_per_s(trial(kind(**parts), seed)) for seed in range(1, 61)]
+    rates = [samples_per_s(trial(kind(**parts), seed)) for seed in range(1, 31)]
     return statistics.fmean(rates) / trained_per_s(parts, kind)
 
 
@@ -221,7 +221,7 @@ def test_a_batch_that_is_late_is_not_taken_for_work_of_the_training_process(monk
 @pytest.mark.parametrize("make_s", [1.3, 1.6, 2.4])
 def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall(make_s: float) -> None:
     parts: dict[str, Seconds] = {"make": about(make_s, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}
-    trials = [trial(WithoutThread(**parts), seed) for seed in range(1, 61)]
+    trials = [trial(WithoutThread(**parts), seed) for seed in range(1, 31)]
     by_queue = statistics.fmean(map(by_the_queue, trials))
     assert statistics.fmean(map(samples_per_s, trials)) == pytest.approx(by_queue, rel=0.005)
 

@@ -347,17 +347,6 @@ def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
     endless.close()
 
 
-def test_a_stream_of_ready_batches_counts_batches() -> None:
-    class Ready(IterableDataset[Any]):
-        def __len__(self) -> int:
-            return 5
-
-        def __iter__(self) -> Iterator[Any]:
-            return iter([{"x": torch.zeros(6, 2)}] * 5)
-
-    assert samples_of(DataLoader(Ready(), batch_size=None)).num_per_epoch == 30
-
-
 class OnlyAtOnce:
     """Samples come by the batch alone, and each call takes as long as a database's."""
 
@@ -422,6 +411,7 @@ def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
     samples = samples_of(DataLoader(texts, 4, collate_fn=pad))
     trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
     assert samples.resident(3, trainer, largest=True)["input_ids"].shape == (3, 55)
+    assert samples_of(DataLoader([make(5)] * 100, 4, collate_fn=pad)).largest_bytes is None
 
 
 def test_an_empty_stream_is_said() -> None:
@@ -433,25 +423,15 @@ def test_ready_batches_and_own_batch_samplers_have_their_own_size() -> None:
     ready = [{"x": torch.zeros(6, 2)} for _ in range(3)]
 
     class Ready(IterableDataset[Any]):
+        def __len__(self) -> int:
+            return 3
+
         def __iter__(self) -> Iterator[Any]:
             return iter(ready)
 
-    assert samples_of(DataLoader(Ready(), batch_size=None)).num == 6
+    samples = samples_of(DataLoader(Ready(), batch_size=None))
+    assert (samples.num, samples.num_per_epoch) == (6, 18)
     assert samples_of(DataLoader(rows(), batch_sampler=[[0], [1, 2, 3]])).num == 2  # type: ignore[arg-type]
-
-
-def test_samples_of_different_size_are_probed_with_the_largest() -> None:
-    def texts(num: int) -> list[list[int]]:
-        return [[1] * (5 + (50 if at % 20 == 0 else 0)) for at in range(num)]
-
-    def pad(batch: list[list[int]]) -> Any:
-        longest = max(map(len, batch))
-        return {"input_ids": torch.tensor([each + [0] * (longest - len(each)) for each in batch])}
-
-    samples = samples_of(DataLoader(texts(100), 4, collate_fn=pad))
-    trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
-    assert samples.resident(3, trainer, largest=True)["input_ids"].shape == (3, 55)
-    assert samples_of(DataLoader([[1] * 5] * 100, 4, collate_fn=pad)).largest_bytes is None
 
 
 def test_structures_that_cannot_be_repeated_are_collated_anew() -> None:

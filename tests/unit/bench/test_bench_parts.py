@@ -1,6 +1,5 @@
 """Parts of the bench that need no process: the queue's depth, the protocol, memory's readers, the line."""
 
-import pickle
 import subprocess
 import sys
 import threading
@@ -13,31 +12,9 @@ from loadtune.bench import memory as memory_module
 from loadtune.bench import own_memory
 from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
-from loadtune.bench.protocol import Phase, Refused, Stop, TimeCompute, failed_value
-from loadtune.errors import BenchError, DeviceError, NothingFitsError, WorkloadError
+from loadtune.bench.protocol import Phase, Stop
 from loadtune.host.memory import Ram
-from loadtune.records import BatchTry, FitReport, Recipe, TrialFailure, Window
-
-
-@pytest.mark.parametrize("kind", [WorkloadError, NothingFitsError])
-def test_a_users_error_crosses_with_its_traceback(kind):
-    error = pickle.loads(pickle.dumps(Refused.of(kind("mend it", "at line 3")))).to_error()
-    assert type(error) is kind
-    assert str(error) == "mend it"
-    assert error.user_traceback == "at line 3"
-
-
-def test_other_errors_cross_by_name_and_unknown_ones_are_the_benchs():
-    assert type(Refused.of(DeviceError("not there")).to_error()) is DeviceError
-    unknown = Refused(error="NewerError", message="what", user_traceback=None)
-    assert type(unknown.to_error()) is BenchError
-
-
-def test_a_failed_probe_is_a_report_and_anything_else_the_failure():
-    failure = TrialFailure(kind="oom", phase="first step", message="no")
-    report = failed_value(BatchTry(recipe=Recipe(precision="bf16"), batch_size=4), failure, 1.5, 100)
-    assert report == FitReport(precision="bf16", batch_size=4, failure=failure, budget_bytes=100, seconds=1.5)
-    assert failed_value(TimeCompute(recipe=Recipe(), batch_size=4, seconds=1), failure, 1.5) is failure
+from loadtune.records import Window
 
 
 def test_the_line_says_what_is_done_and_hears_a_stop():

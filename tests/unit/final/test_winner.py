@@ -248,8 +248,7 @@ def draws(seed: int, rates: list[float], runs: int, noise: float) -> Iterator[tu
             yield config(64, index + 1), measured(rate * source.gauss(1.0, noise))
 
 
-@pytest.mark.parametrize("runs", [2, 3, 4])
-@pytest.mark.parametrize("truth", [1.0, 2.0])
+@pytest.mark.parametrize(("runs", "truth"), [(2, 1.0), (4, 2.0)])
 def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) -> None:
     """Over 1,000 confirmations at 3% between-run noise the 99% interval holds the true ratio in at least 985."""
     held = 0

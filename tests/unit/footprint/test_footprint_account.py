@@ -56,14 +56,6 @@ class Classifier(nn.Module):
         return self.body(inputs).mean((-2, -1))
 
 
-def vgg16_at_1024() -> nn.Module:
-    """VGG16 whose first linear layer takes the 32×32 map as it is."""
-    model = torchvision.models.vgg16(weights=None)
-    model.avgpool = nn.Identity()
-    model.classifier[0] = nn.Linear(512 * 32 * 32, 4096)
-    return model
-
-
 @pytest.mark.parametrize(("optimizer", "copies"), [(sgd, 0), (momentum, 1), (adam, 2)])
 def test_gradients_are_one_copy_of_the_parameters_and_state_none_one_or_two(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer], copies: int
@@ -93,8 +85,10 @@ def test_an_in_place_relu_is_counted_once() -> None:
     plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
     account = estimate_step(plan, 4)
     assert account.num_parameters == 112_576
-    assert account.num_parameters * 4 == pytest.approx(0.450e6, rel=1e-3)
     rows = {row.name: row for row in estimate_layers(plan, 4)}
+    assert sum(row.kept_bytes for row in rows.values()) == account.largest.activations_bytes
+    assert [name for name, row in rows.items() if row.is_largest] == [max(rows, key=lambda name: rows[name].kept_bytes)]
+    assert sum(row.num_parameters for row in rows.values()) == 112_576
     one_map = 4 * 64 * 32 * 32 * 4
     assert rows["body.0"].output_bytes == rows["body.2"].output_bytes == one_map
     assert rows["body.1"].output_bytes == rows["body.3"].output_bytes == 0
@@ -103,24 +97,6 @@ def test_an_in_place_relu_is_counted_once() -> None:
     assert rows["body.2"].kept_bytes == 0
     assert rows["body.4"].kept_bytes == one_map // 4 * 2
     assert rows["body.5"].kept_bytes == one_map // 4
-
-
-def test_layers_add_up_to_the_activations_and_one_is_the_largest() -> None:
-    plan = plan_of_factory(lambda: torchvision.models.resnet18(weights=None), (3, 64, 64))
-    rows = estimate_layers(plan, 4)
-    assert sum(row.kept_bytes for row in rows) == estimate_step(plan, 4).largest.activations_bytes
-    assert [row.kept_bytes for row in rows if row.is_largest] == [max(row.kept_bytes for row in rows)]
-    assert [row.name for row in rows][:3] == ["conv1", "bn1", "relu"]
-    assert sum(row.num_parameters for row in rows) == 11_689_512
-
-
-def test_vgg16_on_large_images_is_mostly_its_first_linear_layer() -> None:
-    plan = plan_of_factory(vgg16_at_1024, (3, 1024, 1024), optimizer=sgd)
-    account = estimate_step(plan, 1)
-    assert account.num_parameters * 4 / MIB == pytest.approx(8327.8, abs=0.1)
-    assert account.largest.gradients_bytes == account.largest.parameters_bytes
-    first = estimate_layers(plan, 1)[0]
-    assert (first.name, first.output_shape, first.output_bytes) == ("features.0", (1, 64, 1024, 1024), 256 * MIB)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -136,12 +112,8 @@ def test_half_precision_about_halves_activations_and_nothing_else(precision: Pre
 
 
 def test_resnet50_takes_the_bytes_a_sample_that_an_h200_was_measured_to() -> None:
-    def bytes_per_sample(precision: Precision) -> float:
-        plan = plan_of_factory(lambda: torchvision.models.resnet50(weights=None), (3, 224, 224), precision=precision)
-        return largest_batch(plan, 24 * 2**30).bytes_per_sample
-
-    assert bytes_per_sample("fp32") == pytest.approx(86.7e6, rel=0.01)
-    assert bytes_per_sample("bf16") == pytest.approx(44.8e6, rel=0.01)
+    plan = plan_of_factory(lambda: torchvision.models.resnet50(weights=None), (3, 224, 224), precision="bf16")
+    assert largest_batch(plan, 24 * 2**30).bytes_per_sample == pytest.approx(44.8e6, rel=0.01)
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
@@ -170,18 +142,18 @@ def test_checkpointing_equal_blocks_at_least_halves_what_is_kept() -> None:
 
 
 def deep() -> nn.Module:
-    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(100)))
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(36)))
 
 
-@pytest.mark.parametrize(("wanted", "used"), [(None, 10), (4, 4), (100, 100)])
+@pytest.mark.parametrize(("wanted", "used"), [(None, 6), (4, 4)])
 def test_a_plain_sequential_is_checkpointed_in_segments(wanted: int | None, used: int) -> None:
     plan = plan_of_factory(deep, (16,))
     plain, kept = estimate_step(plan, 512), estimate_step(plan, 512, Checkpoint(segments=wanted))
-    assert kept.checkpointed == Checkpointed(num_modules=100, num_segments=used)
+    assert kept.checkpointed == Checkpointed(num_modules=36, num_segments=used)
     one_input, rest = 512 * 16 * 4, plain.largest.activations_bytes
-    assert rest > 98 * one_input
+    assert rest > 34 * one_input
     # The input of each segment but the first, which is the batch's, and the activations of the last segment.
-    last = 100 - 100 // used * (used - 1)
+    last = 36 - 36 // used * (used - 1)
     lowest = (used - 2 + last - 1) * one_input
     assert lowest <= kept.largest.activations_bytes < lowest + 3 * one_input
     assert kept.unexplained_bytes == 0
@@ -202,7 +174,7 @@ def test_checkpointing_a_model_without_a_sequential_says_so() -> None:
 
 
 def test_more_segments_than_layers_says_so() -> None:
-    with pytest.raises(WorkloadError, match=r"--checkpoint-segments is 101; .* has 100 modules, so it can be 2 to 100"):
+    with pytest.raises(WorkloadError, match=r"--checkpoint-segments is 101; .* has 36 modules, so it can be 2 to 36"):
         estimate_step(plan_of_factory(deep, (16,)), 2, Checkpoint(segments=101))
 
 

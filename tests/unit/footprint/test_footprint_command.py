@@ -16,7 +16,9 @@ from loadtune.cli import app
 from loadtune.records import Device, WorkloadSpec
 from loadtune.testing import fake_host
 
-SMALL = ("--model", "resnet18", "--image-size", "64", "--batch-size", "4", "--estimate")
+BLOCKS = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks")
+DEEP = (*BLOCKS[:3], "account_rig:Deep")
+SMALL = (*BLOCKS, "--batch-size", "4", "--estimate")
 
 
 def invoke(*words: str) -> Result:
@@ -33,8 +35,8 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
         "activations kept",
         "not attributed",
         "peak",
-        "8 blocks checkpointed",
-        "conv1",
+        "3 blocks checkpointed",
+        "0.0.0",
     ):
         assert words in ended.stdout
     assert "Largest batch size in 24.0 GiB: " in ended.stdout
@@ -42,7 +44,7 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
 
 
 def test_a_plain_sequential_says_how_many_segments_were_used() -> None:
-    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Deep", "--estimate", "--checkpoint")
+    words = (*DEEP, "--estimate", "--checkpoint")
     for more, segments in (((), 4), (("--checkpoint-segments", "8"), 8)):
         ended = invoke(*words, *more)
         assert ended.exit_code == 0, ended.output
@@ -73,6 +75,9 @@ def make_stream():
 
 def make_model():
     return nn.Linear(4, 3)
+
+def make_other():
+    return nn.Linear(5, 3)
 """
 
 
@@ -104,15 +109,14 @@ def test_layers_of_a_model_without_class_scores_have_a_total(dataset: str) -> No
 
 
 def test_parameters_that_no_call_brings_stand_in_a_row_of_their_own() -> None:
-    words = ("--model", "vit_b_16", "--image-size", "32", "--batch-size", "1", "--per-layer", "--estimate")
-    lines = invoke(*words).stdout.splitlines()
-    assert next(line for line in lines if line.startswith("(not called)")).split()[-1:] == ["M"]
-    assert next(line for line in lines if line.startswith("total")).split()[1:3] == ["86.4", "M"]
+    words = ("--model", "account_rig:Uncalled", "--per-layer", "--estimate")
+    lines = invoke(*BLOCKS[:2], *words).stdout.splitlines()
+    assert next(line for line in lines if line.startswith("(not called)")).split()[-1:] == ["12"]
+    assert next(line for line in lines if line.startswith("total")).split()[1] == "591"
 
 
 def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
-    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--estimate")
-    ended = invoke(*words, "--what-if", "--memory", "2GiB")
+    ended = invoke(*BLOCKS, "--estimate", "--what-if", "--memory", "2GiB")
     assert ended.exit_code == 0, ended.output
     assert max(map(len, ended.stdout.splitlines())) <= 80
     rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
@@ -126,8 +130,7 @@ def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
 
 
 def test_what_if_without_a_memory_has_no_column_for_the_batch_that_it_holds() -> None:
-    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--estimate")
-    told = invoke(*words, "--what-if").stdout
+    told = invoke(*BLOCKS, "--estimate", "--what-if").stdout
     assert "largest batch\n" not in told
     assert "any memory" not in told
     assert "Add --memory 24GiB, the memory of your GPU, for the largest batch" in told
@@ -144,8 +147,7 @@ def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(host, "read_host", fake_host)
     monkeypatch.setattr(cli_memory, "_bench", bench)
-    words = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks", "--what-if", "--checkpoint")
-    ended = invoke(*words)
+    ended = invoke(*BLOCKS, "--what-if", "--checkpoint")
     assert ended.exit_code == 0, ended.output
     assert [device.kind for _, device in benches] == ["cuda"]
     assert max(map(len, ended.stdout.splitlines())) <= 80
@@ -153,12 +155,12 @@ def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyP
         assert told in ended.stdout
     assert "by -9.1%" in ended.stdout
     assert ended.stderr == ""
-    report = json.loads(invoke(*words, "--json").stdout)
-    assert report["what_if"][0]["estimated"] is False
+    report = json.loads(invoke(*BLOCKS, "--json").stdout)
+    assert report["account"]["estimated"] is False
     assert report["account"]["outside_bytes"] == 1 << 29
     assert len(benches) == 2
-    invoke(*words[:4], "--estimate")
-    assert "Memory can be measured on a CUDA GPU only" in invoke(*words[:4], "--device", "cpu").stderr
+    invoke(*BLOCKS, "--estimate")
+    assert "Memory can be measured on a CUDA GPU only" in invoke(*BLOCKS, "--device", "cpu").stderr
     assert len(benches) == 2
 
 
@@ -169,7 +171,7 @@ def test_json_holds_the_whole_report() -> None:
     assert report["account"]["estimated"] is True
     assert report["account"]["fragmentation_bytes"] is None
     assert report["checkpointed"] is None
-    assert report["layers"][0]["name"] == "conv1"
+    assert report["layers"][0]["name"] == "0.0.0"
     assert report["largest_batch"]["batch_size"] > 0
 
 
@@ -194,7 +196,10 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--only train.py", "--only is 'train.py'; it needs --trace SCRIPT."),
         ("--memory lots", "--memory is 'lots';"),
         ("--model resnet51", "Did you mean resnet"),
-        ("--model vgg11 --checkpoint --checkpoint-segments 99 --batch-size 2", "--checkpoint-segments is 99;"),
+        (
+            "--dataset bench_workloads:Images --model account_rig:Deep --checkpoint --checkpoint-segments 99",
+            "--checkpoint-segments is 99;",
+        ),
         ("--checkpoint-segments 4", "--checkpoint-segments needs --checkpoint or --what-if."),
         ("--checkpoint --checkpoint-segments 1", "--checkpoint-segments is 1;"),
         ("--model resnet18 --batch-size 1 --image-size 32", "does not train on a batch of 1"),
@@ -218,9 +223,12 @@ def test_a_script_is_followed_without_the_options_of_a_step(tmp_path: Path) -> N
     assert "said" in ended.stderr
 
 
-def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log() -> None:
+def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log(tmp_path: Path) -> None:
+    job = tmp_path / "other_job.py"
+    job.write_text(JOB)
+    words = ["--loader", f"{job}:make_loader", "--model", f"{job}:make_other", "--estimate"]
     done = subprocess.run(
-        [sys.executable, "-m", "loadtune", "memory", "--model", "vgg16", "--image-size", "8", "--estimate"],
+        [sys.executable, "-m", "loadtune", "memory", *words],
         capture_output=True,
         text=True,
         check=False,

@@ -177,16 +177,6 @@ def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
     assert look(3.0) == 200.0
 
 
-def test_a_replaced_benchs_reads_begin_anew(world):
-    disk = Reads(world.bench)
-    world.table[1].read = 5000
-    for now_s, world.pid in ((0.0, 1), (1.0, 2)):
-        world.bench.look(now_s)
-        assert set(disk.look(now_s).values()) == {None}
-    world.table[2].read = 300
-    assert disk.look(2.0) == {"disk_read_bytes_per_s": 300.0, "file_read_bytes_per_s": 3000.0}
-
-
 def test_what_workers_read_from_files_is_theirs_alone(world):
     """Batches that the training process reads from their pipes are none, nor what it is charged for as they end."""
     main, first, later = world.table[1], worker(11), worker(12, read=50)

@@ -8,14 +8,11 @@ from loadtune.host.sensing import Stretch
 from loadtune.host.timeline import (
     BUSY_CORES,
     EACH_WORKERS_CORES,
-    EACH_WORKERS_RSS,
-    KEPT_S,
     MAX_SLICES,
     OWN_CORES,
     Tracks,
     telemetry,
 )
-from loadtune.records import Telemetry, WorkerUse
 
 CPU, GPU, POWER = "cpu_utilization_fraction", "gpu_utilization_fraction", "gpu_power_w"
 
@@ -46,22 +43,6 @@ def test_peaks_are_of_the_span_alone():
     assert (found.bench_rss_bytes, found.gpu_memory_used_bytes, found.ram_available_bytes) == (3, 3, 3)
 
 
-def test_a_span_between_two_rare_readings_takes_the_later_one():
-    found = seen(0.4, 0.6, shm_used_bytes=[(0.0, 9), (1.0, 3)], core_utilization_fractions=[(0.0, 1.0, (0.5, 1.0))])
-    assert found.shm_used_bytes == 3
-    assert found.core_utilization_fractions == (0.5, 1.0)
-
-
-def test_no_reading_is_no_telemetry_and_no_figure_is_none():
-    assert telemetry(Tracks(), {}, 0, 0.0, 1.0) is None
-    found = seen(0.0, 1.0)
-    known = {
-        name: value for name in Telemetry.__dataclass_fields__ if (value := getattr(found, name)) not in (None, ())
-    }
-    assert set(known) == {"seconds", "num_readings", "timeline", "missing"}
-    assert found.missing == {}
-
-
 def test_what_is_missing_keeps_its_reason_unless_it_was_seen_after_all():
     reasons = {GPU: "not supported under MIG", POWER: "a hiccup", EACH_WORKERS_CORES: "no field of that name"}
     found = seen(0.0, 1.0, missing=reasons, gpu_power_w=[(0.0, 1.0, 5.0)])
@@ -86,31 +67,6 @@ def test_amounts_add_up_and_the_uncovered_ends_count_like_the_rest():
     assert seen(0.0, 2.0, num_cpu_throttles=[(0.0, 1.0, 3), (1.0, 2.0, 1)]).num_cpu_throttles == 4
 
 
-def test_of_a_stretch_across_an_end_nobody_knows_how_it_is_spread():
-    """A GPU that waits for its first batch takes 100 W, then 500: what began before the span is not split evenly."""
-    joules = [(0.0, 0.5, 0.3 * 100 + 0.2 * 500), *((at, at + 0.5, 250.0) for at in (0.5, 1.0, 1.5, 2.0, 2.5))]
-    assert seen(0.3, 2.8, gpu_energy_j=joules).gpu_energy_j == pytest.approx(2.5 * 500)
-    assert seen(0.3, 0.9, gpu_energy_j=joules).gpu_energy_j == pytest.approx(0.2 * 260 + 0.4 * 500)
-
-
-def test_workers_are_told_apart_also_where_one_came_later():
-    cores = [(0.0, 1.0, (1.0, None)), (1.0, 3.0, (0.4, 0.5))]
-    rss = [(1.0, (10, 20)), (3.0, (30, 5))]
-    found = seen(0.0, 3.0, **{EACH_WORKERS_CORES: cores, EACH_WORKERS_RSS: rss})
-    first, second = found.workers
-    assert first == WorkerUse(cpu_cores=pytest.approx(0.6), rss_bytes=30)
-    assert second == WorkerUse(cpu_cores=0.5, rss_bytes=20)
-
-
-def test_a_timeline_has_a_slice_for_each_reading_and_its_mean_is_the_span_s():
-    stretches = [(position / 10, (position + 1) / 10, position / 10) for position in range(10)]
-    found = seen(0.0, 1.0, num_readings=10, gpu_utilization_fraction=stretches)
-    timeline = found.timeline
-    assert timeline.slice_s == pytest.approx(0.1)
-    assert timeline.gpu_utilization_fraction == pytest.approx([position / 10 for position in range(10)])
-    assert timeline.cpu_utilization_fraction == ()  # never known
-
-
 def test_a_long_timeline_is_thinned_without_losing_a_moment():
     """Full for one reading in 500: every slice is a mean, so the spike is in one of them."""
     stretches = [(float(at), at + 1.0, float(at == 250)) for at in range(500)]
@@ -118,14 +74,6 @@ def test_a_long_timeline_is_thinned_without_losing_a_moment():
     values = found.timeline.gpu_utilization_fraction
     assert len(values) == MAX_SLICES
     assert sum(values) * found.timeline.slice_s == pytest.approx(1.0, rel=1e-3)
-
-
-def test_old_stretches_make_room():
-    tracks = Tracks()
-    for at_s in range(int(3 * KEPT_S)):
-        tracks.add(POWER, Stretch(at_s, at_s + 1.0, 1.0))
-    assert tracks.within(POWER, 0.0, KEPT_S) == []
-    assert len(tracks.within(POWER, 0.0, 3 * KEPT_S)) == pytest.approx(KEPT_S, rel=0.01)
 
 
 @given(

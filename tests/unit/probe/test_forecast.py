@@ -2,13 +2,11 @@
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtune.probe.allocator import MIB
 from loadtune.probe.forecast import Forecast, forecast_from
 from loadtune.probe.proposals import predicted_ceilings
 from loadtune.probe.tries import Tries
@@ -81,15 +79,6 @@ def test_a_forecast_that_does_not_reproduce_its_own_run_is_not_used() -> None:
     odd = FitReport(precision="bf16", batch_size=160, budget_bytes=139 * GIB, reserved_peak_bytes=2 * reserved)
     assert forecast_from(traces(name), odd) is None
     assert forecast_from(traces(name)[:1], run) is None
-
-
-def test_a_request_that_only_one_of_two_steps_gives_back_itself_is_given_back_once() -> None:
-    """The first step leaves its request to the second, which gives back its own as well."""
-    events = (4 * MIB, -1, 30 * MIB, -2, 30 * MIB, -3)
-    trace = AllocationTrace(batch_size=10, idle_bytes=0, events=events, step_starts=(2, 3))
-    outcome = Forecast(replace(trace, batch_size=5), trace, GIB).outcome(10)
-    assert outcome is not None
-    assert outcome.reserved_peak_bytes == 50 * MIB
 
 
 @pytest.mark.parametrize("name", ALL)

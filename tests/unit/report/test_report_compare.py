@@ -24,7 +24,7 @@ from loadtune.records import (
 from loadtune.report.compare import Mean, compare, figure_changes, mean_of, ratio_of
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 
-KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32))
+KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32), num_trials=4)
 
 
 def tuned(folder: Path, name: str, surface: Surface, config: TuneConfig = KEPT_BATCH, cores: int = 16) -> TuningResult:

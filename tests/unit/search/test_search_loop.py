@@ -92,16 +92,3 @@ def test_it_ends_where_nothing_is_proposed_and_says_why() -> None:
     assert [trial.config for trial in trials] == [workers(number) for number in range(4)]
     assert rising.told == ["measured", "planted", "measured", "measured"]
     assert (loop.ended, loop.out_of_time) == ("everything was tried", False)
-
-
-def test_the_search_is_told_how_many_trials_there_is_room_for() -> None:
-    rising = Rising()
-    loop = loop_over(rising, until_s=7 * TRIAL_S)
-    list(loop.trials())
-    assert rising.rooms[2:] == [5, 4, 3, 2, 1]
-
-
-def test_what_was_run_before_counts() -> None:
-    known = [Trial(number=0, config=workers(0), origin="yours", measurement=measured(workers(0)))]
-    loop = loop_over(Rising(), known=known)
-    assert len(list(loop.trials())) == 19

@@ -84,14 +84,6 @@ def test_what_failed_is_not_proposed_again() -> None:
     assert first.config not in {trial.config for trial in run(found)}
 
 
-def test_a_space_of_which_everything_was_tried_ends() -> None:
-    small = replace(SPACE, batch_sizes=(64,), num_workers=(1, 2), pin_memory=(False,))
-    found = search(small)
-    assert {trial.config.loader.num_workers for trial in run(found)} == {1, 2}
-    assert found.ended == "every configuration that can run was tried"
-    assert len(run(found)) == 0
-
-
 def test_what_the_model_does_not_know_is_tried_on_the_best_one_setting_at_a_time() -> None:
     more = replace(SPACE, prefetch_factors=(1, 2, 4), in_order=(True, False))
     trials = run(search(more), most=8)
@@ -102,13 +94,6 @@ def test_what_the_model_does_not_know_is_tried_on_the_best_one_setting_at_a_time
     plain = {replace(c, loader=replace(c.loader, prefetch_factor=2, in_order=default.in_order)) for c in changed}
     assert len(plain) == 1
     assert plain <= {trial.config for trial in trials}
-
-
-def test_the_baseline_is_ranked_with_workers_that_stay() -> None:
-    found = search()
-    found.saw(trial_of(Next(config=BASELINE, origin="yours"), 0))
-    (ranked,) = found.ranked()
-    assert ranked.config == replace(BASELINE, loader=replace(BASELINE.loader, persistent_workers=True))
 
 
 def test_the_smallest_that_is_as_good_and_the_best_at_a_batch_size_may_be_untried() -> None:
