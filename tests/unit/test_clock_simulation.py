@@ -125,7 +125,7 @@ def trial(pipeline: Pipeline, seed: int) -> list[Window]:
     """The windows that count."""
     loader = LoaderConfig(batch_size=1, num_workers=NUM_WORKERS, prefetch_factor=PREFETCH)
     segment = Segment(loader, MAX_S)
-    for window in pipeline.run(12.0, seed).windows():
+    for window in pipeline.run(25.0, seed).windows():
         if not segment.add(window):
             return segment.kept
     raise AssertionError("it wanted more")

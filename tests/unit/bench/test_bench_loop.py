@@ -18,7 +18,6 @@ from loadtune.bench.loader import TimedLoop
 from loadtune.bench.windows import WindowRule
 from loadtune.late_batches import late_batches
 from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
-from loadtune.search.segment import Segment
 
 SLOW_S, QUICK_S = 0.02, 0.001
 TAKE_S = 0.03
@@ -137,25 +136,6 @@ def test_after_a_switch_the_old_workers_are_gone_and_starting_is_timed_by_the_ne
         assert SLOW_S <= loader.first_batch_s() < 0.5 * first_s
     finally:
         loader.close()
-
-
-def test_a_queue_that_was_full_at_the_start_is_no_throughput() -> None:
-    """Sleeping workers cannot be faster than their sleep; what they had made before can be."""
-    most_per_s = 4 * 2 / (2 * SLOW_S)
-    workload: Any = workload_of(Sleeping(SLOW_S))
-    loader = EndlessLoader(workload, LoaderConfig(batch_size=2, num_workers=4, prefetch_factor=8))
-    try:
-        loader.next_batch()
-        time.sleep(8 * 2 * SLOW_S * 1.5)  # the queue fills
-        loop = TimedLoop(SleepingTrainer(), loader, LINE)  # type: ignore[arg-type]
-        segment, first = Segment(loader.config, 1.5), None
-        while (window := loop.window(WindowRule(0.2, 4))) is not None and segment.add(window):
-            first = first or window
-    finally:
-        loader.close()
-    assert first is not None
-    assert first.num_samples / first.seconds > 1.3 * most_per_s, "the queue was not full: the test tests nothing"
-    assert 0.8 * most_per_s < samples_per_s(segment.kept) < 1.03 * most_per_s
 
 
 def test_a_slow_worker_is_named_and_equally_slow_ones_are_not() -> None:
