@@ -3,7 +3,7 @@ and what one would type without measuring."""
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from loadtune.contention import batch_excess
@@ -31,6 +31,7 @@ def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[Tri
         changed=search.changed() if ranked and run.changes is not None else None,
         typed=next(iter(search.feasible(_typed(run, search))), None),
         time_s=run.confirm_until_s - run.clock.now(),
+        expected_s=search.expected_s,
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
 
@@ -69,6 +70,7 @@ def pick_finalists(
     changed: TrialConfig | None = None,
     typed: TrialConfig | None = None,
     time_s: float = math.inf,
+    expected_s: Callable[[TrialConfig], float] = lambda config: 0.0,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
     """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
@@ -76,32 +78,32 @@ def pick_finalists(
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
     baseline, and the two best ``at_your_batch`` size. Where time allows: the best that is ``changed`` in its code, what
     one would have ``typed`` without measuring, the second best, and the ``smallest`` that is expected to be as good.
-    Those in ``kept`` were measured again before an interruption and stay.
+    Those in ``kept`` were measured again before an interruption and stay. ``expected_s``: what measuring one takes that
+    was not tried.
     """
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
     spare = dict.fromkeys(each for each in (changed, typed, *ranked[:2], smallest) if each is not None)
-    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials) for config in fixed)
-    return (*fixed, *_repeatable([config for config in spare if config not in fixed], trials, left_s))
-
-
-def _repeatable(spare: Sequence[TrialConfig], trials: Sequence[Trial], left_s: float) -> Iterator[TrialConfig]:
-    """Those that can be measured twice in the time that others leave; a short one may fit where a long one did not."""
-    for config in spare:
-        took_s = MIN_RUNS * _lasts_s(config, trials)
+    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials, expected_s) for config in fixed)
+    picked = fixed
+    for config in (each for each in spare if each not in fixed):  # a short one may fit where a long one did not
+        took_s = MIN_RUNS * _lasts_s(config, trials, expected_s)
         if took_s <= left_s:
-            left_s -= took_s
-            yield config
+            left_s, picked = left_s - took_s, [*picked, config]
+    return tuple(picked)
 
 
-def _lasts_s(config: TrialConfig, trials: Sequence[Trial]) -> float:
-    """As long as its trial, or that of its loader and precision under another recipe, or else as trials last."""
+def _lasts_s(config: TrialConfig, trials: Sequence[Trial], expected_s: Callable[[TrialConfig], float]) -> float:
+    """As long as its trial, or that of its loader and precision under another recipe, or else as trials last and as
+    the model expects, whichever is longer."""
     ran = [(trial.config, trial.measurement) for trial in trials if trial.measurement is not None]
     alike = [each for each in ran if (each[0].loader, each[0].precision) == (config.loader, config.precision)]
-    took = [_trial_s(*each) for each in ([each for each in ran if each[0] == config] or alike[:1] or ran)]
-    return statistics.fmean(took) if took else 0.0
+    same = [each for each in ran if each[0] == config] or alike[:1]
+    took = [_trial_s(*each) for each in same or ran]
+    mean_s = statistics.fmean(took) if took else 0.0
+    return mean_s if same else max(mean_s, expected_s(config))
 
 
 def _trial_s(config: TrialConfig, measured: Measurement) -> float:

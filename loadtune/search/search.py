@@ -229,6 +229,11 @@ class Search:
         ]
         return sorted(found, key=lambda each: -each.score)
 
+    def expected_s(self, config: TrialConfig) -> float:
+        """What measuring it takes, by the model."""
+        rate = self._expected([self.space.as_modelled(config)])[0] * self._unit(self._known())
+        return float(self._seconds([config], np.array([rate]))[0]) if rate > 0 else 0.0
+
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
             return expected_seconds([config.loader for config in configs], rates, self.job.sample_s)

@@ -51,6 +51,11 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
     assert picked_in(time_s) == finalists
 
 
+def test_what_was_not_tried_takes_what_the_model_expects() -> None:
+    """A step of a batch of 64 took 20 s on two cores, where trials took 7 s."""
+    assert picked_in(80.0, expected_s=lambda what: 30.0 if what == SMALL else 0.0) == (LEADER, YOURS, SECOND)
+
+
 def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
     trials = [lasting(10.0, LEADER), lasting(10.0, SECOND), lasting(4.0, SMALL)]
     assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, time_s=39.0) == (LEADER, SMALL)
