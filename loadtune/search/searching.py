@@ -188,7 +188,11 @@ class StudyLoop:
             left_s = min(self.until_s(math.inf) - now, self.search.left_s() - 2 * MIN_RUNS * each_s)
             room = min(room, math.floor(left_s / each_s))
         asked = self.search.next(room, left_s) if room > 0 else None
-        if asked is not None and (must or now + each_s <= self.until_s(asked.expected)):
+        if asked is not None and (must or now + self._takes_s(asked, each_s) <= self.until_s(asked.expected)):
             return ""
         self.out_of_time = not self.search.ended
         return self.search.ended or "its share of the time budget was used"
+
+    def _takes_s(self, asked: Next, each_s: float) -> float:
+        """As long as those so far, or as the model expects: on a CPU, trials of larger batches take longer."""
+        return max(each_s, self.search.expected_s(asked.config)) if asked.origin == "search" else each_s

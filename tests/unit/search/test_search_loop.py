@@ -35,6 +35,9 @@ class Rising:
             return None
         return self.upcoming()
 
+    def expected_s(self, config: TrialConfig) -> float:
+        return 0.0
+
     def upcoming(self) -> Next:
         return Next(config=workers(len(self.seen)), origin="search")
 
