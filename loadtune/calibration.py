@@ -209,8 +209,8 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
         return
     if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.config.time_budget_s, run.spare_s):
         run.note(
-            f"The largest batch size of {precision} is predicted and was not verified, because little of the time "
-            "budget was left. Raise --time-budget, or use --probe all."
+            f"The largest batch size of {precision} is predicted and was not verified, because that takes "
+            f"{seconds_text(verifying_seconds(predicted))}. Raise --time-budget, or use --probe all."
         )
         return
     with run.stage("verify"):

@@ -19,7 +19,7 @@ def end_notes(run: Run, search: Search, *, ended: str, out_of_time: bool) -> lis
         ]
     elif out_of_time and len(run.trials) < FEW:
         notes = [
-            f"The time budget of {seconds_text(run.config.time_budget_s)} ended the search after "
+            f"Its share of the time budget of {seconds_text(run.config.time_budget_s)} ended the search after "
             f"{counted(len(run.trials), 'trial')}. A larger --time-budget may find a faster configuration."
         ]
     if search.too_long:

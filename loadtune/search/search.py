@@ -230,7 +230,9 @@ class Search:
         return sorted(found, key=lambda each: -each.score)
 
     def expected_s(self, config: TrialConfig) -> float:
-        """What measuring it takes, by the model."""
+        """What measuring it takes, by the model. 0: its precision was not searched, or the model does not answer."""
+        if config.precision not in self.space.recipes:
+            return 0.0
         rate = self._expected([self.space.as_modelled(config)])[0] * self._unit(self._known())
         return float(self._seconds([config], np.array([rate]))[0]) if rate > 0 else 0.0
 
