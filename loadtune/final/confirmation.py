@@ -294,7 +294,7 @@ def _compile_seconds(run: Run, config: TrialConfig) -> float:
 
 def _compile_ahead(run: Run, configs: Sequence[TrialConfig]) -> None:
     """Compile what is about to be timed, because that takes longer than any run: the first in any case, the others
-    while the final's time is left. Whatever fails here fails again where it is timed, and is told there."""
+    while the final's time is left. A failure here is left alone: the run that times it fails too, and reports it."""
     for number, config in enumerate(configs):
         needed_s = _compile_seconds(run, config)
         if not needed_s or (number > 0 and needed_s + FINAL_SHARE * run.config.time_budget_s > run.left_s):

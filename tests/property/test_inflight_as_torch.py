@@ -6,7 +6,7 @@ Switches are those of a replayed result, so that no clock decides what is tested
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from test_stream_as_torch import JOB, WHOLE, Rows, made_loader, seen_by, without_what_depends_on_workers_in_torch
+from test_stream_as_torch import JOB, WHOLE, Rows, jobs_with, made_loader, seen_by
 from torch.utils.data import DataLoader
 
 from loadtune.inflight.account import Account
@@ -25,21 +25,7 @@ class Steady(Rows):
 
 
 SWITCHES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 3)), max_size=4)
-JOBS = st.fixed_dictionaries(
-    {
-        "generator": st.booleans(),
-        "order": st.sampled_from(
-            ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
-        ),
-        "num_workers": st.sampled_from([0, 0, 1, 2]),
-        "prefetch_factor": st.integers(1, 3),
-        "persistent": st.booleans(),
-        "method": st.just("fork"),
-        "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
-        "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
-        "switches": SWITCHES,
-    }
-).map(without_what_depends_on_workers_in_torch)
+JOBS = jobs_with(SWITCHES)
 
 
 def both_see(job):

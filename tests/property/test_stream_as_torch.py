@@ -115,21 +115,26 @@ def without_what_depends_on_workers_in_torch(job):
     return job | {"epochs": [WHOLE for _ in job["epochs"]]} if shuffled or job["order"] == "replacement" else job
 
 
-JOBS = st.fixed_dictionaries(
-    {
-        "generator": st.booleans(),
-        "order": st.sampled_from(
-            ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
-        ),
-        "num_workers": st.sampled_from([0, 0, 1, 2]),
-        "prefetch_factor": st.integers(1, 3),
-        "persistent": st.booleans(),
-        "method": st.just("fork"),
-        "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
-        "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
-        "switches": st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 12)), SETTINGS, min_size=1, max_size=4),
-    }
-).map(without_what_depends_on_workers_in_torch)
+def jobs_with(switches):
+    """Jobs of a loop over a loader; ``switches``: what changes meanwhile."""
+    return st.fixed_dictionaries(
+        {
+            "generator": st.booleans(),
+            "order": st.sampled_from(
+                ["sequential", "shuffle", "drop_last", "replacement", "counted", "batch_sampler", "lists", "no batches"]
+            ),
+            "num_workers": st.sampled_from([0, 0, 1, 2]),
+            "prefetch_factor": st.integers(1, 3),
+            "persistent": st.booleans(),
+            "method": st.just("fork"),
+            "bad": st.sampled_from([(), (), (17,), (0, 30, 59)]),
+            "epochs": st.lists(st.sampled_from([WHOLE, WHOLE, 1, 5]), min_size=1, max_size=3),
+            "switches": switches,
+        }
+    ).map(without_what_depends_on_workers_in_torch)
+
+
+JOBS = jobs_with(st.dictionaries(st.tuples(st.integers(0, 2), st.integers(0, 12)), SETTINGS, min_size=1, max_size=4))
 
 
 def both_see(job):
