@@ -33,7 +33,7 @@ from loadtune.search.throughput import job_of, points_at, segments_of
 
 TABLES = Path(__file__).parent / "measured"
 WAYS = ("loadtune", "TPE", "GP", "random", "workers = cores")
-CONFIRMED, FINALISTS = 3, 3
+CONFIRMED, FINALISTS = 3, 4
 UNSEEN_AFTER = 6
 
 
@@ -106,8 +106,7 @@ def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, 
         )
         number += 1
     ranked = [each.config for each in search.ranked()]
-    smallest = search.smallest()
-    return number, list(dict.fromkeys([*ranked[:2], *([] if smallest is None else [smallest])]))
+    return number, list(dict.fromkeys(each for each in (*ranked[:2], search.highest(), search.smallest()) if each))
 
 
 def by_sampler(

@@ -41,9 +41,10 @@ FINAL_SHARE = 0.23
 of three contestants take about 50 s on an H200; the default is 55 s. The compute-only rates after them make it a
 quarter."""
 
-SEARCH_SHARE, LARGE = 0.2, 0.15
-"""Of the time budget, for a search, and as much again for each dimension of ``--tune``. An improvement that is expected
-to be larger than this, on the logarithm, is worth all the time that the final can spare."""
+SEARCH_SHARE, CODE_SHARE, LARGE = 0.2, 0.1, 0.15
+"""Of the time budget, for a search, and as much again for each dimension of ``--tune``; for the one with changes of the
+code. An improvement that is expected to be larger than this, on the logarithm, is worth all the time that the final can
+spare."""
 
 LAST_SHARE = 0.04
 """Of the time budget, for what comes after the final."""
@@ -142,12 +143,13 @@ class Run(Resumable):
         """Seconds left beside the final and what comes after it."""
         return self.left_s - (FINAL_SHARE + LAST_SHARE) * self.config.time_budget_s
 
-    def search_until_s(self, begun_s: float, expected: float) -> float:
+    def search_until_s(self, begun_s: float, expected: float, *, of_code: bool) -> float:
         """A trial of this expected improvement does not begin where it would end later, in a search that began then.
         Where a workload is slow to probe, the final gives way to half of what was left."""
         left_s = self.started_s + self.config.time_budget_s - begun_s
         spare_s = max(0.5 * left_s, left_s - (FINAL_SHARE + LAST_SHARE) * self.config.time_budget_s)
-        share = SEARCH_SHARE * (1 + len(self.config.tune)) if expected < LARGE else 1.0
+        share = CODE_SHARE if of_code else SEARCH_SHARE * (1 + len(self.config.tune))
+        share = share if expected < LARGE else 1.0
         return begun_s + min(spare_s, share * self.config.time_budget_s)
 
     @property

@@ -68,7 +68,7 @@ def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
         outcomes, end = list[Outcome](), None
         known = [(each.config, outcome) for each in run.confirmed if (outcome := each.measurement or each.failure)]
         if _has_ended(run, known):
-            outcomes, run.finalists, run.confirmed_whole = known, finalists(known), True
+            outcomes, run.finalists, run.confirmed_whole = known, finalists(known, run.trials), True
         else:
             configs = contestants(run, search, known)
             _compile_ahead(run, [config for config in configs if config not in barred(known)])
@@ -103,14 +103,14 @@ def _measure(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome],
         run.clock,
         run.confirm_until_s,
         needed=lambda seen, able: needed(seen, able, run.yours, at_your_batch=at_your_batch, objective=objective),
-        undecided=lambda seen: _undecided(run, finalists(seen)),
+        undecided=lambda seen: _undecided(run, finalists(seen, run.trials)),
         answer_by_s=run.answer_until_s,
         known=known,
         seed=run.config.seed,
     )
     for outcome in rounds:
         outcomes.append(outcome)
-        run.finalists = finalists(outcomes)
+        run.finalists = finalists(outcomes, run.trials)
         run.tell(outcome_text(*outcome, objective))
     run.concluded_s = run.config.time_budget_s
     run.save()

@@ -27,10 +27,12 @@ def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[Tri
         run.yours,
         run.trials,
         at_your_batch=[] if own_size is None else search.best_at(own_size),
+        highest=search.highest() if ranked else None,
         smallest=search.smallest() if ranked else None,
         changed=search.changed() if ranked and run.changes is not None else None,
         typed=next(iter(search.feasible(_typed(run, search))), None),
-        time_s=run.confirm_until_s - run.clock.now(),
+        time_s=run.answer_until_s - run.clock.now(),
+        spare_s=run.confirm_until_s - run.clock.now(),
         expected_s=search.expected_s,
         kept=list(dict.fromkeys(config for config, _ in known)),
     )
@@ -66,18 +68,21 @@ def pick_finalists(
     trials: Sequence[Trial],
     *,
     at_your_batch: Sequence[TrialConfig] = (),
+    highest: TrialConfig | None = None,
     smallest: TrialConfig | None = None,
     changed: TrialConfig | None = None,
     typed: TrialConfig | None = None,
     time_s: float = math.inf,
+    spare_s: float = math.inf,
     expected_s: Callable[[TrialConfig], float] = lambda config: 0.0,
     kept: Collection[TrialConfig] = (),
 ) -> tuple[TrialConfig, ...]:
-    """Who is measured again, what matters most first: as many as can be measured twice in `time_s`.
+    """Who is measured again, what matters most first.
 
     ``ranked``: what the search tried, best first. In any case: the best, the baseline, the best that is not the
-    baseline, and the two best ``at_your_batch`` size. Where time allows: the best that is ``changed`` in its code, what
-    one would have ``typed`` without measuring, the second best, and the ``smallest`` that is expected to be as good.
+    baseline, and the two best ``at_your_batch`` size. Where all can be measured twice in ``time_s``: the best that is
+    ``changed`` in its code, and what one would have ``typed`` without measuring. In ``spare_s``: the second best, what
+    read ``highest``, and the ``smallest`` that is expected to be as good.
     Those in ``kept`` were measured again before an interruption and stay. ``expected_s``: what measuring one takes that
     was not tried.
     """
@@ -85,13 +90,15 @@ def pick_finalists(
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
     fixed = list(dict.fromkeys([*needed, *kept]))
-    spare = dict.fromkeys(each for each in (changed, typed, *ranked[:2], smallest) if each is not None)
-    left_s = time_s - math.fsum(MIN_RUNS * _lasts_s(config, trials, expected_s) for config in fixed)
-    picked = fixed
-    for config in (each for each in spare if each not in fixed):  # a short one may fit where a long one did not
-        took_s = MIN_RUNS * _lasts_s(config, trials, expected_s)
-        if took_s <= left_s:
-            left_s, picked = left_s - took_s, [*picked, config]
+    wanted = [(each, time_s) for each in (changed, typed)] + [
+        (each, spare_s) for each in (*ranked[:2], highest, smallest)
+    ]
+    picked, took_s = fixed, math.fsum(MIN_RUNS * _lasts_s(config, trials, expected_s) for config in fixed)
+    for config, within_s in wanted:  # a short one may fit where a long one did not
+        if config is not None and config not in picked:
+            more_s = MIN_RUNS * _lasts_s(config, trials, expected_s)
+            if took_s + more_s <= within_s:
+                picked, took_s = [*picked, config], took_s + more_s
     return tuple(picked)
 
 

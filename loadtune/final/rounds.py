@@ -37,9 +37,9 @@ def alternate(
     """Measure these in rounds. Who fails is run once more at the end of the round, and is out with a second failure.
 
     ``configs``: what matters most first. ``needed``: given the outcomes and who may run, those that the answer is
-    made of. They are run once whatever the time, and once more where that ends by ``answer_by_s``; the others, and all
-    further rounds, where they end by ``until_s``. Where a round does not fit, one of the needed alone
-    may. Who misses a round is not run any more, so that each n-th figure is of the n-th round.
+    made of. They are run once whatever the time. `MIN_RUNS` rounds of all may last until ``answer_by_s``, further ones
+    until ``until_s``. Where a round does not fit, one of the needed alone may. Who misses a round is not run any more,
+    so that each n-th figure is of the n-th round.
     ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
     ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
     """
@@ -57,20 +57,19 @@ def alternate(
         turn = [config for config in able if num_ran[config] == number]
         if number + 1 < newest or (not turn and any(num_ran[config] > number for config in able)):
             continue  # this round was run before an interruption; who missed it is out
+        end_s = answer_by_s if answer_by_s is not None and number < MIN_RUNS else until_s
         if number == 0:
             first = needed(outcomes, turn)
             turn.sort(key=lambda config: config not in first)
         else:
-            left_s = until_s - clock.now()
-            late_s = answer_by_s - clock.now() if answer_by_s is not None and number < MIN_RUNS else left_s
-            turn = _fitting(turn, needed(outcomes, turn), took_s, left_s, late_s)
+            turn = _fitting(turn, needed(outcomes, turn), took_s, end_s - clock.now())
             if not turn:
                 return
         again = set[TrialConfig]()
         while turn:
             config, begun = turn.pop(0), clock.now()
             may_skip = config in again if number else config not in needed(outcomes, configs)
-            if may_skip and begun + max(took_s.values(), default=0.0) > until_s:
+            if may_skip and begun + max(took_s.values(), default=0.0) > end_s:
                 continue
             outcomes.append((config, run(config)))
             ran = outcomes[-1][1]  # a segment that was repeated took longer than the next will
@@ -104,13 +103,10 @@ def _fitting(
     needed: Collection[TrialConfig],
     took_s: Mapping[TrialConfig, float],
     left_s: float,
-    late_s: float,
 ) -> list[TrialConfig]:
-    """The whole round, or of it those that the answer needs, which may end later, or nobody."""
-    if sum(took_s[config] for config in turn) <= left_s:
-        return list(turn)
+    """The whole round, or of it those that the answer needs, or nobody."""
     alone = [config for config in turn if config in needed]
-    return alone if sum(took_s[config] for config in alone) <= max(left_s, late_s) else []
+    return next((list(who) for who in (turn, alone) if sum(took_s[config] for config in who) <= left_s), [])
 
 
 def _shuffled(configs: Sequence[TrialConfig], chance: random.Random) -> list[TrialConfig]:

@@ -1,7 +1,7 @@
 """What repeated runs allow to be said: means with their intervals, ratios with theirs. Pure.
 
-The search's own figures choose who is measured again and are then forgotten: the best of many noisy figures is too good
-to be true (simulated: it overclaims by 6% at 5% noise).
+The search's own figures choose who is measured again and are in no mean: the best of many noisy figures is too good to
+be true (simulated: it overclaims by 6% at 5% noise).
 """
 
 import math
@@ -9,13 +9,18 @@ import statistics
 from collections.abc import Sequence
 
 from loadtune.final.rounds import ERROR, LOOKS, Outcome
-from loadtune.records import Finalist, Measurement, Objective, TrialConfig, TrialFailure
+from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
 from loadtune.records.intervals import quantile_of_t
 from loadtune.records.spread import Spread, between_run_spread, rate_spread
+from loadtune.search.search import MIN_RUNS
 
 
-def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
-    """Runs put together by configuration, each mean with its interval; configurations that never ran are left out."""
+def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tuple[Finalist, ...]:
+    """Runs put together by configuration, each mean with its interval; configurations that never ran are left out.
+
+    ``trials``: those of the search. They tell how far runs of one configuration differ, as two rounds of the final
+    alone hardly do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200).
+    """
     runs: dict[TrialConfig, list[Measurement]] = {}
     failures: dict[TrialConfig, list[TrialFailure]] = {}
     for config, outcome in outcomes:
@@ -23,7 +28,10 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
             runs.setdefault(config, []).append(outcome)
         else:
             failures.setdefault(config, []).append(outcome)
-    spread, efficiency_spread = rate_spread(list(runs.values())), _efficiency_spread(list(runs.values()))
+    twice = any(len(own) >= MIN_RUNS for own in runs.values())
+    tried = {trial.config: trial.measurement for trial in trials if twice}
+    all_runs = [_with_trial(own, tried.get(config)) for config, own in runs.items()]
+    spread, efficiency_spread = rate_spread(all_runs), _efficiency_spread(all_runs)
 
     def half_width(pooled: Spread | None, alone: Spread | None, num_runs: int) -> float | None:
         """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
@@ -34,12 +42,17 @@ def finalists(outcomes: Sequence[Outcome]) -> tuple[Finalist, ...]:
         Finalist(
             config=config,
             runs=tuple(own),
+            tried=tried.get(config),
             failures=tuple(failures.get(config, ())),
             half_width_fraction=half_width(spread, rate_spread([own]), len(own)),
             efficiency_half_width_fraction=half_width(efficiency_spread, _efficiency_spread([own]), len(own)),
         )
         for config, own in runs.items()
     )
+
+
+def _with_trial(runs: Sequence[Measurement], tried: Measurement | None) -> list[Measurement]:
+    return [*runs, *([] if tried is None else [tried])]
 
 
 def _efficiency_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
@@ -60,13 +73,13 @@ def difference(
     Rounds are blocks: what a round is faster or slower by, all of it share, so pairs of one round are compared. Only
     rounds that both ran in count, so that a verdict stays what it was at the look after which one of them was out. The
     spread is that of all who ran in them around their means and their rounds. Where the blocks leave too little to
-    estimate it from, the plain spread between runs is used. None: nothing ran twice.
+    estimate it from, the plain spread between runs is used, with those of the search. None: nothing ran twice.
     """
     pairs = list(zip(_logs(one, objective), _logs(other, objective), strict=False))
     ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
     num_rounds = len(pairs) if len(pairs) >= LOOKS[0] else max(len(f.runs) for f in finalists)
     spread = _block_spread([_logs(f, objective)[:num_rounds] for f in finalists]) or between_run_spread(
-        [f.runs[:num_rounds] for f in finalists], objective
+        [_with_trial(f.runs[:num_rounds], f.tried) for f in finalists], objective
     )
     if spread is None:
         return ratio, None, None

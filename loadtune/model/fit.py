@@ -197,6 +197,13 @@ class ThroughputModel:
                 mean += weight * fit.scale**2 * kernel(points, self.segments.points) @ fit.solved
         return mean
 
+    def most(self, points: Points) -> Array:
+        """Logarithm of the rate of training steps without a loader, and `PART_SD` for its timing. Infinite on a CPU,
+        where other load slows a timing down many times."""
+        if not self.job.on_gpu:
+            return np.full(len(points), np.inf)
+        return PART_SD - np.log(demands(self.learned()[0], self.job, points).compute)
+
     def _predict(self, fit: _Fitted, points: Points, anchors: list[int]) -> Prediction:
         # One-sided slopes, which take half the time of those at two sides.
         at = self._model(np.vstack([fit.theta, fit.theta + STEP * np.eye(len(fit.theta))]), points)

@@ -50,11 +50,13 @@ def propose(
     tried: Sequence[int],
     seconds: Callable[[Array], Array] = np.ones_like,
     left_s: float = math.inf,
+    at_most: Array | float = math.inf,
 ) -> Proposal:
     """By expected improvement over the best setting that was tried, for each second beyond a fair share of the time.
 
     ``tried``: places among the candidates, not empty. ``seconds``: of the candidates' samples/s, what trying each
-    takes; one that takes longer than ``left_s`` is not proposed.
+    takes; one that takes longer than ``left_s`` is not proposed. ``at_most``: the logarithm of a rate that none of them
+    can exceed; what is expected beyond it is no improvement.
 
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
     is over the predicted mean of the best, not over the luckiest measurement; the two predictions are correlated. What
@@ -66,7 +68,8 @@ def propose(
     ahead = found.mean - found.mean[best]
     variance = found.variance + found.variance[best] - 2 * found.covariance[:, column]
     sd = np.sqrt(np.maximum(1e-9, variance))
-    improvement = sd * _improvement(ahead / sd)
+    room = at_most - found.mean[best]
+    improvement = sd * (_improvement(ahead / sd) - _improvement((ahead - np.maximum(0.0, room)) / sd))
     took_s = seconds(np.exp(found.mean))
     too_long = took_s > left_s
     left_out = tuple(int(at) for at in np.flatnonzero(too_long & (ahead > np.log1p(WORTH))))
@@ -84,5 +87,7 @@ def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:
 
 
 def _improvement(standardized: Array) -> Array:
+    """Expected, of a normal variable with its mean here, over 0."""
+    standardized = np.maximum(-40.0, standardized)  # as good as never
     density = np.exp(-0.5 * standardized**2) / np.sqrt(2 * np.pi)
     return np.asarray(standardized * ndtr(standardized) + density)

@@ -71,6 +71,8 @@ class Finalist:
     config: TrialConfig
     runs: tuple[Measurement, ...]
     """At least one."""
+    tried: Measurement | None = None
+    """Its run in the search, which counts for the spread between runs alone: it was picked for what it read there."""
     failures: tuple[TrialFailure, ...] = ()
     half_width_fraction: float | None = None
     """Of the 95% interval of the mean, as a share of it, from the spread between runs; it holds for all finalists at

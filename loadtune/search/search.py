@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
-from loadtune.model.proposals import WORTH, is_enough, propose
+from loadtune.model.proposals import WORTH, Proposal, is_enough, propose
 from loadtune.model.resources import Job
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
 from loadtune.search.segment import expected_seconds
@@ -127,10 +127,13 @@ class Search:
         weighed = sorted({*np.argsort(-means)[:MOST].tolist(), *places})
         configs, places = [configs[at] for at in weighed], [weighed.index(at) for at in places]
         points = points_at(configs, self.job)
-        found = self._asked(
-            known,
-            lambda model: propose(model, points, places, lambda rates: self._seconds(configs, rates), left_s),
-        )
+        by_rate = self.objective == "samples-per-s"  # of energy there is no such bound
+
+        def proposed(model: ThroughputModel) -> Proposal:
+            at_most = model.most(points) if by_rate else math.inf
+            return propose(model, points, places, lambda rates: self._seconds(configs, rates), left_s, at_most)
+
+        found = self._asked(known, proposed)
         if found is None:
             self.ended = str(self.broken)
             return None
@@ -167,12 +170,15 @@ class Search:
         return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
 
     def _variants(self, config: TrialConfig) -> list[TrialConfig]:
-        """With one setting changed that the model does not know: one value of each setting first, then the others."""
+        """With one setting changed that the model does not know: one value of each setting first, then the others. Not
+        again what was tried beside an earlier best."""
         point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
+        changed = [self.space.point(each) for each, _ in self._tried if not self.is_modelled(each)]
         for name, axis in self.space.axes.items():
-            at = axis.index(point[name])
+            at, known = axis.index(point[name]), {each[name] for each in changed}
             others = () if name in MODELLED else (*axis[at + 1 :], *axis[:at])
-            turns += [(turn, self.space.at({**point, name: value})) for turn, value in enumerate(others)]
+            new = [(turn, value) for turn, value in enumerate(others) if value not in known]
+            turns += [(turn, self.space.at({**point, name: value})) for turn, value in new]
         variants = [each for _, each in sorted(turns, key=lambda each: each[0]) if each != config]
         return list(self.feasible([each for each in variants if self._place(each) == self._place(config)]))
 
@@ -192,6 +198,11 @@ class Search:
         ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
         by_score = [each.config for each in ranked]
         return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
+
+    def highest(self) -> TrialConfig | None:
+        """What read highest without changes of the code, whatever the model makes of it. None: nothing ran."""
+        tried = {config: self._score(measured) for config, measured in self._tried if not config.remedies}
+        return max(self.feasible(list(tried)), key=tried.__getitem__, default=None)
 
     def smallest(self) -> TrialConfig | None:
         """The smallest configuration that the model expects to be as good as any, tried or not."""

@@ -62,7 +62,7 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
             run=lambda config: _tried(run, config),
             clock=run.clock,
             num_trials=max(most, len(run.standing) + CODE_TRIALS if searched.codes else 0),
-            until_s=lambda expected: run.search_until_s(begun_s, expected),
+            until_s=lambda expected: run.search_until_s(begun_s, expected, of_code=bool(searched.codes)),
             known=run.standing,
         )
         for trial in loop.trials():

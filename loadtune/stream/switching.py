@@ -317,10 +317,10 @@ class SwitchingIterator:
             each()
             time.sleep(_POLL_S if self._coming else 0.0)
         deadline = time.monotonic() + limit_s
-        while any(thread.is_alive() for thread, _ in self._closing):
+        while self._closing:
             each()
             if time.monotonic() > deadline:
-                for _, pool in self._closing:
+                for _, pool in list(self._closing):
                     pool.end_at_once()
             time.sleep(_POLL_S)
 
@@ -509,10 +509,19 @@ class SwitchingIterator:
         self._in_background(source, source.kill)
 
     def _in_background(self, source: Pool | InProcess, close: Callable[[], None]) -> None:
-        self._closing = [each for each in self._closing if each[0].is_alive()]
-        thread = threading.Thread(target=close, name="loadtune-end-workers", daemon=True)
+        """Once it is closed nothing holds it: up to 32 page-locked batches go with it, 16 GB of 512 images."""
+        closing = self._closing
+
+        def end() -> None:
+            try:
+                close()
+            finally:
+                closing.remove(entry)
+
+        thread = threading.Thread(target=end, name="loadtune-end-workers", daemon=True)
+        entry = (thread, source)
+        closing.append(entry)
         thread.start()
-        self._closing.append((thread, source))
 
     def _end_epoch(self) -> None:
         """As torch: without persistent workers nothing outlives the epoch."""
@@ -557,9 +566,8 @@ class SwitchingIterator:
         while self._lane:
             self._lane.popleft().close(patience_s)
         deadline = time.monotonic() + _CLOSE_S
-        for thread, _ in self._closing:
+        for thread, _ in list(self._closing):
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._closing.clear()
 
     def _is_mine(self) -> bool:
         """Whether this is the process that made it, and not one that was forked from that."""

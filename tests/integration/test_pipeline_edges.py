@@ -215,8 +215,9 @@ def test_the_search_leaves_the_confirmation_and_the_last_figures_their_time(prob
     run = Run(TuneConfig(), fake_host(), cpu, "test", clock, bench, sensor, Path(), fake_host)
     clock.spend(probes_s)
     begun_s = clock.now()
-    assert run.search_until_s(begun_s, expected=1.0) - begun_s == pytest.approx(search_s)
-    assert run.search_until_s(begun_s, expected=0.01) - begun_s == pytest.approx(min(48.0, search_s))
+    assert run.search_until_s(begun_s, expected=1.0, of_code=False) - begun_s == pytest.approx(search_s)
+    assert run.search_until_s(begun_s, expected=0.01, of_code=False) - begun_s == pytest.approx(min(48.0, search_s))
+    assert run.search_until_s(begun_s, expected=0.01, of_code=True) - begun_s == pytest.approx(24.0)
 
 
 @pytest.mark.parametrize(("num_overflowing", "told"), [(10_000, True), (4, False)])

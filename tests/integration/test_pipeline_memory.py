@@ -214,7 +214,7 @@ class Listing(FakeBench):
     """By the first size that is verified."""
 
     def try_batch(self, asked: BatchTry) -> FitReport:
-        if asked.num_steps > 1:  # a single step only shows whether the precision is emulated
+        if asked.num_steps > 2:  # two only show whether the precision is emulated
             self.asked.append(("memory", asked.recipe.precision))
         if asked.verify and self.raises is not None:
             raise self.raises

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import time
+import weakref
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -196,9 +197,11 @@ def test_taking_over_waits_for_the_old_workers_and_kills_those_that_take_too_lon
     batches = iter(loader)
     next(batches)
     old = {worker.pid for worker in multiprocessing.active_children()} - before
+    pool = weakref.ref(batches._lane[-1])
     loader.switch(num_workers=num_workers, batch_size=1, restart=True)
     calls, begun = [], time.monotonic()
     batches.take_over(lambda: calls.append(None), limit_s)
+    assert pool() is None, "batches that were ready are page-locked memory, and go with it"
     assert (time.monotonic() - begun > 0.5) == (limit_s > 1.0)
     assert len(calls) > 2
     assert len(old) == 2

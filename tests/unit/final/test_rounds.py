@@ -103,10 +103,12 @@ def test_where_a_round_does_not_fit_the_needed_run_alone():
     assert ran(49.0) == [A, B, C]
 
 
-def test_the_needed_run_a_second_time_although_it_is_late():
-    assert ran(0.0, answer_by_s=45.0) == [A, B, B, A]
-    assert ran(0.0, answer_by_s=35.0) == [A, B]
-    assert ran(0.0, answer_by_s=65.0) == [A, B, B, A]
+def test_all_run_twice_although_it_is_late_and_the_needed_where_that_is_too_long():
+    assert ran(0.0, answer_by_s=65.0) == [A, B, C, C, B, A]
+    assert ran(0.0, answer_by_s=55.0) == [A, B, C, B, A]
+    assert ran(0.0, answer_by_s=45.0) == [A, B, C]
+    assert ran(0.0, answer_by_s=35.0) == [A, B, C]
+    assert ran(0.0, answer_by_s=25.0) == [A, B]
 
 
 def test_what_is_known_comes_first_and_is_not_run_again():

@@ -35,7 +35,7 @@ def lasting(seconds: float, what: TrialConfig) -> Trial:
 def picked_in(time_s: float, **more: object) -> tuple[TrialConfig, ...]:
     """Trials took 10 s. Yours and the small one had none."""
     trials = [lasting(10.0, what) for what in (LEADER, SECOND, AT_YOURS)]
-    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, trials, smallest=SMALL, time_s=time_s, **more)
+    return pick_finalists([LEADER, SECOND, AT_YOURS], YOURS, trials, smallest=SMALL, spare_s=time_s, **more)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,14 @@ def test_as_many_finalists_as_can_be_measured_twice(time_s: float, finalists: tu
     assert picked_in(time_s) == finalists
 
 
+def test_the_changed_one_and_what_one_would_type_have_all_that_is_left_of_the_budget() -> None:
+    trials = [lasting(10.0, LEADER), lasting(10.0, SECOND)]
+    able = {"changed": AT_YOURS, "typed": SMALL, "spare_s": 0.0}
+    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=80.0, **able) == (LEADER, YOURS, AT_YOURS, SMALL)
+    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=79.0, **able) == (LEADER, YOURS, AT_YOURS)
+    assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=59.0, **able) == (LEADER, YOURS)
+
+
 def test_what_was_not_tried_takes_what_the_model_expects() -> None:
     """A step of a batch of 64 took 20 s on two cores, where trials took 7 s."""
     assert picked_in(80.0, expected_s=lambda what: 30.0 if what == SMALL else 0.0) == (LEADER, YOURS, SECOND)
@@ -58,14 +66,14 @@ def test_what_was_not_tried_takes_what_the_model_expects() -> None:
 
 def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
     trials = [lasting(10.0, LEADER), lasting(10.0, SECOND), lasting(4.0, SMALL)]
-    assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, time_s=39.0) == (LEADER, SMALL)
+    assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, spare_s=39.0) == (LEADER, SMALL)
 
 
 def test_yours_is_foretold_by_the_trial_of_its_loader_under_another_recipe() -> None:
     tried = replace(YOURS, recipe=Recipe(memory_format="channels_last"))
     trials = [lasting(10.0, LEADER), lasting(3.0, tried), lasting(10.0, SECOND)]
-    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=46.0) == (LEADER, YOURS, SECOND)
-    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, time_s=45.0) == (LEADER, YOURS)
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, spare_s=46.0) == (LEADER, YOURS, SECOND)
+    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, spare_s=45.0) == (LEADER, YOURS)
 
 
 def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_not() -> None:
@@ -75,12 +83,12 @@ def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_n
 
 def test_where_yours_leads_a_rival_is_measured_beside_it_however_little_time_there_is() -> None:
     trials = [lasting(10.0, what) for what in (YOURS, SECOND)]
-    assert pick_finalists([YOURS, SECOND], YOURS, trials, time_s=0.0) == (YOURS, SECOND)
+    assert pick_finalists([YOURS, SECOND], YOURS, trials, spare_s=0.0) == (YOURS, SECOND)
 
 
 def test_what_was_measured_again_before_an_interruption_stays_a_finalist() -> None:
     trials = [lasting(10.0, what) for what in (LEADER, SMALL, YOURS)]
-    picked = pick_finalists([LEADER, SMALL, YOURS], YOURS, trials, time_s=0.0, kept=[YOURS, SMALL])
+    picked = pick_finalists([LEADER, SMALL, YOURS], YOURS, trials, spare_s=0.0, kept=[YOURS, SMALL])
     assert picked == (LEADER, YOURS, SMALL)
 
 
@@ -89,8 +97,20 @@ def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
     window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=300)
     run = replace(measured(1.0), windows=(window,), first_batch_s=1.0, seconds=50.0)
     trials = [Trial(number=n, config=what, origin="search", measurement=run) for n, what in enumerate(compiled)]
-    assert len(pick_finalists(compiled, None, trials, time_s=24.0)) == 2  # 6 s a run, twice
-    assert len(pick_finalists(compiled, None, trials, time_s=23.0)) == 1
+    assert len(pick_finalists(compiled, None, trials, spare_s=24.0)) == 2  # 6 s a run, twice
+    assert len(pick_finalists(compiled, None, trials, spare_s=23.0)) == 1
+
+
+def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> None:
+    """As it was on an H200."""
+    once = [(SECOND, measured(3885.0)), (SMALL, measured(5701.0)), (AT_YOURS, measured(2066.0))]
+    twice = [(YOURS, measured(345.0)), (LEADER, measured(4539.0)), (LEADER, measured(4626.0)), (YOURS, measured(509.0))]
+    trials = [trial(0, 3846.0, LEADER), trial(1, 3704.0, SECOND), trial(2, 5663.0, SMALL), trial(3, None, AT_YOURS)]
+    alone, beside = finalists([*once, *twice]), finalists([*once, *twice], trials)
+    assert [each.samples_per_s for each in beside] == [each.samples_per_s for each in alone]
+    assert pick_winner(alone, YOURS).config == YOURS, "two rounds of two were no proof of ten times"
+    assert pick_winner(beside, YOURS).config == LEADER
+    assert finalists(once, trials)[0].half_width_fraction is None, "nothing ran twice in the final"
 
 
 def test_nothing_is_sure_where_nothing_ran_twice() -> None:

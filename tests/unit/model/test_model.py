@@ -210,3 +210,12 @@ def test_the_slowest_resource_bounds_throughput_however_sharply(sharpness: float
     slowest = np.max(np.broadcast_arrays(*found.by_resource.values()), axis=0)
     assert np.all(found.seconds >= 0.999 * slowest)
     assert np.all(found.seconds <= 1.001 * slowest * 5 ** (1 / sharpness))
+
+
+def test_a_setting_that_cannot_compute_faster_promises_nothing_however_unsure_it_is() -> None:
+    machine, best, small = Machine(JOB), SPACE.index((64, 4, True, 1)), SPACE.index((16, 16, True, 0))
+    rate, make, device = machine.measure(best)
+    model = fitted(JOB, [(best, (1.6 * rate, make, device))])
+    points = points_of([SPACE[best], SPACE[small]])
+    assert propose(model, points, [0]).expected > 1e-4
+    assert propose(model, points, [0], at_most=model.most(points)).expected < 1e-6

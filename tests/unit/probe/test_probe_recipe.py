@@ -6,7 +6,7 @@ import pytest
 
 from loadtune.errors import NothingFitsError
 from loadtune.probe.recipe import Recipes, choose_recipes
-from loadtune.records import ComputePoint, Precision, Recipe, TrialFailure
+from loadtune.records import BatchTry, ComputePoint, FitReport, Precision, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 
@@ -47,6 +47,15 @@ def test_an_emulated_precision_is_dropped_with_its_figure() -> None:
     chosen = choose(FakeBench(Surface(compute_per_s={"fp32": 1000.0, "bf16": 100.0}), noise=0.0))
     assert set(by_precision(chosen)) == {"fp32"}
     assert "bf16 was left out: here a step takes 10.0 times" in chosen.notes[0]
+
+
+def test_what_a_first_step_loads_is_not_held_against_a_precision() -> None:
+    class LoadsKernels(FakeBench):
+        def try_batch(self, asked: BatchTry) -> FitReport:
+            report = FakeBench.try_batch(self, asked)
+            return replace(report, seconds=report.seconds + 5.0 * (asked.recipe.precision == "bf16"))
+
+    assert set(by_precision(choose(LoadsKernels(Surface(), noise=0.0)))) == {"fp32", "bf16"}
 
 
 def test_a_precision_that_fails_is_dropped_with_its_reason() -> None:
