@@ -179,11 +179,6 @@ class Measurement:
         return self._standing_still(sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows))
 
     @property
-    def copy_fraction(self) -> float | None:
-        """Share of wall time in copies to the device. One stream copies and computes, so copies delay compute."""
-        return self._at_work(_share([w.copy_s for w in self.windows], self.windows))
-
-    @property
     def compute_fraction(self) -> float | None:
         """Share of wall time in training steps. Near 1.0 the step is the bottleneck."""
         return self._at_work(_share([w.compute_s for w in self.windows], self.windows))

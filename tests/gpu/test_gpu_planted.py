@@ -27,10 +27,8 @@ PAGEABLE = LoaderConfig(batch_size=64, num_workers=8)
 )
 def test_what_was_planted_is_named(plant: Plant, resource: str, part: str | None, tmp_path: Path) -> None:
     found = judged(plant, choose_device(read_host(), "cuda"), tmp_path)
-    run, first = found.run, found.bottleneck.limits[0]
-    print(f"\n{plant.dataset} {plant.model}: {run.samples_per_s:.0f}/s, wait {run.wait_fraction:.0%}", end="")
-    print(f", copy {run.copy_fraction:.0%}, compute {run.compute_fraction:.0%}, idle {run.idle_fraction:.0%}", end="; ")
-    print(found.bottleneck)
+    first = found.bottleneck.limits[0]
+    print(f"\n{plant.dataset} {plant.model}: {found.run.samples_per_s:.0f}/s, {found.bottleneck}")
     assert first.resource == resource
     if part is not None:  # a single worker cannot be told from its sample in the training process
         assert max(first.shares, key=first.shares.__getitem__) == part

@@ -33,13 +33,12 @@ def measurement(*parts: tuple[float, float, float] | None) -> Measurement:
 
 def test_shares_are_of_all_windows() -> None:
     found = measurement((0.5, 1.0, 0.5), (0.0, 2.0, 0.0))
-    assert found.copy_fraction == pytest.approx(0.125)
     assert found.compute_fraction == pytest.approx(0.75)
 
 
 def test_what_was_not_measured_is_no_zero() -> None:
-    assert measurement(None).copy_fraction is None
-    assert measurement(None, (0.5, 1.0, 0.5)).copy_fraction == pytest.approx(0.25)
+    assert measurement(None).compute_fraction is None
+    assert measurement(None, (0.5, 1.0, 0.5)).compute_fraction == pytest.approx(0.5)
 
 
 def ten_batches(wait_s: float, ahead: tuple[float, float]) -> Window:
@@ -154,4 +153,3 @@ def test_the_devices_own_account_is_of_the_same_run_as_the_rate(left: float, num
     found = Measurement(windows=(window,), first_batch_s=1.0, seconds=12.0)
     assert found.samples_per_s == pytest.approx(num_made / 10)
     assert found.compute_fraction == pytest.approx(0.9 * num_made / 10)
-    assert found.copy_fraction == pytest.approx(0.04 * num_made / 10)
