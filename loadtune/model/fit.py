@@ -2,8 +2,8 @@
 
 The logarithm of a segment's throughput is modelled as ``m(setting, theta) + g(setting) + noise`` (Kennedy and
 O'Hagan, JRSS B 63, 2001): `resources.demands` with log-normal parameters, a Gaussian process ``g`` for what its form
-leaves out, and the spread between segments. Seconds of one worker, the device and the pinning thread, which a segment
-measures directly, are fitted along with it. The parameters are the maximum a posteriori
+leaves out, and the spread between segments. Seconds of one worker, the device and the pinning thread, and CPU seconds
+of the workers, which a segment measures directly, are fitted along with it. The parameters are the maximum a posteriori
 (`scipy.optimize.least_squares`), their uncertainty is Laplace's. How large ``g`` is, is not known: `SCALES` are
 weighted by their evidence.
 """
@@ -26,8 +26,9 @@ SCALE_PRIOR = (0.15, 0.35, 0.35, 0.15)
 SEGMENT_SD = 0.06
 """Of the logarithm of a rate, between segments of one setting."""
 
-PART_SD = 0.10
-"""Of the logarithm of such seconds: measured directly, under the conditions of that segment."""
+PART_SD, CPU_SD = 0.10, 0.25
+"""Of the logarithm of such seconds: measured directly, under the conditions of that segment. CPU seconds of workers
+hold what their start and their waiting take, too."""
 
 LENGTHS = (1.5, 1.2, 0.7)
 """Distances over which ``g`` changes: batch size in doublings, workers in doublings, pinned or not."""
@@ -48,6 +49,8 @@ class Segments:
     """Seconds a sample in which the device copied and computed."""
     pin_s: Array
     """Seconds a sample of the pinning thread."""
+    cpu_s: Array
+    """CPU seconds a sample of the workers. Where samples wait, their number is bounded by this alone."""
     num: Array
     """Segments that a rate is the mean of."""
 
@@ -108,7 +111,8 @@ class ThroughputModel:
             return _Fitted(scale, self._mean, np.diag(self._sd**2), math.log(weight), none, None, flat)
         total = scale**2 * kernel(seen.points, seen.points) + np.diag(SEGMENT_SD**2 / seen.num)
         lower, logs = cholesky(total, lower=True), np.log(seen.rates)
-        made, computed, pinned = (np.isfinite(part) for part in (seen.make_s, seen.device_s, seen.pin_s))
+        parts = (seen.make_s, seen.device_s, seen.pin_s, seen.cpu_s)
+        made, computed, pinned, loaded = (np.isfinite(part) for part in parts)
 
         def residuals(theta: Array) -> Array:
             found = demands(theta, self.job, seen.points)
@@ -116,7 +120,8 @@ class ThroughputModel:
             make = (np.log(seen.make_s[made]) - np.log(found.make[made])) / PART_SD
             device = (np.log(seen.device_s[computed]) - np.log(found.device[computed])) / PART_SD
             pin = (np.log(seen.pin_s[pinned]) - np.log(found.pin[..., pinned])) / PART_SD
-            return np.concatenate([rate, make, device, pin, (theta - self._mean) / self._sd])
+            cpu = (np.log(seen.cpu_s[loaded]) - np.log(found.cpu[..., loaded])) / CPU_SD
+            return np.concatenate([rate, make, device, pin, cpu, (theta - self._mean) / self._sd])
 
         def slopes(theta: Array) -> Array:
             found = demands(_around(theta), self.job, seen.points)
@@ -124,7 +129,8 @@ class ThroughputModel:
             make = -_slope(np.log(found.make))[made] / PART_SD
             device = -_slope(np.log(found.device))[computed] / PART_SD
             pin = -_slope(np.log(found.pin[..., pinned])) / PART_SD
-            return np.concatenate([rate, make, device, pin, np.diag(1 / self._sd)])
+            cpu = -_slope(np.log(found.cpu[..., loaded])) / CPU_SD
+            return np.concatenate([rate, make, device, pin, cpu, np.diag(1 / self._sd)])
 
         solution = least_squares(residuals, start, slopes, max_nfev=30, x_scale=self._sd, ftol=1e-4, xtol=1e-4)
         covariance = np.linalg.inv(solution.jac.T @ solution.jac)

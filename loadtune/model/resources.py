@@ -191,6 +191,8 @@ class Demands(NamedTuple):
     device: Array
     pin: Array
     """Of the pinning thread; 0 where there is none."""
+    cpu: Array
+    """CPU seconds of the workers; 0 where there are none."""
     compute: Array
     """Of training steps without a loader: nothing trains faster."""
 
@@ -276,4 +278,5 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
             },
             "device": {"computing": alone_s, "copying": copy_s, "synchronizing": waits_s},
         }
-    return Demands(each, parts, seconds, make, device_s, each["pinning"], compute)
+    cpu = np.where(in_process, 0.0, loads_s + send_s)
+    return Demands(each, parts, seconds, make, device_s, each["pinning"], cpu, compute)

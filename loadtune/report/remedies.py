@@ -60,8 +60,10 @@ def kept_code(result: TuningResult) -> tuple[Section, ...]:
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
     """One sentence: what all changes that gain bring together, over the best alone. Empty: none gains."""
     found, best = result.remedies, result.best
-    if found is None or best is None or found.config is None or found.gain is None:
+    if found is None or best is None or found.gain is None:
         return ()
+    if found.config is None:
+        return _may_gain(result, found)
     kept = [each for each in found.tried if each.kept]
     rate = rate_text(found.samples_per_s)
     of = "" if result.config.objective == "samples-per-s" else " in samples/J"
@@ -97,13 +99,25 @@ def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
     return f" and {', '.join(parts)}" if parts else ""
 
 
+def _may_gain(result: TuningResult, found: Remedies) -> tuple[str, ...]:
+    """What was measured faster and is not proven so. Empty: it was not faster."""
+    changed = next((each for each in result.finalists if each.config.remedies), None)
+    if changed is None or found.gain is None or found.gain.ratio < 1.0:
+        return ()
+    titles = [each.title for each in found.tried if each.name in changed.config.remedies]
+    gain = gain_text(found.gain.ratio, found.gain.low, found.gain.high)
+    return (
+        f"Not proven: changing your code gained {gain} in {counted(len(changed.runs), 'run')}: {'; '.join(titles)}.",
+    )
+
+
 def _without_gain(found: Remedies) -> tuple[str, ...]:
-    """What was measured and is not sure to gain, in one sentence. Empty: there is none."""
-    if found.config is not None or found.gain is None or not found.tried:
+    """What was measured and did not gain, in one sentence. Empty: there is none."""
+    if found.config is not None or found.gain is None or found.gain.ratio >= 1.0 or not found.tried:
         return ()
     names = " and ".join(map(remedy_text, found.tried[0].config.remedies))
     gain = gain_text(found.gain.ratio, found.gain.low, found.gain.high)
-    return (f"No change of the code was found to gain: {names}, {gain}.",)
+    return (f"No change of the code gained: {names}, {gain}.",)
 
 
 def _not_tried(found: Remedies) -> tuple[str, ...]:

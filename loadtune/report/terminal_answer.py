@@ -40,7 +40,8 @@ def terminal_answer(result: TuningResult, report: Path, resume_command: str | No
     head, more = _wrapped(head), _wrapped(beside)
     if len(head) + len(more) + len(code) <= CODE_END:
         head, more = [*head, *more], []
-    below = _wrapped(f"{changed} {_EXPORT}" for changed in best_with_changes(result)) + more
+    code_of = _EXPORT if result.remedies is not None and result.remedies.config is not None else "Code: in the report."
+    below = _wrapped(f"{changed} {code_of}" for changed in best_with_changes(result)) + more
     end = [] if resume_command is None else [f"To continue: {resume_command}"]
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
@@ -135,7 +136,7 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     labels = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
     labels |= {} if winner is None else {winner.config: "best"}
     labels |= {} if result.yours is None else {result.yours: "baseline"}
-    labels |= {} if result.remedies is None or result.remedies.config is None else {result.remedies.config: _CHANGE}
+    labels |= {found.config: _CHANGE for found in result.finalists if found.config.remedies}
     places = ["best", "baseline", *labels.values(), _CHANGE, ""]
     rows = [_row(result, found, labels.get(found.config, "")) for found in result.finalists if found.runs]
     rows = sorted(rows, key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]

@@ -17,6 +17,9 @@ from loadtune.records import (
     WorkloadFacts,
 )
 
+WAITS = 1.5
+"""Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""
+
 
 def job_of(
     facts: WorkloadFacts,
@@ -70,6 +73,7 @@ def segments_of(trials: Sequence[tuple[TrialConfig, Measurement]], rates: Sequen
         make_s=np.array([_make_s(config, measured) for config, measured in trials]),
         device_s=np.array([_device_s(measured) for _, measured in trials]),
         pin_s=np.array([_pin_s(config, measured) for config, measured in trials]),
+        cpu_s=np.array([_cpu_s(config, measured, job) for config, measured in trials]),
         num=np.ones(len(trials)),
     )
 
@@ -105,3 +109,12 @@ def _pin_s(config: TrialConfig, measured: Measurement) -> float:
     if not num_pinned or not config.loader.pin_memory or not config.loader.num_workers:
         return float("nan")
     return sum(window.seconds for window in busy) / num_pinned / config.batch_size
+
+
+def _cpu_s(config: TrialConfig, measured: Measurement, job: Job) -> float:
+    """CPU seconds a sample of the workers; NaN where there are none, it was not read, or samples hardly wait: then
+    `_make_s` is as much."""
+    seen, hardly_waits = measured.telemetry, job.sample_s < WAITS * job.sample_cpu_s
+    if not config.loader.num_workers or hardly_waits or seen is None or not seen.workers_cpu_cores:
+        return float("nan")
+    return seen.workers_cpu_cores / measured.samples_per_s

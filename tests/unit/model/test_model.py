@@ -55,7 +55,8 @@ class Machine:
 def fitted(job: Job, seen: list[tuple[int, tuple[float, float, float]]]) -> ThroughputModel:
     rates, makes, devices = (np.array(column) for column in zip(*(each for _, each in seen), strict=True))
     points = points_of([SPACE[index] for index, _ in seen])
-    return ThroughputModel(job, Segments(points, rates, makes, devices, np.full(len(seen), np.nan), np.ones(len(seen))))
+    unseen = np.full(len(seen), np.nan)
+    return ThroughputModel(job, Segments(points, rates, makes, devices, unseen, unseen, np.ones(len(seen))))
 
 
 def searched(machine: Machine, most: int = 12) -> tuple[ThroughputModel, int, int]:

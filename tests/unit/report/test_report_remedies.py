@@ -100,9 +100,7 @@ def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
 
 
 def test_where_nothing_gains_one_line_says_so_and_there_is_no_code_to_keep() -> None:
-    assert detailed(without_gain()).lines[0] == (
-        "No change of the code was found to gain: forkserver, 0.99× (0.96–1.02)."
-    )
+    assert detailed(without_gain()).lines[0] == ("No change of the code gained: forkserver, 0.99× (0.96–1.02).")
     assert kept_code(without_gain()) == ()
     assert page_view(without_gain()).with_changes is None
 
