@@ -105,7 +105,7 @@ def by_loadtune(played: Played, most: int, chance: random.Random) -> tuple[int, 
             Trial(number=number, config=asked.config, origin=asked.origin, measurement=drawn, predicted=asked.predicted)
         )
         number += 1
-    ranked = [each.config for each in search.ranked()]
+    ranked = search.ranked()
     return number, list(dict.fromkeys(each for each in (*ranked[:2], search.highest(), search.smallest()) if each))
 
 

@@ -14,7 +14,7 @@ from loadtune.calibration import find_ceiling
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
 from loadtune.objects import Job, pack_job, refuse_recursion
-from loadtune.probe.step_limit import StepLimit
+from loadtune.probe.tries import StepLimit
 from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
 from loadtune.seams import Bench
 

@@ -1,11 +1,12 @@
 """What limits the winner, and what would help: the throughput model fitted to all that a run measured."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from scipy.special import bdtrc
 
+from loadtune.final.winner import as_finalist
 from loadtune.late_batches import usually_late
 from loadtune.model.answers import allowed, change, explained, formed, limits, predicted
 from loadtune.model.fit import ThroughputModel
@@ -56,7 +57,8 @@ class Known:
 
 def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
     """Of the winner; it has to be among what was measured."""
-    model = model_of(known)
+    rates = [measurement.samples_per_s for _, measurement in known.measured]
+    model = ThroughputModel(known.job, segments_of(known.measured, rates, known.job))
     here = points_at([winner.config], known.job)
     tested = [trial for trial in known.trials if trial.predicted is not None and trial.measurement is not None]
     num_missed = sum(not _held(trial, known.objective) for trial in tested)
@@ -79,17 +81,12 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
     )
 
 
-def model_of(known: Known) -> ThroughputModel:
-    """Fitted to all that a run measured."""
-    rates = [measurement.samples_per_s for _, measurement in known.measured]
-    return ThroughputModel(known.job, segments_of(known.measured, rates, known.job))
-
-
 def _held(trial: Trial, objective: Objective) -> bool:
     found, measured = trial.predicted, trial.measurement
     assert found is not None
     assert measured is not None
-    return found.low <= measured.score(objective) <= found.high
+    rate = measured.samples_per_s if objective == "samples-per-s" else measured.score(objective)  # as it was predicted
+    return found.low <= rate <= found.high
 
 
 def _misses(num_missed: int, num_predicted: int) -> bool:
@@ -97,20 +94,19 @@ def _misses(num_missed: int, num_predicted: int) -> bool:
 
 
 def _changes(known: Known, model: ThroughputModel, config: TrialConfig) -> tuple[PredictedChange, ...]:
+    job, twice = known.job, _with_workers(config, 2 * config.loader.num_workers)
+    halved = replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
+    candidates: list[tuple[ChangeKind, TrialConfig, Job]] = [
+        ("twice_the_cores", twice, replace(job, num_cores=2 * job.num_cores)),
+        ("half_the_loading", config, halved),
+    ]
     found = list[PredictedChange]()
-    for kind, to, job in _candidates(known, config):
-        rate, gain, _ = change(model, points_at([config], known.job), points_at([to], known.job), job)
+    for kind, to, changed_job in candidates:
+        rate, gain, _ = change(model, points_at([config], job), points_at([to], job), changed_job)
         if gain.value >= WORTH:
             changed = PredictedChange(kind=kind, num_workers=to.loader.num_workers, samples_per_s=rate, gain=gain)
             found.append(changed)
     return tuple(sorted(found, key=lambda each: -each.gain.value))
-
-
-def _candidates(known: Known, config: TrialConfig) -> Iterator[tuple[ChangeKind, TrialConfig, Job]]:
-    job, workers = known.job, config.loader.num_workers
-    twice = _with_workers(config, 2 * workers)
-    yield "twice_the_cores", twice, replace(job, num_cores=2 * job.num_cores)
-    yield "half_the_loading", config, replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
 
 
 def _with_workers(config: TrialConfig, num_workers: int) -> TrialConfig:
@@ -119,8 +115,7 @@ def _with_workers(config: TrialConfig, num_workers: int) -> TrialConfig:
 
 def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Nothing is run for it. Without a winner, or with one in a precision that was not searched, nothing is named."""
-    winner = next((f for f in run.finalists if run.best is not None and f.config == run.best.config), None)
-    searched = search.space
+    winner, searched = as_finalist(run.best, run.finalists), search.space
     if winner is None or winner.config.precision not in searched.recipes:
         return
     own, top = winner.config.loader.num_workers, max(searched.num_workers)

@@ -8,11 +8,10 @@ from pathlib import Path
 from loadtune.contention import free_bytes, gpu_of
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
 from loadtune.host import read_alloc_conf
-from loadtune.probe.compiling import COMPILE_SHARE, compile_recipes, compiling_seconds
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe, verifying_seconds
-from loadtune.probe.recipe import LARGE, STEP_S, choose_recipes
-from loadtune.probe.step_limit import StepLimit
+from loadtune.probe.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
+from loadtune.probe.tries import StepLimit
 from loadtune.records import (
     MEMORY_FORMATS,
     CeilingLimit,
@@ -203,9 +202,9 @@ def verify_memory(run: Run, facts: WorkloadFacts, search: Search) -> None:
     stays where the probe itself fails.
     """
     ranked = [] if run.confirmed else search.ranked()
-    precision = ranked[0].config.precision if ranked else None
+    precision = ranked[0].precision if ranked else None
     predicted = next((c for c in run.ceilings if c.precision == precision and not c.verified), None)
-    if predicted is None or any(p.fits and p.batch_size >= ranked[0].config.batch_size for p in predicted.probes):
+    if predicted is None or any(p.fits and p.batch_size >= ranked[0].batch_size for p in predicted.probes):
         return
     if verifying_seconds(predicted) > min(VERIFY_AT_MOST * run.config.time_budget_s, run.spare_s):
         run.note(

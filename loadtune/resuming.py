@@ -45,8 +45,7 @@ def restore(kept: Resumable, run: Run, *, reopen: bool) -> None:
     run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
     before = counted(len(kept.trials), "trial")
     run.note(f"{_RESUMED}, with {before} measured before. The time taken is that of this part alone.")
-    for note in (*(note for ceiling in run.ceilings for note in ceiling.notes), *_notes(run)):
-        run.note(note)
+    run.note(*(note for ceiling in run.ceilings for note in ceiling.notes), *_notes(run))
 
 
 def check_same_workload(then: WorkloadFacts, now: WorkloadFacts) -> None:

@@ -30,7 +30,7 @@ from loadtune.records import (
     Window,
     Winner,
 )
-from loadtune.records.confirmed import is_barred
+from loadtune.records.confirmed import Failed, is_barred
 from loadtune.run_file import Resumable, write_run
 from loadtune.seams import Bench, Clock, Listener, Sensor
 
@@ -122,10 +122,19 @@ class Run(Resumable):
         return [trial for number, trial in enumerate(self.trials) if counts(number, trial)]
 
     @property
+    def tried(self) -> list[tuple[TrialConfig, Measurement]]:
+        """The segments that the search measured."""
+        return [(trial.config, trial.measurement) for trial in self.trials if trial.measurement is not None]
+
+    @property
+    def failed(self) -> list[Failed]:
+        """The trials of the search that failed."""
+        return [(trial.config, trial.failure) for trial in self.trials if trial.failure is not None]
+
+    @property
     def timed(self) -> list[tuple[TrialConfig, Measurement]]:
         """All segments that were measured, of the search and of the final."""
-        tried = [(trial.config, trial.measurement) for trial in self.trials if trial.measurement is not None]
-        return tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
+        return self.tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
 
     # Time
 
@@ -159,7 +168,7 @@ class Run(Resumable):
 
     @property
     def answer_until_s(self) -> float:
-        """The same of the second run of those that the answer is made of."""
+        """The same of the second round."""
         return self.until(1 - LAST_SHARE)
 
     @contextmanager
@@ -181,10 +190,10 @@ class Run(Resumable):
             self.early_notes = tuple(self.notes)
         write_run(self, self.folder)
 
-    def note(self, *sentences: str) -> None:
-        """Keep what the user should read before trusting the answer, and show it now."""
+    def note(self, *sentences: str | None) -> None:
+        """Keep what the user should read before trusting the answer, and show it now. None: there is nothing to say."""
         for sentence in sentences:
-            if sentence not in self.notes:
+            if sentence is not None and sentence not in self.notes:
                 self.notes.append(sentence)
                 self.tell(sentence, warning=True)
 
@@ -210,9 +219,9 @@ class Run(Resumable):
         listener = self.listener
         if listener is None:
             return
-        leader = self._leader()
-        best = leader.measurement if leader else None
-        by_energy = self.config.objective == "samples-per-joule"
+        objective = self.config.objective
+        best_config, best = max(self.tried, key=lambda each: each[1].score(objective), default=(None, None))
+        by_energy = objective == "samples-per-joule"
         progress = Progress(
             stage=self.stage_name,
             message=message,
@@ -223,7 +232,7 @@ class Run(Resumable):
             current_samples_per_s=rate,
             best_samples_per_s=best.samples_per_s if best else None,
             best_samples_per_joule=best.samples_per_joule if best and by_energy else None,
-            best_config=leader.config if leader else None,
+            best_config=best_config,
             reading=self.latest(),
             has_gpu=self.device.kind == "cuda",
             left_s=max(0.0, self.left_s),
@@ -260,8 +269,3 @@ class Run(Resumable):
             remedies=self.remedies,
             notes=tuple(self.notes),
         )
-
-    def _leader(self) -> Trial | None:
-        measured = [t for t in self.trials if t.measurement]
-        objective = self.config.objective
-        return max(measured, key=lambda t: t.measurement.score(objective) if t.measurement else 0.0, default=None)

@@ -6,13 +6,14 @@ growth that goes on.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from loadtune.bench.short_ram import GROWTH_ADVICE
-from loadtune.records import Measurement, MemoryReading, TrialConfig
+import numpy as np
+
+from loadtune.bench.exits import GROWTH_ADVICE
+from loadtune.records import Measurement, TrialConfig
 from loadtune.records.intervals import students_t
 from loadtune.run import Run
 from loadtune.units import bytes_text, count_text, counted, percent_text, seconds_text
@@ -54,11 +55,11 @@ def memory_growth(timed: Iterable[tuple[TrialConfig, Measurement]], *, of_worker
     """
     own = [measured for config, measured in timed if (config.loader.num_workers > 0) == of_workers]
     steps = [step for measured in own for step in _later_steps(measured, of_workers=of_workers)]
-    samples = math.fsum(step.num_samples for step in steps)
+    samples = math.fsum(num for num, _ in steps)
     if len(steps) < 2 or samples <= 0:
         return None
-    rate = math.fsum(step.grown_bytes for step in steps) / samples
-    squares = math.fsum((step.grown_bytes - rate * step.num_samples) ** 2 / step.num_samples for step in steps)
+    rate = math.fsum(grown_bytes for _, grown_bytes in steps) / samples
+    squares = math.fsum((grown_bytes - rate * num) ** 2 / num for num, grown_bytes in steps)
     error = math.sqrt(squares / (len(steps) - 1) / samples)
     return MemoryGrowth(
         of_workers=of_workers,
@@ -68,43 +69,25 @@ def memory_growth(timed: Iterable[tuple[TrialConfig, Measurement]], *, of_worker
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """From one reading to the next."""
+def _later_steps(measured: Measurement, *, of_workers: bool) -> list[tuple[float, int]]:
+    """From one reading of the later half to the next: samples that were trained on, bytes that memory grew by.
 
-    num_samples: float
-    grown_bytes: int
-
-
-def _later_steps(measured: Measurement, *, of_workers: bool) -> list[_Step]:
-    """Of the later half. A step in which workers came or went says nothing of growth."""
-    seen = measured.telemetry
+    In a window samples are trained on at its mean rate. A step in which workers came or went says nothing of growth.
+    """
+    seen, begun_s = measured.telemetry, measured.windows[0].start_s
     if seen is None:
         return []
-    begun_s = measured.windows[0].start_s
     later = [reading for reading in seen.memory if reading.after_s >= seen.seconds / 2]
+    ends_s = [0.0, *(window.end_s - begun_s for window in measured.windows)]
+    at_ends = np.cumsum([0, *(window.num_samples for window in measured.windows)])
+    trained = np.interp([reading.after_s for reading in later], ends_s, at_ends).tolist()
+    held = [reading.workers_bytes if of_workers else reading.main_bytes for reading in later]
     steps = [
-        _Step(
-            _trained_at(measured, begun_s + after.after_s) - _trained_at(measured, begun_s + before.after_s),
-            _held(after, of_workers) - _held(before, of_workers),
-        )
-        for before, after in pairwise(later)
+        (trained[at + 1] - trained[at], held[at + 1] - held[at])
+        for at, (before, after) in enumerate(pairwise(later))
         if before.num_workers == after.num_workers
     ]
-    return [step for step in steps if step.num_samples > 0]
-
-
-def _held(reading: MemoryReading, of_workers: bool) -> int:
-    return reading.workers_bytes if of_workers else reading.main_bytes
-
-
-def _trained_at(measured: Measurement, at_s: float) -> float:
-    """Samples trained on by this moment: in a window at its mean rate."""
-    ends = [window.end_s for window in measured.windows]
-    index = min(bisect_right(ends, at_s), len(ends) - 1)
-    window = measured.windows[index]
-    before: Sequence[int] = [each.num_samples for each in measured.windows[:index]]
-    return sum(before) + window.num_samples * min(1.0, max(0.0, (at_s - window.start_s) / window.seconds))
+    return [step for step in steps if step[0] > 0]
 
 
 def data_source(measured: Iterable[Measurement], sample_bytes: int) -> str | None:
@@ -137,20 +120,17 @@ def tell_growth(run: Run) -> None:
     if grown:  # the same dataset: where it keeps objects in workers, it keeps them without workers too
         run.note(_sentence(run, grown[0], length))
         return
-    failures = [trial.failure for trial in run.trials if trial.failure]
+    failures = [failure for _, failure in run.failed]
     failures += [failure for finalist in run.finalists for failure in finalist.failures]
     ended = [failure for failure in failures if failure.grown_bytes is not None]
     worst = max(ended, key=lambda failure: failure.grown_bytes or 0, default=None)
-    if worst is not None:
-        run.note(worst.message)
+    run.note(None if worst is None else worst.message)
 
 
 def tell_source(run: Run) -> None:
     """A note where samples were read from files."""
     sample_bytes = run.facts.sample_bytes if run.facts else 0
-    said = data_source((measured for _, measured in run.timed), sample_bytes)
-    if said is not None:
-        run.note(said)
+    run.note(data_source((measured for _, measured in run.timed), sample_bytes))
 
 
 def _sentence(run: Run, fit: MemoryGrowth, length: int | None) -> str:

@@ -14,7 +14,6 @@ from loadtune.arguments import check, python_names
 from loadtune.bench import BenchClient
 from loadtune.bottleneck import name_bottleneck
 from loadtune.calibration import calibrate, start, verify_memory
-from loadtune.endings import ended_text, overrun
 from loadtune.errors import DeviceError, OutOfTimeError, ResultError
 from loadtune.final.confirmation import confirmation
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
@@ -27,10 +26,11 @@ from loadtune.run import Run
 from loadtune.run_file import RUN_FILE, read_run
 from loadtune.seams import Bench, Clock, Listener, Sensor
 from loadtune.search.codes import changes
+from loadtune.search.notes import hung
 from loadtune.search.searching import study
 from loadtune.search.span import space
 from loadtune.trends import tell_growth, tell_source
-from loadtune.units import bytes_text, counted
+from loadtune.units import bytes_text, counted, seconds_text
 
 if TYPE_CHECKING:
     import torch
@@ -160,21 +160,14 @@ def tune_on(
 
     `host` and `host_now` are the whole machine's, also where the run is one rank of several.
     """
-    ranks, whole_now = config.ranks_per_node, host_now or (lambda: host)
+    ranks = config.ranks_per_node
     rank = rank_facts(host, ranks)
+
+    def rank_now() -> HostFacts:
+        return rank_facts(host_now() if host_now else host, ranks)
+
     with owned(folder):
-        run = Run(
-            config,
-            rank,
-            device,
-            __version__,
-            clock,
-            bench,
-            sensor,
-            folder,
-            lambda: rank_facts(whole_now(), ranks),
-            listener,
-        )
+        run = Run(config, rank, device, __version__, clock, bench, sensor, folder, rank_now, listener)
         bench.finish_by(clock.now() + run.left_s)
         if resume:
             restore(read_run(folder), run, reopen=reopen)
@@ -231,9 +224,34 @@ def _tell(run: Run) -> None:
             raise OutOfTimeError(message, phase=end.phase, stuck=end.stuck) from None
 
 
+def ended_text(run: Run, end: OutOfTimeError) -> str:
+    """Why the run was cut short. A larger budget is advised only where nothing hung."""
+    budget, failed = seconds_text(run.config.time_budget_s), hung(run)
+    if end.stuck is not None:
+        return (
+            f"the time budget of {budget} ended: {end.stuck}. Every sample has to return or raise: look for a lock, a "
+            f"download or a read without a timeout. The stacks are at the end of {run.folder / LOG_FILE}"
+        )
+    if failed:
+        last = failed[-1].message.rstrip(".")
+        return f"the time budget of {budget} ended after {counted(len(failed), 'trial')} hung: {last}"
+    if run.facts is None:
+        return (
+            f"the time budget of {budget} ended before the workload was built and had trained a first step (phase "
+            f"{end.phase or 'start'}). Importing torch and the workload's own code counts. Give a larger --time-budget"
+        )
+    if not any(trial.measurement for trial in run.trials):
+        return (
+            f"the time budget of {budget} ended before anything was measured. The workload took "
+            f"{seconds_text(run.stage_seconds.get('start', 0.0))} to build. Give a larger --time-budget"
+        )
+    stage = "confirmation" if run.stage_name == "confirm" else f"{run.stage_name} stage"
+    return f"the time budget of {budget} ended in the {stage}. A larger --time-budget lets the run finish"
+
+
 def _keep(run: Run) -> TuningResult:
     """Write what was found, unless the run had an answer before it was resumed, and has no other: that one stands."""
-    overrun(run)
+    _note_overrun(run)
     run.aside("Whether memory grows was not found out", lambda: tell_growth(run))
     run.aside("Where samples came from was not found out", lambda: tell_source(run))
     before = result_in(run.folder) if run.is_resumed and run.best is None else None
@@ -242,6 +260,16 @@ def _keep(run: Run) -> TuningResult:
         run.note(f"The answer of {before.created} is kept: {RESULT_FILE} and {PAGE_FILE} are unchanged.{since}")
         return run.result()
     return run.result() if run.is_as_it_was else _write(run)
+
+
+def _note_overrun(run: Run) -> None:
+    """Say so where a run took longer than it was given: requests end in time, ending their process may take seconds."""
+    spent, budget = seconds_text(run.config.time_budget_s - run.left_s), seconds_text(run.config.time_budget_s)
+    if run.left_s >= 0 or spent == budget:
+        return
+    longest = sorted(run.stage_seconds.items(), key=lambda stage: -stage[1])[:2]
+    named = " and ".join(f"{name} ({seconds_text(seconds)})" for name, seconds in longest)
+    run.note(f"The run took {spent}, more than its time budget of {budget}. The longest stages were {named}.")
 
 
 def _write(run: Run) -> TuningResult:

@@ -6,14 +6,16 @@ A process takes seconds to import torch. Whatever is about answers, not about pr
 import multiprocessing
 import os
 import threading
+from types import SimpleNamespace
 
-from loadtune.bench.server import serve
+from loadtune.bench.session import serve
 
 
 class BenchInThread:
     """What `BenchClient` needs of a `BenchProcess`. Nobody may kill it, and it has no log."""
 
     pid = os.getpid()
+    log = SimpleNamespace(size=lambda: 0, cut=lambda: None, tail=lambda num_lines=0: "")
 
     def __init__(self, device, log_path, scratch, cores=()):
         self.connection, theirs = multiprocessing.Pipe()
@@ -37,11 +39,3 @@ class BenchInThread:
 
     def loading(self):
         return ()
-
-    def bound_log(self): ...
-
-    def log_size(self):
-        return 0
-
-    def log_tail(self, num_lines=0):
-        return ""

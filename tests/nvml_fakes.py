@@ -44,7 +44,7 @@ class FakeNvml:
         self.num_inits += 1
 
     def nvmlSystemGetDriverVersion(self):
-        return b"580.95"
+        return "580.95"
 
     def nvmlDeviceGetCount(self):
         return len(UUIDS)
@@ -87,7 +87,7 @@ class FakeNvml:
         return [SimpleNamespace(pid=812, usedGpuMemory=200), SimpleNamespace(pid=9, usedGpuMemory=None)]
 
     def nvmlSystemGetProcessName(self, pid):
-        names = {812: "/opt/conda/bin/python3", 813: b"/opt/Brow\xffser/chrome --type=gpu"}
+        names = {812: "/opt/conda/bin/python3", 813: "/opt/Browser/chrome --type=gpu"}
         if pid not in names:
             raise FakeNvmlError(NOT_FOUND)
         return names[pid]

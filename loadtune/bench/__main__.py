@@ -24,7 +24,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
     atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is
     os.set_inheritable(samples, False)  # workers have it by fork or by name, programs that the dataset starts do not
-    from loadtune.bench.server import serve  # imports torch
+    from loadtune.bench.session import serve  # imports torch
     from loadtune.stream.sample_table import SampleTable
 
     serve(Connection(socket), SampleTable(samples))

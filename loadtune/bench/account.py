@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.allocator_log import AllocatorLog
-from loadtune.bench.blocks import Claim, Event, Kind, Mark, PeakLines, StepHistory, lines_of
+from loadtune.bench.blocks import Claim, Event, Kind, Mark, PeakLines, lines_of
 from loadtune.bench.failures import classify_error
-from loadtune.bench.line import Line
 from loadtune.bench.memory import DeviceMemory
+from loadtune.bench.protocol import Line
 from loadtune.bench.training import Trainer
 from loadtune.records import MEMORY_KINDS, MemoryLines
 from loadtune.workload import Batch, tensors_of
@@ -47,13 +47,8 @@ class StepMeter:
     """Measures one trainer's step and forward pass on one batch. The trainer is closed by it."""
 
     def __init__(self, trainer: Trainer, batch: Batch, memory: DeviceMemory, log: AllocatorLog, line: Line) -> None:
-        self._trainer, self._batch, self._memory, self._log, self._line = (
-            trainer,
-            batch,
-            memory,
-            log,
-            line,
-        )
+        self._trainer, self._batch, self._memory = trainer, batch, memory
+        self._log, self._line = log, line
         self._watch: _StepWatch | None = None
 
     def keep(self, tensor: torch.Tensor) -> None:
@@ -133,7 +128,7 @@ class StepMeter:
         kept: list[Claim] = [
             Claim(end, event.address, "workspace_bytes") for event in events[end:] if not event.num_bytes
         ]
-        return lines_of(watch.history(standing, events[:end], kept))
+        return watch.lines(standing, events[:end], kept)
 
     def _claim_owned(self, watch: "_StepWatch") -> None:
         for kind, tensors in owned(self._trainer, self._batch):
@@ -184,9 +179,8 @@ class _StepWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
             if tensor.device.type == self._log.device.type and tensor.layout == torch.strided:
                 self._claims.append(Claim(position, tensor.untyped_storage().data_ptr(), kind))
 
-    def history(self, standing: dict[int, int], events: list[Event], more: list[Claim]) -> StepHistory:
-        claims = (*self._claims, *more)
-        return StepHistory(standing=standing, events=events, claims=claims, ops=self._ops, marks=self._marks)
+    def lines(self, standing: dict[int, int], events: list[Event], more: list[Claim]) -> PeakLines:
+        return lines_of(standing, events, (*self._claims, *more), self._ops, self._marks)
 
     def _mark(self) -> Mark:
         self._marks.append(self._log.mark())

@@ -1,44 +1,90 @@
-"""The books that CUDA's caching allocator keeps of a step, behind a seam: tests bring their own.
-
-Comes in: a device. Goes out: events, counters, the blocks that stand. A module of its own because nothing else of an
-account asks the device.
-"""
+"""What CUDA's caching allocator tells of a step: events, counters, the blocks that stand."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from loadtune.bench.allocations import MAX_EVENTS, history_kept, history_of
 from loadtune.bench.blocks import Event, Mark
 from loadtune.errors import BenchError
+from loadtune.host import read_alloc_conf
+from loadtune.records import AllocationTrace
+
+# Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
+MAX_EVENTS = 400_000
 
 
-class AllocatorLog(Protocol):
-    """What is asked of an allocator while a step runs. Positions count events since `kept` was entered."""
-
-    device: torch.device
-
-    def kept(self) -> AbstractContextManager[None]: ...
-
-    def mark(self) -> Mark: ...
-
-    def standing(self) -> dict[int, int]:
-        """Address → bytes asked for, of every block in use."""
-        ...
-
-    def events(self) -> list[Event]:
-        """All since `kept` was entered. Raises BenchError where some are missing."""
-        ...
-
-    def give_back_workspaces(self) -> None:
-        """What libraries keep from one operation to the next goes back to the allocator."""
-        ...
+@contextmanager
+def history_kept() -> Iterator[None]:
+    """PyTorch keeps the allocator's history meanwhile: one a process, which a user's own would share."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=MAX_EVENTS)
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
-class CudaAllocatorLog:
-    """Of one CUDA device, under PyTorch's native allocator."""
+def history_of(device: torch.device) -> list[dict[str, Any]]:
+    """What the allocator did on this device, oldest first; cut off at `MAX_EVENTS`."""
+    snapshot = torch.cuda.memory._snapshot(device)
+    history: list[dict[str, Any]] = snapshot["device_traces"][device.index or 0]
+    return history
+
+
+class AllocationRecorder:
+    """Marks where steps begin; afterwards holds the trace. None: the device or the allocator's settings give none."""
+
+    def __init__(self, device: torch.device, batch_size: int, *, on: bool) -> None:
+        self.trace: AllocationTrace | None = None
+        self._device, self._batch_size = device, batch_size
+        self._marks: list[int] = []
+        self._on = on and device.type == "cuda" and read_alloc_conf() is None
+
+    def mark(self) -> None:
+        """A training step begins."""
+        if self._on:
+            torch.cuda.synchronize(self._device)
+            self._marks.append(len(history_of(self._device)))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record within this context."""
+        if not self._on:
+            yield
+            return
+        idle_bytes = torch.cuda.memory_reserved(self._device)
+        with history_kept():
+            begun = len(history_of(self._device))
+            yield
+            torch.cuda.synchronize(self._device)
+            history = history_of(self._device)
+        if len(history) < MAX_EVENTS:  # else its beginning was overwritten
+            events, starts = compact_events(history[begun:], [mark - begun for mark in self._marks])
+            self.trace = AllocationTrace(
+                batch_size=self._batch_size, idle_bytes=idle_bytes, events=events, step_starts=starts
+            )
+
+
+def compact_events(history: list[dict[str, Any]], marks: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """PyTorch's history as an `AllocationTrace`'s events, and where in them the marked places are."""
+    events: list[int] = []
+    starts: list[int] = []
+    numbers: dict[int, int] = {}  # address → number of the request that lives there
+    num_requests = 0
+    for at, entry in enumerate(history):
+        starts += [len(events)] * (at in marks)
+        if entry["action"] == "alloc":
+            num_requests += 1
+            numbers[entry["addr"]] = num_requests
+            events.append(entry["size"])
+        elif entry["action"] == "free_completed" and entry["addr"] in numbers:
+            events.append(-numbers.pop(entry["addr"]))
+    return tuple(events), tuple(starts)
+
+
+class AllocatorLog:
+    """Of one CUDA device, under PyTorch's native allocator. Positions count events since `kept` was entered."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,13 +106,20 @@ class CudaAllocatorLog:
         return Mark(count["allocated"] + count["freed"] - self._start, handed_out - asked_for)
 
     def standing(self) -> dict[int, int]:
-        snapshot = torch.cuda.memory._snapshot(self.device)
-        return standing_blocks(snapshot["segments"], self.device.index or 0)
+        """Address → bytes asked for, of every block in use."""
+        snapshot, own = torch.cuda.memory._snapshot(self.device), self.device.index or 0
+        blocks = (block for segment in snapshot["segments"] if segment["device"] == own for block in segment["blocks"])
+        return {block["address"]: block["requested_size"] for block in blocks if block["state"] == "active_allocated"}
 
     def events(self) -> list[Event]:
+        """All since `kept` was entered. Raises BenchError where some are missing."""
         torch.cuda.synchronize(self.device)
         history = history_of(self.device)
-        events = counted_events(history[self._begun :])
+        events = [  # those that the allocator counts: a request to give back lowers what is in use
+            Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0)
+            for entry in history[self._begun :]
+            if entry["action"] in ("alloc", "free_requested")
+        ]
         if len(history) >= MAX_EVENTS or len(events) != self.mark().position:
             raise BenchError(
                 f"PyTorch's history of the allocator holds {len(events)} events where its counters say "
@@ -75,26 +128,6 @@ class CudaAllocatorLog:
         return events
 
     def give_back_workspaces(self) -> None:
+        """What libraries keep from one operation to the next goes back to the allocator."""
         torch.cuda.synchronize(self.device)
         torch._C._cuda_clearCublasWorkspaces()
-
-
-def standing_blocks(segments: list[dict[str, Any]], device_index: int) -> dict[int, int]:
-    """Of `torch.cuda.memory._snapshot`: those that a tensor or a library has."""
-    return {
-        block["address"]: block["requested_size"]
-        for segment in segments
-        if segment["device"] == device_index
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
-
-
-def counted_events(history: list[dict[str, Any]]) -> list[Event]:
-    """Those that the allocator counts: asked for and given back; a request to give back lowers what is in use."""
-    actions = ("alloc", "free_requested")
-    return [
-        Event(entry["addr"], entry["size"] if entry["action"] == "alloc" else 0)
-        for entry in history
-        if entry["action"] in actions
-    ]

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -27,62 +26,41 @@ class Parts:
     idle_s: float = 0.0
 
 
-class Marks(Protocol):
-    """Passed in this order in every step; `cut` after the synchronisation that ends a window."""
-
-    def copying(self) -> None:
-        """A batch is in hand and will be copied to the device."""
-        ...
-
-    def stepping(self) -> None:
-        """It was copied, or the copy was launched; the step begins."""
-        ...
-
-    def stepped(self) -> None:
-        """The step is done, or launched."""
-        ...
-
-    def cut(self) -> Parts:
-        """What was passed since the last cut."""
-        ...
-
-
-def marks_for(device: torch.device) -> Marks:
-    """Those of this device; made right after a synchronisation, when the first window begins."""
-    if device.type == "cuda":
-        return DeviceMarks(_timing_event, torch.cuda.current_stream(device))  # looked up once, not at each mark
-    return HostMarks()
-
-
-def _timing_event() -> torch.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 class HostMarks:
-    """The host's clock: right where the host itself does the work."""
+    """The host's clock: right where the host itself does the work.
+
+    Each step passes `copying`, `stepping` and `stepped`, in this order.
+    """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._last, self._parts = now, now(), Parts()
 
     def copying(self) -> None:
-        self._parts.idle_s += self._lap()
+        """A batch is in hand and will be copied to the device."""
+        self._passed("idle_s")
 
     def stepping(self) -> None:
-        self._parts.copy_s += self._lap()
+        """It was copied, or the copy was launched; the step begins."""
+        self._passed("copy_s")
 
     def stepped(self) -> None:
-        self._parts.compute_s += self._lap()
+        """The step is done, or launched."""
+        self._passed("compute_s")
 
     def cut(self) -> Parts:
+        """What was passed since the last cut; called after the synchronisation that ends a window."""
         done, self._parts = self._parts, Parts()
         return done
 
-    def _lap(self) -> float:
+    def _passed(self, part: str) -> None:
         last, self._last = self._last, self._now()
-        return self._last - last
+        self._add(part, self._last - last)
+
+    def _add(self, part: str, seconds: float) -> None:
+        setattr(self._parts, part, getattr(self._parts, part) + seconds)
 
 
-class DeviceMarks:
+class DeviceMarks(HostMarks):
     """Events in a chain: the device's time from each to the next is one part of a step.
 
     Events come from a bounded pool and go back to it when they were read: at a cut, or earlier where a window has more
@@ -101,22 +79,12 @@ class DeviceMarks:
         self._last_read.record(stream)
         self._chain: deque[tuple[str, torch.Event]] = deque()
 
-    def copying(self) -> None:
-        self._record("idle_s")
-
-    def stepping(self) -> None:
-        self._record("copy_s")
-
-    def stepped(self) -> None:
-        self._record("compute_s")
-
     def cut(self) -> Parts:
         while self._chain:
             self._read_oldest()
-        done, self._parts = self._parts, Parts()
-        return done
+        return super().cut()
 
-    def _record(self, part: str) -> None:
+    def _passed(self, part: str) -> None:
         if len(self._chain) >= self._most:
             # Of the oldest of many steps: while the host waits for it the device has the others to do.
             self._chain[0][1].synchronize()
@@ -127,6 +95,14 @@ class DeviceMarks:
 
     def _read_oldest(self) -> None:
         part, event = self._chain.popleft()
-        setattr(self._parts, part, getattr(self._parts, part) + self._last_read.elapsed_time(event) / 1000)
+        self._add(part, self._last_read.elapsed_time(event) / 1000)
         self._free.append(self._last_read)
         self._last_read = event
+
+
+def marks_for(device: torch.device) -> HostMarks:
+    """Those of this device; made right after a synchronisation, when the first window begins."""
+    if device.type != "cuda":
+        return HostMarks()
+    stream = torch.cuda.current_stream(device)  # looked up once, not at each mark
+    return DeviceMarks(lambda: torch.cuda.Event(enable_timing=True), stream)  # type: ignore[no-untyped-call]

@@ -5,7 +5,8 @@ that it can be tested without one.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -48,20 +49,7 @@ class Mark(NamedTuple):
 
     position: int
     slack_bytes: int
-    """ExportContext out beyond what was asked for, in all blocks alive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepHistory:
-    """One step, as the allocator and the step's own tensors tell it. Positions and claims rise."""
-
-    standing: Mapping[int, int]
-    """Address → bytes asked for, of the blocks that were there before."""
-    events: Sequence[Event]
-    claims: Sequence[Claim]
-    ops: Sequence[tuple[int, int]]
-    """Events before each operation began, and before it ended."""
-    marks: Sequence[Mark]
+    """Handed out beyond what was asked for, in all blocks alive."""
 
 
 class PeakLines(NamedTuple):
@@ -83,36 +71,42 @@ class _Block:
             self.kind = kind
 
 
-def lines_of(history: StepHistory) -> PeakLines:
-    """What is nobody's, and outlives the operation that asked for it, is on none of the lines."""
-    blocks = _blocks(history)
-    _mark_workspace(blocks, history.ops)
-    return _play(blocks, len(history.events), history.marks)
+def lines_of(
+    standing: Mapping[int, int],
+    events: Sequence[Event],
+    claims: Sequence[Claim],
+    ops: Sequence[tuple[int, int]],
+    marks: Sequence[Mark],
+) -> PeakLines:
+    """Of one step, as the allocator and the step's own tensors tell it. Positions and claims rise.
+
+    ``standing``: address → bytes asked for, of the blocks that were there before. ``ops``: events before each operation
+    began, and before it ended. What is nobody's, and outlives the operation that asked for it, is on none of the lines.
+    """
+    blocks = _blocks(standing, events, claims)
+    _mark_workspace(blocks, ops)
+    return _play(blocks, len(events), marks)
 
 
 def _strength(kind: Kind) -> int:
     return _WEAK.index(kind) if kind in _WEAK else len(_WEAK)
 
 
-def _blocks(history: StepHistory) -> list[_Block]:
+def _blocks(standing: Mapping[int, int], events: Sequence[Event], claims: Sequence[Claim]) -> list[_Block]:
     """All of them, each with what it was claimed for."""
-    alive = {address: _Block(count, born=-1) for address, count in history.standing.items()}
+    alive = {address: _Block(count, born=-1) for address, count in standing.items()}
     blocks = list(alive.values())
-    claims = iter(history.claims)
-    claim = next(claims, None)
-    for at in range(len(history.events) + 1):
-        while claim is not None and claim.position <= at:
+    coming = deque(claims)
+    for at, event in enumerate((*events, None)):
+        while coming and coming[0].position <= at:
+            claim = coming.popleft()
             if claim.address in alive:
                 alive[claim.address].claim(claim.kind)
-            claim = next(claims, None)
-        if at == len(history.events):
-            break
-        address, num_bytes = history.events[at]
-        if num_bytes:
-            alive[address] = _Block(num_bytes, born=at)
-            blocks.append(alive[address])
-        elif address in alive:
-            alive.pop(address).gone = at
+        if event is not None and event.num_bytes:
+            alive[event.address] = _Block(event.num_bytes, born=at)
+            blocks.append(alive[event.address])
+        elif event is not None and event.address in alive:
+            alive.pop(event.address).gone = at
     return blocks
 
 
@@ -127,46 +121,26 @@ def _mark_workspace(blocks: Iterable[_Block], ops: Sequence[tuple[int, int]]) ->
 
 
 def _play(blocks: Sequence[_Block], num_events: int, marks: Sequence[Mark]) -> PeakLines:
+    """Bytes by kind, at their largest and when all together were at theirs."""
     changes: dict[int, list[tuple[int, _Block]]] = {}
     for block in blocks:
         changes.setdefault(block.born, []).append((1, block))
         if block.gone is not None:
             changes.setdefault(block.gone, []).append((-1, block))
-    meter = _Meter(iter(marks))
+    now: dict[str, int] = {"workspace_bytes": 0, "rounding_bytes": 0}
+    largest, at_peak, coming = dict(now), dict(now), deque(marks)
+    total = peak = small = 0
     for at in range(-1, num_events):
         for sign, block in changes.get(at, ()):
-            meter.add(sign, block)
-        meter.note(at + 1)
-    return PeakLines(_lines(meter.largest), _lines(meter.at_peak))
-
-
-class _Meter:
-    """Bytes by kind, now, at their largest and when all together were at theirs."""
-
-    def __init__(self, marks: Iterator[Mark]) -> None:
-        self.largest: dict[str, int] = {"workspace_bytes": 0, "rounding_bytes": 0}
-        self.at_peak: dict[str, int] = {}
-        self._marks, self._mark = marks, next(marks, None)
-        self._now: dict[str, int] = {"workspace_bytes": 0, "rounding_bytes": 0}
-        self._total = self._peak = self._small = 0
-
-    def add(self, sign: int, block: _Block) -> None:
-        count = block_bytes(block.asked_bytes)
-        self._total += sign * count
-        self._small += sign * (count - block.asked_bytes)
-        if block.kind is not None:
-            self._now[block.kind] = self._now.get(block.kind, 0) + sign * count
-
-    def note(self, position: int) -> None:
-        """So many events have been played."""
-        while self._mark is not None and self._mark.position <= position:
-            self._now["rounding_bytes"] = self._mark.slack_bytes - self._small
-            self._mark = next(self._marks, None)
-        for kind, count in self._now.items():
-            self.largest[kind] = max(self.largest.get(kind, 0), count)
-        if self._total > self._peak:
-            self._peak, self.at_peak = self._total, dict(self._now)
-
-
-def _lines(counted: Mapping[str, int]) -> MemoryLines:
-    return MemoryLines(**counted)
+            count = block_bytes(block.asked_bytes)
+            total += sign * count
+            small += sign * (count - block.asked_bytes)
+            if block.kind is not None:
+                now[block.kind] = now.get(block.kind, 0) + sign * count
+        while coming and coming[0].position <= at + 1:
+            now["rounding_bytes"] = coming.popleft().slack_bytes - small
+        for kind, count in now.items():
+            largest[kind] = max(largest.get(kind, 0), count)
+        if total > peak:
+            peak, at_peak = total, dict(now)
+    return PeakLines(MemoryLines(**largest), MemoryLines(**at_peak))

@@ -14,6 +14,7 @@ MAX_BYTES = 1 << 20
 _HEAD_BYTES, _TAIL_BYTES = MAX_BYTES // 4, MAX_BYTES // 2
 LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its beginning and its newest part]\n"
 _TAIL_READ_BYTES = 131_072
+TAIL_LINES = 40
 
 
 class BoundedLog:
@@ -31,7 +32,7 @@ class BoundedLog:
         except OSError:
             return 0
 
-    def tail(self, num_lines: int) -> str:
+    def tail(self, num_lines: int = TAIL_LINES) -> str:
         """The last lines of this part."""
         try:
             with self._path.open("rb") as log:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-from loadtune.bench.exits import classify_exit, exit_text, hang_text
+from loadtune.bench.exits import classify_exit, exit_text, hang_text, ram_failure
+from loadtune.bench.lifeline import Scratch
 from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess
 from loadtune.bench.protocol import (
     COMPILING,
@@ -24,17 +26,13 @@ from loadtune.bench.protocol import (
     Refused,
     Request,
     Stop,
-    Streamed,
     TimeCompute,
     TimeTraining,
-    Value,
     failed_value,
 )
-from loadtune.bench.scratch import Scratch
-from loadtune.bench.short_ram import loader_of, ram_failure
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
 from loadtune.host.memory import read_oom_kills
-from loadtune.host.ram_guard import RamGuard, RamShort
+from loadtune.host.processes import RamGuard, RamShort
 from loadtune.records import (
     BatchTry,
     ComputePoint,
@@ -56,6 +54,8 @@ from loadtune.records import (
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 
+_Value = TypeVar("_Value")
+
 # Importing torch, opening a CUDA context and reading a large dataset's index were seen to take up to a minute.
 _BUILD_HANG_S = 180.0
 _BUILDING = ("start", "build")
@@ -63,7 +63,8 @@ _BEFORE_REQUESTS = (*_BUILDING, "samples")
 # Of one forward or backward pass. Both of a ResNet-50 took 30 to 50 s on 16 cores; few cores and larger models take
 # many times that, and the compiler gives no sign of life.
 _COMPILING_HANG_S = 600.0
-# How often silence and death are looked at; an answer ends the wait at once.
+_LEAST_HANG_S = {**dict.fromkeys(_BUILDING, _BUILD_HANG_S), COMPILING: _COMPILING_HANG_S}
+# Between two looks for silence and death; an answer ends the wait at once.
 _POLL_S = 0.1
 # A bench that dies this often in a row before it has built the workload will not do better the next time.
 _MAX_FAILED_STARTS = 2
@@ -140,50 +141,42 @@ class BenchClient:
     def describe(self) -> WorkloadFacts:
         """Build the workload and train one small batch of it; asked once, then remembered."""
         if self._facts is None:
-            value = self._ask(Describe())
+            value = self._ask(Describe(), WorkloadFacts)
             if isinstance(value, TrialFailure) and value.kind == "crash":
-                value = self._ask(Describe())  # a start can fail for reasons that pass
+                value = self._ask(Describe(), WorkloadFacts)  # a start can fail for reasons that pass
             raise_for_the_user(value)
             if isinstance(value, TrialFailure):
                 raise _not_described(value)
-            assert isinstance(value, WorkloadFacts)
             self._facts = value
         return self._facts
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         """Time steps on one resident batch."""
-        value = self._ask(TimeCompute(recipe=recipe, batch_size=batch_size, seconds=seconds))
-        assert isinstance(value, (ComputePoint, TrialFailure))
-        return value
+        return self._ask(TimeCompute(recipe=recipe, batch_size=batch_size, seconds=seconds), ComputePoint)
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
-        value = self._ask(asked)
+        value = self._ask(asked, FitReport)
         assert isinstance(value, FitReport)
         return value
 
     def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         """Where the memory of one training step goes, measured; a CPU keeps no books of it: unsupported."""
-        value = self._ask(asked)
-        assert isinstance(value, (StepAccount, TrialFailure))
-        return value
+        return self._ask(asked, StepAccount)
 
     def time_training(self, config: TrialConfig, window_s: float, watch: Watch) -> TrainingRun | TrialFailure:
         """Train on real batches until ``watch`` says enough; what it raises ends the bench and is raised again."""
         watched = _Watched(watch)
-        value = self._ask(TimeTraining(config=config, window_s=window_s), watched)
-        assert isinstance(value, (TrainingRun, TrialFailure))
+        value = self._ask(TimeTraining(config=config, window_s=window_s), TrainingRun, watched)
         if isinstance(value, TrainingRun):  # windows that ended while the stop was on its way do not count
             return dataclasses.replace(value, windows=value.windows[: watched.num_windows])
         return value
 
     def examine(self, config: TrialConfig, names: tuple[str, ...]) -> tuple[Examined, ...] | TrialFailure:
         """Apply these remedies, compare samples, and time loading with and without each."""
-        value = self._ask(Examine(config=config, names=names))
-        assert isinstance(value, (tuple, TrialFailure))
-        return value
+        return self._ask(Examine(config=config, names=names), tuple)
 
-    def _ask(self, request: Request, watch: "_Watched | None" = None) -> Value:
+    def _ask(self, request: Request, kind: type[_Value], watch: "_Watched | None" = None) -> _Value | TrialFailure:
         started = time.monotonic()
         if started >= self._until_s:
             raise OutOfTimeError("The time budget is spent.")
@@ -191,27 +184,33 @@ class BenchClient:
         assert self._process is not None
         try:
             self._process.send(request)
-            reply = self._await(self._process, watch, guarded=loader_of(request) is not None)
+            reply = self._await(self._process, watch, guarded=isinstance(request, TimeTraining))
         except BaseException:  # Ctrl-C, or the watch raised: a half-answered bench is of no more use
             self._end()
             raise
         if isinstance(reply, RamShort):
-            reply = self._ended_for_ram(reply, request, watch)
+            self._end()
+            assert isinstance(request, TimeTraining), "no other request is guarded"
+            trained, sample_bytes = watch.num_samples if watch else 0, self._facts.sample_bytes if self._facts else None
+            reply = ram_failure(reply, request.config.loader, self._phase, trained, sample_bytes)
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
-            return failed_value(request, reply, time.monotonic() - started)
-        self._failed_starts, self._oom_kills = 0, read_oom_kills()
-        if isinstance(reply, Refused):
-            raise reply.to_error()
-        if not reply.healthy:
-            self._end()
-        return reply.value
+            value = failed_value(request, reply, time.monotonic() - started)
+        else:
+            self._failed_starts, self._oom_kills = 0, read_oom_kills()
+            if isinstance(reply, Refused):
+                raise reply.to_error()
+            if not reply.healthy:
+                self._end()
+            value = reply.value
+        assert isinstance(value, (kind, TrialFailure))
+        return value
 
     def _await(
         self, process: BenchProcess, watch: "_Watched | None", *, guarded: bool
     ) -> Answer | Refused | TrialFailure | RamShort:
         """The request's one reply. Everything that arrives on the way is a sign of life."""
-        silent_since, log_size, still = time.monotonic(), process.log_size(), Stillness()
+        silent_since, log_size, still = time.monotonic(), process.log.size(), Stillness()
         guard: RamGuard | None = None
         while True:
             exited = process.has_exited()  # asked before receiving: what it still said is read first
@@ -219,7 +218,7 @@ class BenchClient:
             now = time.monotonic()
             if isinstance(message, (Answer, Refused)):
                 return message
-            process.bound_log()
+            process.log.cut()
             if message is None and exited:
                 return self._died(process)
             if guarded and guard is None and self._phase not in _BEFORE_REQUESTS:
@@ -228,67 +227,50 @@ class BenchClient:
                 return short
             if message is None:
                 still.look(process.loading(), now)
-                if self._phase in _BUILDING and process.log_size() != log_size:
-                    silent_since, log_size = now, process.log_size()
+                if self._phase in _BUILDING and process.log.size() != log_size:
+                    silent_since, log_size = now, process.log.size()
             else:
-                self._hear(process, message, watch)
+                if isinstance(message, Phase):
+                    self._phase = message.name
+                elif watch is not None and watch.is_last(message.window):
+                    process.send(Stop())
                 still = Stillness()  # whatever it was loading when it was last looked at has returned since, or is new
-            stuck = still.longest(now, self._stuck_s(now - silent_since))
+            sample_s = 0.0 if self._facts is None else self._facts.sample_s
+            stuck_s = max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * (now - silent_since))
+            stuck = still.longest(now, stuck_s)
             if now >= self._until_s:
                 raise self._out_of_time(process, *stuck)
             if message is not None:
                 silent_since = now
-            elif now - silent_since > self._patience_s():
+            elif now - silent_since > max(self._hang_s, _LEAST_HANG_S.get(self._phase, 0.0)):
                 return self._hung(process, now - silent_since, *stuck)
 
-    def _hear(self, process: BenchProcess, message: Phase | Streamed, watch: "_Watched | None") -> None:
-        if isinstance(message, Phase):
-            self._phase = message.name
-        elif watch is not None and watch.is_last(message.window):
-            process.send(Stop())
-
-    def _stuck_s(self, silence_s: float) -> float:
-        sample_s = 0.0 if self._facts is None else self._facts.sample_s
-        return max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * silence_s)
-
-    def _patience_s(self) -> float:
-        least = _BUILD_HANG_S if self._phase in _BUILDING else _COMPILING_HANG_S if self._phase == COMPILING else 0.0
-        return max(self._hang_s, least)
-
-    def _ended_for_ram(self, short: RamShort, request: Request, watch: "_Watched | None") -> TrialFailure:
-        self._end()
-        loader, trained = loader_of(request), watch.num_samples if watch else 0
-        assert loader is not None, "no other request is guarded"
-        return ram_failure(short, loader, self._phase, trained, self._facts.sample_bytes if self._facts else None)
-
     def _died(self, process: BenchProcess) -> TrialFailure:
-        phase = self._phase
         returncode = self._end()
         assert returncode is not None
-        now, words = read_oom_kills(), process.log_tail(LAST_WORDS_LINES)
+        now, words = read_oom_kills(), process.log.tail(LAST_WORDS_LINES)
         kills = None if now is None or self._oom_kills is None else now - self._oom_kills
         own = next((f" while it loaded {samples_text(each)}" for each in process.loading() if each.worker is None), "")
         message = f"The training process {exit_text(returncode, oom_kills=kills, log=words)}{own}."
         kind = classify_exit(returncode, oom_kills=kills, log=words)
-        return TrialFailure(kind=kind, phase=phase, message=message, log_tail=process.log_tail())
+        return TrialFailure(kind=kind, phase=self._phase, message=message, log_tail=process.log.tail())
 
     def _hung(self, process: BenchProcess, silence_s: float, stuck: Sequence[Loading], stuck_s: float) -> TrialFailure:
-        phase = self._phase
         self._end_with_stacks(process, stuck)
         message = f"The training process gave no sign of life for {silence_s:.0f} s, and was ended."
         if stuck:
             ended = "; the training process was ended." if stuck[0].worker is not None else ", which was ended."
             message = did_not_return_text(stuck, stuck_s) + ended
-        message += hang_text(process.log_tail(LAST_WORDS_LINES))
-        return TrialFailure(kind="hang", phase=phase, message=message, log_tail=process.log_tail(_STACKS_LINES))
+        message += hang_text(process.log.tail(LAST_WORDS_LINES))
+        log_tail = process.log.tail(_STACKS_LINES)
+        return TrialFailure(kind="hang", phase=self._phase, message=message, log_tail=log_tail)
 
     def _out_of_time(self, process: BenchProcess, stuck: Sequence[Loading], stuck_s: float) -> OutOfTimeError:
-        phase = self._phase
         if stuck:
             self._end_with_stacks(process, stuck)
         self._end()
         named = did_not_return_text(stuck, stuck_s) if stuck else None
-        return OutOfTimeError(f"The time budget ended ({phase}).", phase=phase, stuck=named)
+        return OutOfTimeError(f"The time budget ended ({self._phase}).", phase=self._phase, stuck=named)
 
     def _end_with_stacks(self, process: BenchProcess, stuck: Sequence[Loading]) -> None:
         """The stack of one worker that loads is enough: it is the user's code that is looked for."""

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from loadtune.bench.line import Line
-from loadtune.bench.protocol import COMPILING
+from loadtune.bench.protocol import COMPILING, Line
 
 # Graphs of one function that PyTorch keeps: batch sizes × precisions × layouts × blocks of the model, which all may
 # share it. Past its own limit of 8 it goes on without compiling and says so in a log; past this one it raises.

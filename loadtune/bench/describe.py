@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from loadtune.bench.line import Line
+from loadtune.bench.failures import classify_error
 from loadtune.bench.memory import DeviceMemory
+from loadtune.bench.protocol import Line
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.errors import WorkloadError
@@ -20,9 +21,11 @@ from loadtune.workload import (
     RandomSamples,
     Workload,
     cause,
+    class_dimension,
     code_of,
     is_pair,
     last_line,
+    model_logits,
     num_bytes,
     num_classes_of_output,
     sample_shape,
@@ -32,6 +35,8 @@ from loadtune.workload import (
     torchvision_version,
     user_traceback,
 )
+
+_OF_MEMORY = ("oom", "host_oom")
 
 
 def check_labels(batch: Batch, num_classes: int) -> None:
@@ -85,7 +90,7 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
-        if is_memory_error(error):
+        if classify_error(error) in _OF_MEMORY:
             raise
         like = f"a batch of samples like {sample_text(sample)}"
         named = cause(error)
@@ -116,13 +121,6 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
     if not workload.own_loss:
         return advice
     return f"{advice} If the loss takes other targets than class indices, give output_shape, the shape of one target."
-
-
-def is_memory_error(error: BaseException) -> bool:
-    """Whether memory, not the model, is what was wrong."""
-    from loadtune.bench.failures import classify_error
-
-    return classify_error(error) in ("oom", "host_oom")
 
 
 def describe(
@@ -182,7 +180,7 @@ def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
         trainer.step(samples.resident(1, trainer))
         trainer.synchronize()
     except (ValueError, TypeError, RuntimeError, IndexError, AssertionError, WorkloadError) as error:
-        if is_memory_error(error):
+        if classify_error(error) in _OF_MEMORY:
             raise
         return 2
     return 1
@@ -194,3 +192,34 @@ def _precisions(device: Device) -> tuple[Precision, ...]:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         return ("fp32", "fp16", "bf16")
     return ("fp32", "fp16")
+
+
+_NUM_SAMPLES = 2  # batch normalisation over vectors refuses one
+
+
+def match_random_targets(workload: Workload, model: ResidentModel) -> None:
+    """Have random samples bring the targets that the model's own output asks for, from one forward pass.
+
+    Raises WorkloadError where the model does not take samples of that shape. Does nothing to real datasets, and where
+    the shape of the targets was given.
+    """
+    samples = workload.dataset
+    if not isinstance(samples, RandomSamples) or samples.output_shape is not None:
+        return
+    if workload.make_step is not None or not (workload.answers_with_logits or workload.own_batches):
+        samples.num_classes = workload.num_classes
+        return
+    if workload.own_batches:
+        samples.num_classes = workload.spec.num_classes or 0
+    model.reset("contiguous")
+    inputs = torch.stack([samples[index][0] for index in range(_NUM_SAMPLES)]).to(model.device)
+    # A function of model and batch may call the model in another way: then the number of classes is not known.
+    errors = contextlib.suppress(Exception) if workload.own_batches else model_errors(workload, samples[0])
+    with errors, torch.no_grad():
+        output = model.module(inputs)
+        if not (workload.own_loss or workload.own_batches):
+            logits = model_logits(output)
+            class_dimension(logits, logits.new_empty((_NUM_SAMPLES, *logits.shape[2:])))  # raises where there are none
+            samples.take_targets_of(logits)
+        elif isinstance(output, torch.Tensor) and output.dim() > 1:  # the likeliest; who needs others brings a dataset
+            samples.take_targets_of(output)

@@ -1,6 +1,5 @@
 """Batches of the workload without end, from a loader whose settings change while the training loop goes on."""
 
-import dataclasses
 import math
 import multiprocessing
 import time
@@ -24,7 +23,7 @@ from loadtune.workload import Batch, Endless, LoaderParts, NamedCollate, Workloa
 _T = TypeVar("_T")
 
 # From a connection that a dying worker closed until its death can be seen.
-_DEATH_S = 1.0
+_DEATH_S = 5.0
 # For the workers of the configuration before to be gone.
 _ENDED_S = 10.0
 # Patience with workers that are in the middle of a batch nobody wants, all of them together.
@@ -81,12 +80,7 @@ class EndlessLoader:
     """
 
     def __init__(
-        self,
-        workload: Workload,
-        config: LoaderConfig,
-        *,
-        number: int = 0,
-        table: SampleTable | None = None,
+        self, workload: Workload, config: LoaderConfig, *, number: int = 0, table: SampleTable | None = None
     ) -> None:
         """``table``: says which samples are being loaded, to whoever else can read it."""
         seed = workload.spec.seed + number
@@ -94,15 +88,12 @@ class EndlessLoader:
         self._batch_size_is_free = parts.batch_size_is_free and not parts.batched_fetch
         self._is_stream = parts.is_iterable
         self._parts = parts
-        loader = parts.make(
-            config,
-            **({"drop_last": True} if parts.batch_size_is_free else {}),
-            **_drawn(workload, seed),
-            **(
-                {} if parts.batched_fetch or parts.batches_are_ready else {"collate_fn": NamedCollate(parts.collate_fn)}
-            ),
-            generator=torch.Generator().manual_seed(seed),
-        )
+        given = _drawn(workload, seed)
+        if parts.batch_size_is_free:
+            given["drop_last"] = True
+        if not (parts.batched_fetch or parts.batches_are_ready):
+            given["collate_fn"] = NamedCollate(parts.collate_fn)
+        loader = parts.make(config, **given, generator=torch.Generator().manual_seed(seed))
         self._loader = SwitchingLoader(
             loader, table=table, sample_error=note_index, on_trial=False, max_blocked_s=math.inf
         )
@@ -119,10 +110,6 @@ class EndlessLoader:
         self._waits = [_Waited() for _ in range(config.num_workers)]
         self._position = 0
         self._first_s: float | None = None
-
-    @property
-    def num_workers(self) -> int:
-        return self.config.num_workers
 
     def start(self) -> SwitchingIterator:
         """Start the workers, where they are not running."""
@@ -147,13 +134,9 @@ class EndlessLoader:
         Whether workers persist cannot change, and means nothing in an epoch without an end.
         """
         iterator, begun_s = self.start(), time.monotonic()
-        changes: dict[str, Any] = {
-            "num_workers": config.num_workers,
-            "pin_memory": config.pin_memory,
-            "prefetch_factor": config.prefetch_factor,
-            "in_order": config.in_order,
-            **({"batch_size": config.batch_size} if self._batch_size_is_free else {}),
-        }
+        names = ["num_workers", "pin_memory", "prefetch_factor", "in_order"]
+        names += ["batch_size"] if self._batch_size_is_free else []
+        changes: dict[str, Any] = {name: getattr(config, name) for name in names}
         # Restarted also for equal settings: workers differ from pool to pool, which runs have to show.
         switch = self._starting(lambda: self._loader.switch(restart=True, **changes))
         if switch is not None:
@@ -191,8 +174,9 @@ class EndlessLoader:
         """None: there is no further one."""
         try:
             return next(batches, None)
-        except (OSError, EOFError) as error:
-            if self._waits and not str(error).startswith("Caught "):  # as an exception out of a worker does
+        except (OSError, EOFError, RuntimeError) as error:
+            closed = not isinstance(error, RuntimeError) or "ancdata" in str(error)  # what a closed socket gives
+            if self._waits and closed and not str(error).startswith("Caught "):  # as an exception out of a worker does
                 _raise_worker_end()
             raise
 
@@ -218,8 +202,10 @@ class EndlessLoader:
     def shares(self) -> tuple[WorkerShare, ...]:
         """What each worker did so far. Empty: there are none, or they have no clocks, as those of a stream."""
         return tuple(
-            dataclasses.replace(
-                WorkerShare(num_made=times.num_timed, made_s=times.made_s, max_made_s=times.max_made_s),
+            WorkerShare(
+                num_made=times.num_timed,
+                made_s=times.made_s,
+                max_made_s=times.max_made_s,
                 num_batches=waits.num_batches,
                 wait_s=waits.wait_s,
                 max_wait_s=waits.max_wait_s,
@@ -233,9 +219,8 @@ class EndlessLoader:
 
     def close(self) -> None:
         """End the workers."""
-        self._loader.close(
-            patience_s=_PATIENCE_S
-        )  # while the iterator is there: by itself it ends as patiently as torch
+        # While the iterator is there: by itself it ends as patiently as torch.
+        self._loader.close(patience_s=_PATIENCE_S)
         self._iterator = None
 
 

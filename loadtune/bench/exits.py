@@ -1,10 +1,12 @@
-"""What the bench's exit status means for a trial. The controller's side, so it needs no torch."""
+"""What an end of the bench means for a trial: its exit status, or that it took the RAM. Needs no torch."""
 
 import re
 import signal
 
 from loadtune.host.memory import SHM_ADVICE
-from loadtune.records import FailureKind
+from loadtune.host.processes import RamShort
+from loadtune.records import FailureKind, LoaderConfig, TrialFailure
+from loadtune.units import bytes_text
 
 # What C++ and OpenMP write with their last breath when memory is refused outside of any `try`. Only words that nobody
 # survives: the log may also hold the traceback of an allocation that failed and was answered.
@@ -16,7 +18,6 @@ _DYING_OF_MEMORY = re.compile(
     r"|Fatal Python error: .*(MemoryError|out of memory)",
     re.IGNORECASE,
 )
-_LIKELY = ": killed, most likely for lack of host memory"
 
 
 def classify_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> FailureKind:
@@ -26,23 +27,32 @@ def classify_exit(returncode: int, *, oom_kills: int | None = None, log: str = "
     SIGKILL is most likely its own. `log` is what the process wrote last, with the stacks that Python's fault handler
     adds.
     """
-    if returncode == -signal.SIGKILL:
-        return "crash" if oom_kills == 0 else "host_oom"
-    if returncode == -signal.SIGBUS:
-        return "shm"
-    return "host_oom" if _died_of_memory(returncode, log) else "crash"
+    return _cause(returncode, oom_kills, log)[0]
 
 
 def exit_text(returncode: int, *, oom_kills: int | None = None, log: str = "") -> str:
     """How the process ended, for people: ``was ended by SIGABRT``."""
     if returncode == -signal.SIGKILL and oom_kills == 0:
         return "was killed by SIGKILL, not by the kernel for lack of memory"
-    cause = _cause(returncode, oom_kills, log)
+    why = _cause(returncode, oom_kills, log)[1]
     if returncode >= 0:
-        return f"exited with code {returncode}{cause}"
+        return f"exited with code {returncode}{why}"
     number = -returncode
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"was ended by {name}{cause}"
+    return f"was ended by {name}{why}"
+
+
+def _cause(returncode: int, oom_kills: int | None, log: str) -> tuple[FailureKind, str]:
+    if returncode == -signal.SIGKILL:
+        if oom_kills is None:
+            return "host_oom", ": killed, most likely for lack of host memory"
+        return ("host_oom", ": killed by the kernel for lack of host memory") if oom_kills else ("crash", "")
+    if returncode == -signal.SIGBUS:
+        return "shm", f" ({SHM_ADVICE})"
+    # C++ ends by an abort, OpenMP by an exit
+    if (returncode == -signal.SIGABRT or returncode > 0) and _DYING_OF_MEMORY.search(log):
+        return "host_oom", ": an allocation of host memory was refused"
+    return "crash", ""
 
 
 def hang_text(log: str) -> str:
@@ -52,14 +62,32 @@ def hang_text(log: str) -> str:
     return ""
 
 
-def _cause(returncode: int, oom_kills: int | None, log: str) -> str:
-    if returncode == -signal.SIGKILL:
-        return ": killed by the kernel for lack of host memory" if oom_kills else _LIKELY
-    if returncode == -signal.SIGBUS:
-        return f" ({SHM_ADVICE})"
-    return ": an allocation of host memory was refused" if _died_of_memory(returncode, log) else ""
+GROWTH_ADVICE = (
+    "The usual cause is a dataset that keeps Python objects on itself, such as a list that __getitem__ appends to, or "
+    "a cache without a limit. Keep nothing of a sample once it is returned."
+)
+COPY_ADVICE = (
+    "Another cause are large Python lists or dicts in the dataset: workers started by fork copy them as they read "
+    "them. Keep such data in a NumPy array or a tensor."
+)
 
 
-def _died_of_memory(returncode: int, log: str) -> bool:
-    """By an abort or an exit: C++ ends with the one, OpenMP with the other."""
-    return (returncode == -signal.SIGABRT or returncode > 0) and bool(_DYING_OF_MEMORY.search(log))
+def ram_failure(
+    short: RamShort, loader: LoaderConfig, phase: str, num_trained: int, sample_bytes: int | None
+) -> TrialFailure:
+    """`num_trained`: samples that were trained on by the end of the last window."""
+    num_loaded = num_trained + (loader.num_prefetched + 1) * loader.batch_size
+    sample = "" if sample_bytes is None else f", where one sample has {bytes_text(sample_bytes)}"
+    who = "The training process and its workers" if loader.num_workers else "The training process"
+    return TrialFailure(
+        kind="host_oom",
+        phase=phase,
+        message=(
+            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
+            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded{sample}. Only "
+            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
+            f"ended before the kernel would kill a process. {GROWTH_ADVICE}"
+            f"{f' {COPY_ADVICE}' if loader.num_workers else ''}"
+        ),
+        grown_bytes=short.grown_bytes,
+    )

@@ -9,15 +9,72 @@ import re
 import signal
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing import synchronize
 
-from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.endless_loader import is_of_a_start
-from loadtune.host.memory import SHM_ADVICE
+from loadtune.bench.memory import DeviceMemory
+from loadtune.host.memory import SHM_ADVICE, read_oom_kills
 from loadtune.records import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
 from loadtune.workload.user_code import cause, last_line, user_traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """How things stood at a failure. None: not known."""
+
+    on_cuda: bool = True
+    budget_bytes: int | None = None
+    """What this process could have had of the device's memory."""
+    peak_bytes: int | None = None
+    """The most it held of it since the request began, the allocator's cache included."""
+    num_retries: int | None = None
+    """Times the allocator gave its cache back since the request began: it does that when the device is full."""
+    oom_kills: int | None = None
+    """Processes the kernel killed for lack of memory since the request began."""
+
+    @property
+    def memory_was_short(self) -> bool | None:
+        """Whether running out of memory is a likely cause. None: nothing is known.
+
+        A library asks for a workspace of about the size of what it works on, and a step holds all that at once, so a
+        request that fails while more is free than the step ever held was not refused for its size: memory was short
+        only where more than half of the budget was held. The allocator's retries say so at any level.
+        """
+        if self.num_retries:
+            return True
+        if self.budget_bytes is None or self.peak_bytes is None:
+            return None
+        return 2 * self.peak_bytes > self.budget_bytes
+
+
+class Witness:
+    """Looks at memory when a request begins, to tell afterwards how things stood when it failed."""
+
+    def __init__(self, memory: DeviceMemory, *, on_cuda: bool) -> None:
+        self._memory, self._on_cuda = memory, on_cuda
+        self.budget_bytes = memory.budget_bytes()
+        memory.reset_peaks()
+        self._retries, self._kills = memory.num_retries(), read_oom_kills()
+
+    def testify(self) -> Circumstances:
+        """Asked after the failure, of the allocator's own books alone: the device's context may be lost."""
+        memory = self._memory
+        return Circumstances(
+            on_cuda=self._on_cuda,
+            budget_bytes=self.budget_bytes,
+            peak_bytes=max(memory.peak_bytes(), memory.peak_reserved_bytes() or 0),
+            num_retries=increase(self._retries, memory.num_retries()),
+            oom_kills=increase(self._kills, read_oom_kills()),
+        )
+
+
+def increase(before: int | None, now: int | None) -> int | None:
+    """How much a counter rose. None: it could not be read both times."""
+    return None if before is None or now is None else now - before
+
 
 _WORKER_SIGNALS: tuple[tuple[str, FailureKind], ...] = (
     (r"killed by signal: (Bus error|Unknown signal: 7)|insufficient shared memory|out of shared memory", "shm"),
@@ -30,11 +87,7 @@ _WORKER_END = re.compile(
     r"(?:is killed by signal: (?P<signal>.*)|exited unexpectedly(?: with exit code (?P<code>\d+))?)"
 )
 # Only in the text of the error itself, and only of errors that PyTorch raises: a user's ValueError may say anything.
-_DEVICE_OOM = (
-    r"CUDA out of memory",
-    r"CUDA (driver )?error: out of memory",
-    r"cudaErrorMemoryAllocation",
-)
+_DEVICE_OOM = (r"CUDA out of memory", r"CUDA (driver )?error: out of memory", r"cudaErrorMemoryAllocation")
 # Said for lack of memory, and for other reasons as well: kernels that do not exist for a type or a shape, libraries
 # that do not match the driver. With each, what it means where there was memory enough.
 _AMBIGUOUS_ON_CUDA: tuple[tuple[str, FailureKind], ...] = (
@@ -100,7 +153,8 @@ def classify_error(error: BaseException, circumstances: Circumstances = _UNKNOWN
     kind = _classify_text("\n".join(_said(link) for link in links if _is_torchs(link)), links, circumstances)
     if kind is None and any(_is_memory_error(link) for link in links):
         kind = "host_oom"
-    if kind == "host_oom" and not circumstances.on_cuda and not _is_from_worker(links):
+    is_workers = any(_is_caught(link) or "DataLoader worker" in str(link) for link in links)
+    if kind == "host_oom" and not circumstances.on_cuda and not is_workers:
         return "oom"
     if kind is not None:
         return kind
@@ -118,14 +172,10 @@ def failure_from(
     """
     kind = classify_error(error, circumstances)
     named = cause(error) if kind == "user_error" else None
-    said = _worker_end(error, loading) or named or f"{_compiling(error)}{last_line(error)}"
+    compiling = "torch.compile failed: " if _is_compilers(error) else ""
+    said = _worker_end(error, loading) or named or f"{compiling}{last_line(error)}"
     why = f" ({SHM_ADVICE})" if kind == "shm" else _why(error, circumstances)
-    return TrialFailure(
-        kind=kind,
-        phase=phase,
-        message=f"{said}{why}",
-        log_tail=user_traceback(error) or "",
-    )
+    return TrialFailure(kind=kind, phase=phase, message=f"{said}{why}", log_tail=user_traceback(error) or "")
 
 
 def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
@@ -138,15 +188,12 @@ def _worker_end(error: BaseException, loading: Sequence[Loading]) -> str | None:
         return None
     pids = {int(pid) for end in ends for pid in end["pids"].split(",")}
     lost = next((samples_text(each) for each in loading if each.pid in pids), None)
-    return f"A worker {_how(ends)}{f' while it loaded {lost}' if lost else ''}"
-
-
-def _how(ends: Sequence[re.Match[str]]) -> str:
     signalled = next((end["signal"] for end in reversed(ends) if end["signal"]), None)
     code = next((end["code"] for end in ends if end["code"]), None)
+    how = "ended unexpectedly" if code is None else f"exited with code {code}"
     if signalled is not None:
-        return f"was ended by {_signal_name(signalled)}"
-    return "ended unexpectedly" if code is None else f"exited with code {code}"
+        how = f"was ended by {_signal_name(signalled)}"
+    return f"A worker {how}{f' while it loaded {lost}' if lost else ''}"
 
 
 def _signal_name(description: str) -> str:
@@ -202,10 +249,6 @@ def _why(error: BaseException, circumstances: Circumstances) -> str:
     return ""
 
 
-def _compiling(error: BaseException) -> str:
-    return "torch.compile failed: " if _is_compilers(error) else ""
-
-
 def _is_compilers(error: BaseException) -> bool:
     """Whether torch.compile raised it; what it could not compile, or the lack of a compiler, is inside."""
     return any(f"{kind.__module__}.".startswith(_COMPILERS) for kind in type(error).__mro__)
@@ -244,20 +287,12 @@ def _is_memory_error(error: BaseException) -> bool:
 def _is_of_a_semaphore(error: BaseException) -> bool:
     """Whether Python could not make one, which a worker's queue needs, in a /dev/shm that is full or no use at all."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    return (
-        isinstance(error, OSError)
-        and error.errno in _SHM_ERRNOS
-        and frames != []
-        and (frames[0].filename == synchronize.__file__)
-    )
+    raised_there = any(frame.filename == synchronize.__file__ for frame in frames)
+    return raised_there and isinstance(error, OSError) and error.errno in _SHM_ERRNOS
 
 
 def _is_caught(error: BaseException) -> bool:
     return str(error).startswith("Caught ")
-
-
-def _is_from_worker(links: list[BaseException]) -> bool:
-    return any(_is_caught(link) or "DataLoader worker" in str(link) for link in links)
 
 
 def _any(patterns: tuple[str, ...], text: str) -> bool:

@@ -1,23 +1,66 @@
-"""The bench must not outlive its controller. A pipe tells; a training loop reads no pipes, a thread does."""
+"""The bench must not outlive its controller. A pipe tells; a training loop reads no pipes, a thread does.
+
+Workers are ended by SIGKILL and the training process by ``os._exit``, so nobody runs what would remove their temporary
+files: multiprocessing's sockets, what torch.compile made, whatever a dataset opened. They all lie in one folder, which
+the controller removes when it is done, and the training process where the controller was killed. Needs no torch.
+"""
 
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import NoReturn
 
-from loadtune.bench.scratch import remove_scratch
 from loadtune.stream.shm_cleanup import kill_group
+
+_PREFIX = "loadtune-"
+_LONGEST_SOCKET = 107
+"""Bytes of the path of a Unix socket, on Linux."""
+_BELOW = len(f"/{_PREFIX}abcdefgh/torch-shm-dir-abcdef/manager.sock")
+"""Of the longest one that PyTorch or multiprocessing opens in a temporary folder below this one's parent."""
+
+
+class Scratch:
+    """The controller's temporary folder: there from its first use until it is removed."""
+
+    def __init__(self) -> None:
+        self._folder: Path | None = None
+
+    def folder(self) -> Path:
+        """Where a worker can open a socket: below the temporary folder, unless its path is too long."""
+        if self._folder is None:
+            usual = tempfile.gettempdir()
+            short = (
+                folder
+                for folder in (usual, "/tmp", "/var/tmp")
+                if len(os.fsencode(folder)) + _BELOW <= _LONGEST_SOCKET and os.access(folder, os.W_OK | os.X_OK)
+            )
+            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=next(short, usual)))
+        return self._folder
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; where there is none, nothing happens."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            remove_scratch(folder)
+
+
+def remove_scratch(folder: Path) -> None:
+    """The folder and all that is in it. It may be gone already."""
+    shutil.rmtree(folder, ignore_errors=True)
+
 
 _CLOSING_S = 0.2
 """A process that dies closes its descriptors one after the other: the pipe may be the last."""
 
 _ending = threading.Lock()
 _watched: list[tuple[int, Path]] = []
-"""The lifeline, and the temporary folder that goes with the controller."""
+"""The lifeline and the temporary folder."""
 
 
 def watch_lifeline(descriptor: int, scratch: Path) -> None:

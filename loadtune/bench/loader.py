@@ -1,22 +1,54 @@
 """Train on real batches and stream windows until the controller has seen enough."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from loadtune.bench.attribution import Marks, marks_for
+from loadtune.bench.attribution import HostMarks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
-from loadtune.bench.feed import Feed
-from loadtune.bench.line import Line
-from loadtune.bench.pinned import page_lock_s
-from loadtune.bench.queue_stats import QueueWatch
-from loadtune.bench.training import Trainer
-from loadtune.bench.windows import WindowRule
+from loadtune.bench.memory import page_lock_s
+from loadtune.bench.protocol import Line
+from loadtune.bench.training import Feed, Trainer
 from loadtune.records import TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.stream.counters import Depth
 from loadtune.units import counted
 from loadtune.workload import Batch, num_tokens
+
+# A window may grow to this many times its length to span whole rounds of the workers; beyond, it costs more than it
+# gives.
+_MAX_STRETCH = 4.0
+
+
+class WindowRule:
+    """Ends a window once it is long enough and spans whole rounds of the workers, where that is affordable.
+
+    The loader hands out one slow batch, then N - 1 fast ones; a window that cuts a round is too fast or too slow.
+    """
+
+    def __init__(self, window_s: float, num_workers: int) -> None:
+        self._window_s = window_s
+        self._round = max(1, num_workers)
+
+    def ends(self, elapsed_s: float, num_steps: int) -> bool:
+        """Whether the window that took ``num_steps`` steps in ``elapsed_s`` ends here."""
+        if num_steps < 1 or elapsed_s < self._window_s:
+            return False
+        if num_steps % self._round == 0:
+            return True
+        whole_rounds = math.ceil(num_steps / self._round) * self._round
+        return elapsed_s / num_steps * whole_rounds > _MAX_STRETCH * self._window_s
+
+
+def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
+    """Batches that came to stand behind whoever takes them, the pinning thread or the training process, and were handed
+    out or are there still."""
+    if begun is None or ended is None:
+        return None
+    behind_before, behind = (depth.ready - (depth.untaken or 0) for depth in (begun, ended))
+    return num_steps + behind - behind_before
 
 
 @dataclass(slots=True)
@@ -27,6 +59,10 @@ class _Counts:
     samples: int = 0
     tokens: int | None = None
     wait_s: float = 0.0
+    depths: list[Depth] = field(default_factory=list)
+    """Of the queue, before each batch was asked for."""
+    left: list[int] = field(default_factory=list)
+    """Untaken as each was handed out. Whoever looked for it in the queue has taken all that came before it."""
 
 
 class TrainingLoop:
@@ -83,12 +119,16 @@ class TrainingLoop:
         num_compiled = trainer.num_compiled()
         assert self._loader is not None
         loop = TimedLoop(trainer, self._loader, line, feed)
-        windows = _stream(loop, WindowRule(window_s, config.loader.num_workers), line)
+        rule = WindowRule(window_s, config.loader.num_workers)
+        windows: list[Window] = []
+        while (window := loop.window(rule)) is not None:  # a window that the stop cuts short is dropped
+            windows.append(window)
+            line.window(window)
         if trainer.num_compiled() > num_compiled:
             message = "torch.compile compiled the model again while it was timed: its shapes change from step to step"
             return TrialFailure(kind="unsupported", phase="training", message=message)
         return TrainingRun(
-            windows=windows,
+            windows=tuple(windows),
             first_batch_s=self._loader.first_batch_s(),
             ready_s=self._loader.ready_s(),
             num_skipped_steps=sum(window.num_skipped_steps for window in windows),
@@ -107,41 +147,31 @@ class TrainingLoop:
         return self._loader.switch(config.loader, line.pulse)
 
 
-def _stream(loop: "TimedLoop", rule: WindowRule, line: Line) -> tuple[Window, ...]:
-    """Window after window, each handed over as it ends; a window that the stop cuts short is dropped."""
-    windows: list[Window] = []
-    while (window := loop.window(rule)) is not None:
-        windows.append(window)
-        line.window(window)
-    return tuple(windows)
-
-
 class _Edge(NamedTuple):
-    """What is read of the trainer where one window ends and the next begins."""
+    """What is read where one window ends and the next begins."""
 
+    at_s: float
+    ahead: float | None
+    depth: Depth | None
     halvings: float
     page_lock_s: float | None
     loss_is_finite: bool | None
 
 
 class TimedLoop:
-    """Training steps in windows that abut: where one ends the next begins."""
+    """Training steps in windows that abut: where one ends the next begins. The first begins as this is made."""
 
     def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line, feed: Feed | None = None) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
         self._feed = feed or Feed(trainer)
-        self.begin()
-
-    def begin(self) -> None:
-        """The next window begins here, with the device idle."""
-        self._trainer.synchronize()
-        self._marks = marks_for(self._trainer.device)
+        trainer.synchronize()
+        self._marks = marks_for(trainer.device)
         self._edge = self._look()
-        self._queue = QueueWatch(self._loader)
 
     def _look(self) -> _Edge:
-        trainer = self._trainer
-        return _Edge(trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
+        trainer, loader = self._trainer, self._loader
+        at_s, ahead, depth = time.monotonic(), loader.num_ahead(), loader.depth()
+        return _Edge(at_s, ahead, depth, trainer.num_halvings(), page_lock_s(trainer.device), trainer.loss_is_finite())
 
     def window(self, rule: WindowRule) -> Window | None:
         """Train until the rule ends the window. None: the controller has seen enough.
@@ -151,18 +181,22 @@ class TimedLoop:
         """
         counts = _Counts()
         accumulate = self._trainer.accumulate
-        while counts.steps % accumulate or not rule.ends(time.monotonic() - self._queue.at_s, counts.steps):
+        while counts.steps % accumulate or not rule.ends(time.monotonic() - self._edge.at_s, counts.steps):
             if self._line.stop_asked():
                 return None
             self._train_step(counts)
         return self._finish(counts)
 
     def _train_step(self, counts: _Counts) -> None:
-        self._queue.step()
+        depth = self._loader.depth()
+        if depth is not None:
+            counts.depths.append(depth)
         asked = time.monotonic()
         batch = self._loader.next_batch()
         waited = time.monotonic() - asked
-        self._queue.took()
+        depth = self._loader.depth()
+        if depth is not None and depth.untaken is not None:
+            counts.left.append(depth.untaken)
         self._loader.waited(waited)
         counts.wait_s += waited
         _step(self._trainer, self._feed, batch, self._marks)
@@ -176,11 +210,18 @@ class TimedLoop:
     def _finish(self, counts: _Counts) -> Window:
         """End the window with the device idle; what is read afterwards is the next one's time."""
         self._trainer.synchronize()
-        stocks = self._queue.cut(counts.steps)
         begun, ended = self._edge, self._look()
         self._edge = ended
         parts = self._marks.cut()
+        unpinned = [depth.unpinned for depth in counts.depths if depth.unpinned is not None]
+        untaken = [depth.untaken for depth in counts.depths if depth.untaken is not None] + counts.left
+        num_taken = _num_taken(begun.depth, ended.depth, counts.steps)
+        locked_s = None
+        if begun.page_lock_s is not None and ended.page_lock_s is not None:
+            locked_s = ended.page_lock_s - begun.page_lock_s
         return Window(
+            start_s=begun.at_s,
+            seconds=ended.at_s - begun.at_s,
             num_steps=counts.steps,
             num_samples=counts.samples,
             num_tokens=counts.tokens,
@@ -188,24 +229,27 @@ class TimedLoop:
             copy_s=parts.copy_s,
             compute_s=parts.compute_s,
             idle_s=parts.idle_s,
+            queue_start=begun.ahead,
+            queue_end=ended.ahead,
+            unpinned=statistics.fmean(unpinned) if unpinned else None,
+            ready=statistics.fmean(depth.ready for depth in counts.depths) if counts.depths else None,
+            num_pinned=num_taken if unpinned else None,
+            least_unpinned=min(unpinned, default=None),
+            num_taken=num_taken if untaken else None,
+            least_untaken=min(untaken, default=None),
             num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps, self._trainer.accumulate),
-            page_lock_s=_between(begun.page_lock_s, ended.page_lock_s),
+            page_lock_s=locked_s,
             loss_is_finite=ended.loss_is_finite,
-            **stocks._asdict(),
         )
 
 
-def _step(trainer: Trainer, feed: Feed, batch: Batch, marks: Marks) -> None:
+def _step(trainer: Trainer, feed: Feed, batch: Batch, marks: HostMarks) -> None:
     """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
     marks.copying()
     on_device = feed.batch(batch)
     marks.stepping()
     trainer.step(on_device)
     marks.stepped()
-
-
-def _between(before: float | None, after: float | None) -> float | None:
-    return None if before is None or after is None else after - before
 
 
 def _skipped(before: float, after: float, num_steps: int, accumulate: int) -> int:

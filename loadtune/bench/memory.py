@@ -1,14 +1,15 @@
 """The device's memory behind one face: CUDA's caching allocator, or on the CPU this process's resident memory."""
 
 import gc
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
 
 import torch
 
 from loadtune.bench import own_memory
 from loadtune.host.memory import read_ram
+from loadtune.records import LoaderConfig
 
 # Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, the
 # backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
@@ -26,55 +27,57 @@ _LATER_BYTES = 1 << 30
 """What an idle bench may still take outside the allocator, for kernels and libraries' workspaces."""
 
 
-class DeviceMemory(Protocol):
-    """What the bench asks about memory. ``peak_bytes`` counts from `reset_peaks`."""
+class DeviceMemory(ABC):
+    """What the bench asks about memory. ``peak_bytes`` counts from `reset_peaks`. None: nothing counts it."""
 
+    @abstractmethod
     def capacity_bytes(self) -> int: ...
 
+    @abstractmethod
     def budget_bytes(self) -> int:
         """What this process may have of it at most, its own share included."""
-        ...
 
+    @abstractmethod
     def reset_peaks(self) -> None: ...
 
+    @abstractmethod
     def peak_bytes(self) -> int: ...
 
-    def peak_reserved_bytes(self) -> int | None: ...
+    def peak_reserved_bytes(self) -> int | None:
+        return None
 
     def outside_bytes(self) -> int | None:
-        """What this process holds of the device outside the allocator: context, libraries. None: not known."""
-        ...
+        """What this process holds of the device outside the allocator: context, libraries."""
+        return None
 
     def num_retries(self) -> int | None:
         """Times the allocator gave its cache back and tried again, since the process began."""
-        ...
+        return None
 
+    @abstractmethod
     def capped(self) -> AbstractContextManager[None]:
         """While this context is entered, going over the budget raises instead of taking what others need."""
-        ...
 
+    @abstractmethod
     def recovers(self) -> bool:
         """Free everything that can be freed; True: what is in use is back where it was when idle."""
-        ...
 
-    def remember_idle(self) -> None:
+    def remember_idle(self) -> None:  # noqa: B027  a CPU's is not told apart
         """What is in use now is what an idle bench holds."""
-        ...
 
-    def free_pinned(self) -> None:
+    def free_pinned(self) -> None:  # noqa: B027  without CUDA there is none
         """Give back the page-locked host memory that PyTorch keeps for the next batch to pin."""
-        ...
 
     def pinned_bytes(self) -> int | None:
-        """Page-locked host memory that PyTorch holds, in use or kept. None: not told."""
-        ...
+        """Page-locked host memory that PyTorch holds, in use or kept."""
+        return None
 
     def is_the_hosts(self) -> bool:
         """Whether the device has no memory of its own."""
-        ...
+        return True
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
 
     Others' share is taken to be what it was then, because the driver does not tell in containers whose memory is whose.
@@ -95,12 +98,10 @@ class CudaMemory:
         available = self._available_bytes()
         if self._most_bytes is None:
             return available
-        return min(available, max(0, self._most_bytes - self._own_outside_bytes()))
-
-    def _own_outside_bytes(self) -> int:
-        """What counts against a limit outside the allocator: more than a little beyond the idle bench's is others'."""
         outside = self.outside_bytes() or 0
-        return outside if self._idle_outside_bytes is None else min(outside, self._idle_outside_bytes + _LATER_BYTES)
+        if self._idle_outside_bytes is not None:  # more than a little beyond what the idle bench had is others'
+            outside = min(outside, self._idle_outside_bytes + _LATER_BYTES)
+        return min(available, max(0, self._most_bytes - outside))
 
     def _available_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
@@ -166,7 +167,7 @@ class CudaMemory:
         return bool(getattr(torch.cuda.get_device_properties(self._device), "is_integrated", False))
 
 
-class CpuMemory:
+class CpuMemory(DeviceMemory):
     """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`."""
 
     def __init__(self, most_bytes: int | None = None) -> None:
@@ -193,36 +194,16 @@ class CpuMemory:
     def peak_bytes(self) -> int:
         return self._peak.read_bytes()
 
-    def peak_reserved_bytes(self) -> int | None:
-        return None
-
-    def outside_bytes(self) -> int | None:
-        return None
-
-    def num_retries(self) -> int | None:
-        return None
-
     def capped(self) -> AbstractContextManager[None]:
         """Refuse allocations beyond the budget, before the kernel has to kill for them."""
-        _start_threads()
+        # OpenMP starts its threads: each maps a stack, and where that is refused OpenMP ends the process.
+        torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
         return own_memory.growth_limited(self.budget_bytes() - own_memory.rss_bytes())
 
     def recovers(self) -> bool:
         gc.collect()
         own_memory.give_back_memory()
         return True  # what is not freed shows as resident memory and cannot be told from caches
-
-    def remember_idle(self) -> None:
-        pass
-
-    def free_pinned(self) -> None:
-        pass
-
-    def pinned_bytes(self) -> int | None:
-        return None
-
-    def is_the_hosts(self) -> bool:
-        return True
 
 
 def host_books(figure: str, kind: str) -> int | None:
@@ -233,11 +214,55 @@ def host_books(figure: str, kind: str) -> int | None:
         return None
 
 
-def _start_threads() -> None:
-    """Have OpenMP start its threads: each maps a stack, and where that is refused OpenMP ends the process."""
-    torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
-
-
 def memory_of(device: torch.device, free_before: int | None = None, most_bytes: int | None = None) -> DeviceMemory:
     """The books of this device, of which `most_bytes` may be held."""
     return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)
+
+
+_LOCKED_SHARE = 0.5
+"""Of the RAM that is available: what may be locked before blocks of other sizes are given back for it."""
+
+_KEPT_SHARE = 0.15
+"""Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
+workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
+
+_KEPT_SHARE_OF_ONE = 0.01
+"""The same where RAM and the device's memory are one, and every step would miss it: room for the run's own labels."""
+
+
+class PinnedBlocks:
+    """PyTorch reuses a block for its own size alone."""
+
+    def __init__(
+        self, memory: DeviceMemory, available_bytes: Callable[[], int] = lambda: read_ram().available_bytes
+    ) -> None:
+        self._memory, self._available_bytes = memory, available_bytes
+        self._booked: dict[int, int] = {}
+        """Size of a block, and of all that were asked for of it, at the most."""
+
+    def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
+        """Keep the blocks of earlier runs for later ones of their size.
+
+        All go back where those that this run has no use for are too many, or leave too little for what it has to lock:
+        they would stay locked through it.
+        """
+        wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
+        needed = loader.num_pinned * wanted
+        told, available = self._memory.pinned_bytes(), self._available_bytes()
+        held = sum(self._booked.values()) if told is None else told
+        useful = min(needed, self._booked.get(wanted, 0))
+        share = _KEPT_SHARE_OF_ONE if self._memory.is_the_hosts() else _KEPT_SHARE
+        if held - useful > share * (available + held) or (
+            held > useful and needed - useful > _LOCKED_SHARE * available
+        ):
+            self._memory.free_pinned()
+            self._booked.clear()
+        if wanted:
+            self._booked[wanted] = max(self._booked.get(wanted, 0), needed)
+
+
+def page_lock_s(device: torch.device) -> float | None:
+    """Seconds this process has spent on page-locking memory for pinned batches, calls that have ended. None: not on
+    CUDA, or not told."""
+    micros = host_books("host_alloc_time", "total") if device.type == "cuda" else None
+    return None if micros is None else micros / 1e6

@@ -40,12 +40,8 @@ class PeakRss:
 
     def read_bytes(self) -> int:
         """The highest since `reset`."""
-        return peak_since(self._stale, status_bytes("VmHWM") or 0, rss_bytes())
-
-
-def peak_since(stale: int, mark: int, resident: int) -> int:
-    """The peak since a mark stood at `stale` (0: it was started anew), from the mark and what is resident now."""
-    return max(mark if mark > stale else 0, resident)
+        mark = status_bytes("VmHWM") or 0
+        return max(mark if mark > self._stale else 0, rss_bytes())
 
 
 @contextlib.contextmanager
@@ -61,17 +57,13 @@ def growth_limited(num_bytes: int) -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = lowest_limit(mapped + max(0, num_bytes), soft, hard)
+    # Below 0 stands for none, as in RLIM_INFINITY.
+    limit = min(limit for limit in (mapped + max(0, num_bytes), soft, hard) if limit >= 0)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def lowest_limit(wanted: int, *others: int) -> int:
-    """The tightest of these limits; below 0 stands for none, as in ``RLIM_INFINITY``."""
-    return min(limit for limit in (wanted, *others) if limit >= 0)
 
 
 def give_back_memory() -> None:

@@ -1,7 +1,4 @@
-"""One bench process from the outside: started, spoken to, ended with its whole group. Needs no torch.
-
-A module of its own because it is the only place that knows about pipes, groups and signals.
-"""
+"""One bench process from the outside: started, spoken to, ended with its whole group. Needs no torch."""
 
 import contextlib
 import os
@@ -21,7 +18,6 @@ from loadtune.records import Device
 from loadtune.stream.sample_table import Loading, SampleTable
 from loadtune.stream.shm_cleanup import kill_group
 
-_LOG_LINES = 40
 LAST_WORDS_LINES = 1000
 """What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 # How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
@@ -36,7 +32,7 @@ class BenchProcess:
     def __init__(self, device: Device, log_path: Path, scratch: Path, cores: Sequence[int] = ()) -> None:
         """``scratch``: the folder for everything temporary, which the caller removes. ``cores``: those to run on; empty
         stands for all."""
-        self._log, log = _appended(log_path, scratch / log_path.name)
+        self.log, log = _appended(log_path, scratch / log_path.name)
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
         alive_read, self._lifeline = os.pipe()
@@ -110,7 +106,9 @@ class BenchProcess:
             try:
                 if goodbye is not None:
                     self.send(goodbye)
-                    self._await_exit(_GRACE_S)
+                    deadline = time.monotonic() + _GRACE_S
+                    while not self.has_exited() and time.monotonic() < deadline:
+                        time.sleep(0.01)
             finally:  # a second Ctrl-C ends the patience, not the cleaning up
                 self._kill()
         return self._process.returncode
@@ -120,26 +118,9 @@ class BenchProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # one that was born meanwhile, or where there is no /proc
         self._process.wait()
-        self._log.cut()
+        self.log.cut()
         self.connection.close()
         os.close(self._lifeline)
-
-    def log_size(self) -> int:
-        """Bytes in the log now: they change while a download reports its progress."""
-        return self._log.size()
-
-    def bound_log(self) -> None:
-        """Keep the log short."""
-        self._log.cut()
-
-    def log_tail(self, num_lines: int = _LOG_LINES) -> str:
-        """The last lines this very process wrote."""
-        return self._log.tail(num_lines)
-
-    def _await_exit(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not self.has_exited() and time.monotonic() < deadline:
-            time.sleep(0.01)
 
 
 def _appended(path: Path, instead: Path) -> tuple[BoundedLog, IO[bytes]]:

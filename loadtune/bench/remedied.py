@@ -7,19 +7,12 @@ from contextlib import nullcontext
 
 import torch
 
-from loadtune.bench.line import Line
+from loadtune.bench.protocol import Line
 from loadtune.bench.samples import busy_s, one_thread
 from loadtune.changes import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.changes.datasets import batch_of
 from loadtune.records import Examined, Loading, TrialConfig
-from loadtune.workload import (
-    Batch,
-    Workload,
-    last_line,
-    map_tensors,
-    num_bytes,
-    tensors_of,
-)
+from loadtune.workload import Batch, Workload, last_line, map_tensors, num_bytes, tensors_of
 
 NUM_ROUNDS = 3
 """Times that a batch is loaded with and without the remedy, in turn."""
@@ -70,8 +63,13 @@ class RemediedJobs:
     ) -> Examined:
         def both(
             number: int, num: int, jobs: tuple[Workload, Workload] = (before, after)
-        ) -> tuple[tuple[Batch, tuple[float, float]], ...]:
-            return tuple(self._batch(job, number, num, remedy, side) for side, job in enumerate(jobs))
+        ) -> list[tuple[Batch, tuple[float, float]]]:
+            made = []
+            for job, loading in zip(jobs, (nullcontext, remedy.loading), strict=True):
+                self._line.pulse()
+                with one_thread(), loading():
+                    made.append(_timed_batch(job, number, num))
+            return made
 
         # files open and modules load meanwhile: the first times are longer
         sample_s = min(both(number, FEWEST_EXAMINED)[0][1][0] for number in range(2)) / FEWEST_EXAMINED
@@ -102,14 +100,6 @@ class RemediedJobs:
             difference=difference,
             code=code,
         )
-
-    def _batch(
-        self, job: Workload, number: int, num: int, remedy: Remedy, side: int
-    ) -> tuple[Batch, tuple[float, float]]:
-        """``side``: 0 without the remedy, 1 with it."""
-        self._line.pulse()
-        with one_thread(), remedy.loading() if side else nullcontext():
-            return _timed_batch(job, number, num)
 
     def _compared(self, config: TrialConfig, remedy: Remedy) -> tuple[Workload, Workload]:
         """The jobs without and with it whose samples are compared: without what stands for other samples."""

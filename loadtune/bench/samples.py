@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from loadtune.bench.line import Line
+from loadtune.bench.protocol import Line
 from loadtune.bench.training import Trainer, resident_batch
 from loadtune.errors import WorkloadError
 from loadtune.stream.torch_private import reads_worker_info
@@ -78,8 +78,17 @@ class Samples:
                 f"{uncounted_text(example)} Say which dimension of its tensors counts them: --batch-dim, or "
                 "WorkloadSpec(batch_dim=...)."
             )
-        self._per_draw = self._samples_per_draw()
-        self.batch: Batch = self._usual_batch()
+        self._per_draw = 1.0
+        """Samples of what the sampler, the batch sampler or the stream yields at a time."""
+        if loader.batches_are_ready:
+            self._per_draw = statistics.fmean(map(self.places.num_samples, self._made))
+        elif self._made:
+            self._per_draw = statistics.fmean(map(len, workload.epoch.batches))
+        self.batch: Batch = (  # of the size that is nearest to the mean where the user's code makes the batches
+            min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - self._per_draw))
+            if self._made
+            else self._collated(self.samples)
+        )
         self.num = self.num_in_batch if loader.batch_size_is_free else max(1, round(self._per_draw))
         """Samples of a batch as the user's code makes them, on average, or of `batch`."""
         each = self._per_draw if loader.batches_are_ready else 1.0  # they were timed by the batch
@@ -133,18 +142,6 @@ class Samples:
     def _collated(self, samples: Sequence[Any]) -> Batch:
         indices = self._indices if len(self._indices) == len(samples) else range(len(samples))
         return make_batch(self._workload, samples, indices)
-
-    def _samples_per_draw(self) -> float:
-        """Of what the sampler, the batch sampler or the stream yields at a time."""
-        if self._workload.loader.batches_are_ready:
-            return statistics.fmean(map(self.places.num_samples, self._made))
-        return statistics.fmean(map(len, self._workload.epoch.batches)) if self._made else 1.0
-
-    def _usual_batch(self) -> Batch:
-        """Of the size that is nearest to the mean where the user's code makes the batches."""
-        if not self._made:
-            return self._collated(self.samples)
-        return min(self._made, key=lambda batch: abs(self.places.num_samples(batch) - self._per_draw))
 
     def _made_batches(self, line: Line, note: Note) -> list[Batch]:
         """Some batches as the user's code makes them. Empty: any others can be made."""

@@ -1,40 +1,50 @@
-"""The bench's state between requests: the workload, the model on the device, what is warm. One method a request."""
+"""The bench's request loop, and its state between requests: the workload, the model on the device, what is warm.
+
+A request comes in, an answer, failed or not, goes out; memory is cleaned up between.
+"""
 
 import dataclasses
 import secrets
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import torch
 
 from loadtune.bench import describe
 from loadtune.bench.account import StepMeter
-from loadtune.bench.allocations import AllocationRecorder
-from loadtune.bench.allocator_log import AllocatorLog, CudaAllocatorLog
+from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.compiling import Compiler
-from loadtune.bench.compute import time_windows
+from loadtune.bench.compute import WarmUp, time_windows
+from loadtune.bench.describe import match_random_targets
 from loadtune.bench.endless_loader import EndlessLoader
-from loadtune.bench.fit import Verification, try_steps
-from loadtune.bench.line import Line
+from loadtune.bench.failures import Circumstances, Witness, failure_from, leaves_context_intact
+from loadtune.bench.fit import try_steps
 from loadtune.bench.loader import TrainingLoop
-from loadtune.bench.loss_watch import LossWatch
-from loadtune.bench.memory import memory_of
-from loadtune.bench.pinned import PinnedBlocks
+from loadtune.bench.memory import PinnedBlocks, memory_of
 from loadtune.bench.protocol import (
+    Answer,
     Begin,
     Describe,
     Examine,
+    Exit,
+    Line,
+    Refused,
     Request,
+    Stop,
     TimeCompute,
     TimeTraining,
     Value,
+    failed_value,
 )
-from loadtune.bench.random_targets import match_random_targets
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
-from loadtune.bench.training import NO_MODEL, OwnStep, ResidentModel, Trainer, resident_batch, resized
-from loadtune.bench.warmup import WarmUp
-from loadtune.errors import DeviceError
+from loadtune.bench.training import NO_MODEL, LossWatch, OwnStep, ResidentModel, Trainer, resident_batch, resized
+from loadtune.errors import DeviceError, LoadtuneError
 from loadtune.host import read_gpus
 from loadtune.records import (
     BatchTry,
@@ -51,6 +61,7 @@ from loadtune.records import (
     WorkloadFacts,
     non_finite_loss,
 )
+from loadtune.stream.sample_table import SampleTable
 from loadtune.units import counted
 from loadtune.workload import build_workload, checkpointed, sample_shape
 
@@ -127,14 +138,7 @@ class Session:
         begun = time.monotonic()
         trainer = self._trainer(request.recipe, request.batch_size)
         report = try_steps(
-            trainer,
-            lambda size: self._samples.resident(size, trainer, largest=True),
-            request.batch_size,
-            request.num_steps,
-            self.memory,
-            self._line,
-            recorder=AllocationRecorder(self._device, request.batch_size, on=request.trace),
-            verification=Verification(partial_batch_size=request.partial_batch_size) if request.verify else None,
+            trainer, lambda size: self._samples.resident(size, trainer, largest=True), request, self.memory, self._line
         )
         trainer.close()
         return dataclasses.replace(report, seconds=time.monotonic() - begun)
@@ -146,7 +150,7 @@ class Session:
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
             message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
-        return self._measure(asked, CudaAllocatorLog(self._device))
+        return self._measure(asked, AllocatorLog(self._device))
 
     def _measure(self, asked: StepVariant, log: AllocatorLog) -> StepAccount:
         trainer = self._trainer(asked.recipe, asked.batch_size, asked.optimizer)
@@ -183,7 +187,7 @@ class Session:
         refused = self._no_full_batch(loader)
         if refused is not None:
             return refused
-        self._keep_pinned_for(loader)
+        self._pinned.keep_for(loader, self._samples.pinned_bytes)
         trainer = self._trainer(recipe, loader.batch_size, losses=LossWatch(), remedies=request.config.remedies)
         batch = self._samples.resident(loader.batch_size, trainer)
         self._warm_up.run(trainer, recipe, batch, self._line)
@@ -216,9 +220,6 @@ class Session:
         )
         return TrialFailure(kind="unsupported", phase="first batch", message=message)
 
-    def _keep_pinned_for(self, loader: LoaderConfig) -> None:
-        self._pinned.keep_for(loader, self._samples.pinned_bytes)
-
     def _trainer(
         self,
         recipe: Recipe,
@@ -232,14 +233,7 @@ class Session:
         job = self._jobs.job(remedies)
         kind = OwnStep if self._with_own_step else Trainer
         return kind(
-            self._model,
-            recipe,
-            job,
-            optimizer,
-            self._compiler_for(recipe),
-            losses,
-            self._samples.places,
-            batch_size,
+            self._model, recipe, job, optimizer, self._compiler_for(recipe), losses, self._samples.places, batch_size
         )
 
     def _compiler_for(self, recipe: Recipe) -> Compiler | None:
@@ -265,3 +259,70 @@ def _device(begin: Begin) -> torch.device:
             f"torch {torch.__version__} was built for CUDA {torch.version.cuda}. Choose another, or --device cpu."
         )
     return torch.device("cuda", 0)  # the only one visible: the process was started with its UUID
+
+
+_Result = TypeVar("_Result")
+
+
+def serve(connection: Connection, samples: SampleTable | None = None) -> None:
+    """Answer until told to exit. ``samples``: where the controller reads which samples are being loaded."""
+    server = Server(connection.recv(), Line(connection, samples))
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:  # the controller is gone
+            return
+        if isinstance(request, Exit):
+            return
+        if not isinstance(request, Stop):  # one that crossed an answer on its way is late
+            connection.send(server.answer(request))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Failed:
+    """An exception as data: holding on to the exception would hold on to the tensors of its frames."""
+
+    failure: Refused | TrialFailure
+    context_intact: bool
+
+
+class Server:
+    """Answers requests. It builds the workload at once; if that fails, every request is answered with the error."""
+
+    def __init__(self, begin: Begin, line: Line) -> None:
+        self._line = line
+        self._on_cuda = begin.device.kind == "cuda"
+        self._witness: Witness | None = None
+        self._session = self._attempt(lambda: Session(begin, line))
+
+    def answer(self, request: Request) -> Answer | Refused:
+        """The one reply to this request."""
+        begun, session = time.monotonic(), self._session
+        budget, healthy = None, False
+        outcome: Value | _Failed
+        if isinstance(session, _Failed):
+            outcome = session
+        else:
+            self._witness = Witness(session.memory, on_cuda=self._on_cuda)
+            budget = self._witness.budget_bytes
+            outcome = self._attempt(lambda: session.run(request))
+            # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
+            healthy = session.recovers()
+        if not isinstance(outcome, _Failed):
+            return Answer(value=outcome, healthy=healthy)
+        if isinstance(outcome.failure, Refused):
+            return outcome.failure
+        value = failed_value(request, outcome.failure, time.monotonic() - begun, budget)
+        return Answer(value=value, healthy=healthy and outcome.context_intact)
+
+    def _attempt(self, work: Callable[[], _Result]) -> _Result | _Failed:
+        try:
+            return work()
+        except LoadtuneError as error:
+            traceback.print_exc()  # into the log
+            return _Failed(failure=Refused.of(error), context_intact=True)
+        except Exception as error:
+            traceback.print_exc()
+            found = Circumstances(on_cuda=self._on_cuda) if self._witness is None else self._witness.testify()
+            failure = failure_from(error, self._line.phase, found, self._line.samples.read())
+            return _Failed(failure=failure, context_intact=leaves_context_intact(error))

@@ -12,7 +12,6 @@ from torch.nn.functional import interpolate
 from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.compiling import Compiler
-from loadtune.bench.loss_watch import LossWatch
 from loadtune.errors import WorkloadError
 from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
 from loadtune.workload import (
@@ -27,8 +26,35 @@ from loadtune.workload import (
     make_optimizer,
     moved,
     own_structure,
+    tensors_of,
     user_traceback,
 )
+
+
+class LossWatch:
+    """Sums the losses: a sum in float64 is NaN or infinite from the first loss on that is."""
+
+    def __init__(self) -> None:
+        self._sums: dict[torch.device, torch.Tensor] = {}
+        self._of_numbers: float | None = None
+
+    def add(self, loss: torch.Tensor | float) -> None:
+        """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
+        if not isinstance(loss, torch.Tensor):
+            self._of_numbers = (self._of_numbers or 0.0) + loss
+            return
+        loss = loss.detach().reshape(())
+        if loss.device in self._sums:
+            self._sums[loss.device].add_(loss)
+        else:
+            self._sums[loss.device] = loss.to(torch.float64, copy=True)
+
+    def is_finite(self) -> bool | None:
+        """Whether all losses so far were finite. Waits for the device. None: there was none."""
+        sums = [total.item() for total in self._sums.values()]
+        sums += [] if self._of_numbers is None else [self._of_numbers]
+        return all(map(math.isfinite, sums)) if sums else None
+
 
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted
 # from it. Its length changes no step's work.
@@ -169,10 +195,8 @@ class Trainer:
             loss = loss / self.accumulate
         torch.autograd.backward(loss if self._scaler is None else self._scaler.scale(loss))
         self._num_summed = (self._num_summed + 1) % self.accumulate
-        if self._num_summed == 0:
-            self._step_optimizer()
-
-    def _step_optimizer(self) -> None:
+        if self._num_summed > 0:
+            return
         if self._scaler is None:
             self._optimizer.step()
         else:
@@ -319,3 +343,26 @@ def resized(samples: Batch, image_size: int) -> Batch:
     if targets.dim() == 3:
         targets = interpolate(targets[:, None].float(), size)[:, 0].to(targets.dtype)
     return interpolate(inputs, size), targets
+
+
+class Feed:
+    """Given a batch of the loader, returns one to train on: the same, or the one before where copies go ahead."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._stream = torch.cuda.Stream(trainer.device) if trainer.copies_ahead else None  # type: ignore[no-untyped-call]
+        self._waiting: tuple[Batch, torch.cuda.Event] | None = None
+
+    def batch(self, loaded: Batch) -> Batch:
+        """On the device. With copies ahead the first batch is trained on twice."""
+        if self._stream is None:
+            return self._trainer.receive(loaded)
+        with torch.cuda.stream(self._stream):
+            copied = self._trainer.to_device(loaded), self._stream.record_event()
+        ready, event = self._waiting or copied
+        self._waiting = copied
+        current = torch.cuda.current_stream(self._trainer.device)
+        current.wait_event(event)
+        for tensor in tensors_of(ready):
+            tensor.record_stream(current)
+        return self._trainer.prepared(ready)

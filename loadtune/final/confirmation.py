@@ -7,14 +7,7 @@ from loadtune.changes.stack import Stack
 from loadtune.contention import check_budget
 from loadtune.errors import LoadtuneError, OutOfTimeError
 from loadtune.final.contestants import contestants, needed
-from loadtune.final.failed import (
-    failure_notes,
-    never_ran,
-    nothing_else_ran,
-    precision_notes,
-    unconfirmed_notes,
-    worker_note,
-)
+from loadtune.final.failed import note_failures
 from loadtune.final.rounds import Outcome, alternate, barred
 from loadtune.final.statistics import difference, finalists
 from loadtune.final.winner import is_confirmed, not_told_apart, pick_winner, undecided, undecided_change
@@ -65,35 +58,39 @@ def confirmation(run: Run, facts: WorkloadFacts, search: Search) -> None:
     """Measure the contestants, the user's settings among them, in turn; judge by those figures alone."""
     with run.stage("confirm"):
         check_budget(run)
-        outcomes, end = list[Outcome](), None
-        known = [(each.config, outcome) for each in run.confirmed if (outcome := each.measurement or each.failure)]
+        known, end = _outcomes(run), None
         if _has_ended(run, known):
-            outcomes, run.finalists, run.confirmed_whole = known, finalists(known, run.trials), True
+            run.finalists, run.confirmed_whole = finalists(known, run.trials), True
         else:
             configs = contestants(run, search, known)
             _compile_ahead(run, [config for config in configs if config not in barred(known)])
             try:
-                _measure(run, configs, known, outcomes)
+                _measure(run, configs, known)
             except OutOfTimeError as error:
                 end = error  # says where it waited for samples that did not return
-        failed = never_ran(outcomes, run.finalists)
+        ran = {finalist.config for finalist in run.finalists}
+        failed = [(c, last) for c, last in _outcomes(run) if c not in ran and isinstance(last, TrialFailure)]
         if end is not None and not _is_confirmed(run, failed):
-            _note_failures(run, failed)
+            note_failures(run, failed)
             raise end
         _conclude(run, facts, failed)
         if end is not None:
             raise end
 
 
-def _measure(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome], outcomes: list[Outcome]) -> None:
-    """The rounds, to their end. ``outcomes`` are filled as they come."""
+def _outcomes(run: Run) -> list[Outcome]:
+    """All runs of the confirmation until now, also those of before an interruption."""
+    return [(each.config, outcome) for each in run.confirmed if (outcome := each.measurement or each.failure)]
+
+
+def _measure(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome]) -> None:
+    """The rounds, to their end."""
     objective, at_your_batch = run.config.objective, run.config.yours.batch_size is not None
 
     def measured(config: TrialConfig) -> Measurement | TrialFailure:
         outcome = timed(run, config)
-        is_measured = isinstance(outcome, Measurement)
-        kept = {"measurement": outcome} if is_measured else {"failure": outcome}
-        run.confirmed.append(Confirmed(config=config, **kept))  # type: ignore[arg-type]
+        measurement, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
+        run.confirmed.append(Confirmed(config=config, measurement=measurement, failure=failure))
         run.save()
         return outcome
 
@@ -109,8 +106,7 @@ def _measure(run: Run, configs: Sequence[TrialConfig], known: Sequence[Outcome],
         seed=run.config.seed,
     )
     for outcome in rounds:
-        outcomes.append(outcome)
-        run.finalists = finalists(outcomes, run.trials)
+        run.finalists = finalists(_outcomes(run), run.trials)
         run.tell(outcome_text(*outcome, objective))
     run.concluded_s = run.config.time_budget_s
     run.save()
@@ -152,14 +148,11 @@ def _conclude(run: Run, facts: WorkloadFacts, failed: Sequence[Failed]) -> None:
         run.best_at_your_batch = _winner(run, failed, run.yours.batch_size)
     if run.best is not None and run.changes is not None:
         _judge_changes(run, run.changes, _finalist(run, run.best), failed)
-    _note_failures(run, failed)
-    note_disturbance(run, [measured for finalist in run.finalists for measured in finalist.runs])
+    note_failures(run, failed)
+    note_disturbance(run)
     if run.best is not None:
-        if run.config.objective == "samples-per-joule":
-            run.note(BY_ENERGY)
-        leaves_over = left_over_note(facts.dataset_length, run.best.config.batch_size, facts.min_batch_size)
-        if leaves_over is not None:  # its size may be a ceiling's
-            run.note(leaves_over)
+        run.note(BY_ENERGY if run.config.objective == "samples-per-joule" else None)
+        run.note(left_over_note(facts.dataset_length, run.best.config.batch_size, facts.min_batch_size))
         _note_best(run, run.best)
 
 
@@ -170,8 +163,8 @@ def _judge_changes(run: Run, stack: Stack, best: Finalist, failed: Sequence[Fail
     if changed is not None:
         ratio, low, high = difference(changed, best, run.finalists, 1, objective)
         gain = Ratio(ratio=ratio, low=low, high=high)
-    failures = [*failed, *((trial.config, trial.failure) for trial in run.trials if trial.failure is not None)]
-    run.remedies = stack.outcome(best, changed, gain, failures, compute_points=run.compute_points, objective=objective)
+    failures, points = [*failed, *run.failed], run.compute_points
+    run.remedies = stack.outcome(best, changed, gain, failures, compute_points=points, objective=objective)
     run.save()
 
 
@@ -190,25 +183,6 @@ def _winner(run: Run, failed: Sequence[Failed], batch_size: int | None) -> Winne
     if again is None:
         return None
     return replace(again, compute_fraction=compute_fraction(run.compute_points, again.config, again.samples_per_s))
-
-
-def _note_failures(run: Run, failed: Sequence[Failed]) -> None:
-    """What failed, what is not confirmed for another reason, and what that leaves."""
-    in_search = [(trial.config, trial.failure) for trial in run.trials if trial.failure is not None]
-    of_workers = worker_note(run.trials)
-    if of_workers is not None:
-        run.note(of_workers)
-        failed = [(config, failure) for config, failure in failed if not config.loader.num_workers]
-    in_runs = [(finalist.config, failure) for finalist in run.finalists for failure in finalist.failures]
-    run.note(
-        *precision_notes([*in_search, *failed, *in_runs], settings_text),
-        *failure_notes(failed, run.yours, settings_text),
-        *unconfirmed_notes(run.finalists, run.yours, settings_text),
-    )
-    if run.best is not None and nothing_else_ran(run.trials, run.yours, run.finalists):
-        run.note("No configuration but your settings could be run, so your settings are the answer.")
-    if run.best is None:
-        run.note("No configuration is confirmed, so this run has no answer to export. The other notes say why.")
 
 
 def _note_best(run: Run, best: Winner) -> None:

@@ -21,7 +21,7 @@ median of four sets of runs on an H200, 2.0 on two cores, where little is compil
 def contestants(run: Run, search: Search, known: Sequence[Outcome]) -> tuple[TrialConfig, ...]:
     """Those of this run, those first that the answer needs most. ``known``: runs from before an interruption."""
     own_size = run.config.yours.batch_size
-    ranked = [_within_ceiling(run, each.config) for each in search.ranked() if not each.config.remedies]
+    ranked = [_within_ceiling(run, config) for config in search.ranked() if not config.remedies]
     return pick_finalists(
         list(dict.fromkeys(ranked)),
         run.yours,

@@ -43,16 +43,16 @@ def alternate(
     ``undecided``: called at each look, returns the configurations to run further. None of them: the end.
     ``known``: outcomes of before an interruption. They come first; what was measured is not run again.
     """
-    outcomes, took_s, chance = list(known), dict[TrialConfig, float](), random.Random(seed)
     yield from known
-    took_s |= {config: each.seconds for config, each in known if isinstance(each, Measurement)}
-    order = list(configs)
+    outcomes, order, chance = list(known), list(configs), random.Random(seed)
+    took_s = {config: each.seconds for config, each in known if isinstance(each, Measurement)}
     newest = max(_num_measured(known).values(), default=0)
     for number in range(LOOKS[-1]):
         if number in LOOKS:
             going_on = undecided(_of_rounds(outcomes, number))
             order = [config for config in order if config in going_on]
-        order = list(reversed(order)) if number % 2 else _shuffled(order, chance) if number else order
+        if number > 0:
+            order = order[::-1] if number % 2 else chance.sample(order, len(order))
         able, num_ran = [config for config in order if config not in barred(outcomes)], _num_measured(outcomes)
         turn = [config for config in able if num_ran[config] == number]
         if number + 1 < newest or (not turn and any(num_ran[config] > number for config in able)):
@@ -82,11 +82,8 @@ def alternate(
 
 def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
     """Those that failed too often to be run again."""
-    failures: dict[TrialConfig, list[TrialFailure]] = {}
-    for config, each in outcomes:
-        if isinstance(each, TrialFailure):
-            failures.setdefault(config, []).append(each)
-    return {config for config, own in failures.items() if is_barred(own)}
+    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
+    return {config for config, _ in failed if is_barred([each for other, each in failed if other == config])}
 
 
 def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:
@@ -107,7 +104,3 @@ def _fitting(
     """The whole round, or of it those that the answer needs, or nobody."""
     alone = [config for config in turn if config in needed]
     return next((list(who) for who in (turn, alone) if sum(took_s[config] for config in who) <= left_s), [])
-
-
-def _shuffled(configs: Sequence[TrialConfig], chance: random.Random) -> list[TrialConfig]:
-    return chance.sample(configs, len(configs))

@@ -22,16 +22,15 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
     alone hardly do: 345 and 509 samples/s of one and 4,539 and 4,626 of another were no proof of a gain (H200).
     """
     runs: dict[TrialConfig, list[Measurement]] = {}
-    failures: dict[TrialConfig, list[TrialFailure]] = {}
     for config, outcome in outcomes:
         if isinstance(outcome, Measurement):
             runs.setdefault(config, []).append(outcome)
-        else:
-            failures.setdefault(config, []).append(outcome)
+    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
     twice = any(len(own) >= MIN_RUNS for own in runs.values())
-    tried = {trial.config: trial.measurement for trial in trials if twice}
-    all_runs = [_with_trial(own, tried.get(config)) for config, own in runs.items()]
-    spread, efficiency_spread = rate_spread(all_runs), _efficiency_spread(all_runs)
+    tried = {trial.config: trial.measurement for trial in trials if twice and trial.measurement is not None}
+    spread = rate_spread([_with_trial(own, tried.get(config)) for config, own in runs.items()])
+    with_energy = {config: each for config, each in tried.items() if each.samples_per_joule is not None}
+    efficiency_spread = _efficiency_spread([_with_trial(own, with_energy.get(c)) for c, own in runs.items()])
 
     def half_width(pooled: Spread | None, alone: Spread | None, num_runs: int) -> float | None:
         """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
@@ -43,7 +42,7 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
             config=config,
             runs=tuple(own),
             tried=tried.get(config),
-            failures=tuple(failures.get(config, ())),
+            failures=tuple(failure for other, failure in failed if other == config),
             half_width_fraction=half_width(spread, rate_spread([own]), len(own)),
             efficiency_half_width_fraction=half_width(efficiency_spread, _efficiency_spread([own]), len(own)),
         )

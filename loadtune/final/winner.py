@@ -93,6 +93,11 @@ def speedup(
     return difference(best, own, finalists, num_rivals, objective)
 
 
+def as_finalist(winner: Winner | None, finalists: Sequence[Finalist]) -> Finalist | None:
+    """The winner's runs. None: there is no winner."""
+    return next((f for f in finalists if winner is not None and f.config == winner.config), None)
+
+
 def not_told_apart(
     winner: Winner, finalists: Sequence[Finalist], objective: Objective = "samples-per-s"
 ) -> tuple[Finalist, ...]:
@@ -100,14 +105,9 @@ def not_told_apart(
 
     The winner was picked for scoring high, and a rival is called worse for scoring low: that is one of all pairs.
     """
-    num_pairs = math.comb(len(finalists), 2)
-    best = next(f for f in finalists if f.config == winner.config)
-    rivals = []
-    for rival in finalists:
-        _, low, high = speedup(best, rival, finalists, num_pairs, objective)
-        if rival is not best and not rival.config.remedies and not _differ((low, high)):
-            rivals.append(rival)
-    return tuple(rivals)
+    num_pairs, best = math.comb(len(finalists), 2), next(f for f in finalists if f.config == winner.config)
+    rivals = [f for f in finalists if f is not best and not f.config.remedies]
+    return tuple(f for f in rivals if not _differ(difference(best, f, finalists, num_pairs, objective)[1:]))
 
 
 def undecided(
@@ -123,8 +123,7 @@ def undecided(
     the baseline's: the interval of their ratio excludes 1, or lies within `MARGIN` of 1. If the baseline is the winner,
     its best rival takes the baseline's place. A baseline that failed twice is not waited for.
     """
-    winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
-    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    best = as_finalist(pick_winner(finalists, yours, batch_size=batch_size, objective=objective), finalists)
     if best is None or best.unconfirmed:  # more runs may narrow what is too uncertain now
         wide = [f.config for f in finalists if f.unconfirmed and f.unconfirmed.reason == "wide_interval"]
         return tuple(config for config in wide if config == yours or batch_size in (None, config.batch_size))
@@ -145,7 +144,7 @@ def undecided_change(
     finalists: Sequence[Finalist], winner: Winner | None, objective: Objective = "samples-per-s"
 ) -> tuple[TrialConfig, ...]:
     """The winner and the contestant with changes of the code, while it is not known whether these gain."""
-    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    best = as_finalist(winner, finalists)
     changed = next((f for f in finalists if f.config.remedies and not f.unconfirmed), None)
     if best is None or changed is None:
         return ()
@@ -177,8 +176,7 @@ def is_confirmed(
 
     The winner, the baseline and another configuration were run twice each.
     """
-    winner = pick_winner(finalists, yours, batch_size=batch_size, objective=objective)
-    best = next((f for f in finalists if winner is not None and f.config == winner.config), None)
+    best = as_finalist(pick_winner(finalists, yours, batch_size=batch_size, objective=objective), finalists)
     if best is None:
         return False
     own = [f for f in finalists if f.config == yours]

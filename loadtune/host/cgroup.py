@@ -1,9 +1,9 @@
-"""The control groups this process is in: how many cores and how much memory they let it have (Linux; elsewhere none).
+"""The control groups this process is in: how many cores and how much memory they let it have.
 
 In: ``/proc/self/cgroup``, ``/proc/self/mountinfo`` and the limit files they lead to, of cgroup v1, v2, or both mounted
 side by side. Out: the tightest CPU quota and every memory limit from this process's own group up to the root, since a
-parent's limit binds its children. A module of its own because affinity, physical memory and psutil know nothing of it,
-and in a container those show the host. Every read takes the root of the file system, so that tests bring their own.
+parent's limit binds its children. In a container affinity, physical memory and psutil show the host, and know nothing
+of these. Every read takes the root of the file system, so that tests bring their own.
 """
 
 import re
@@ -62,18 +62,16 @@ def parse_memberships(text: str) -> dict[str, str]:
 
 def parse_mounts(text: str) -> tuple[CgroupMount, ...]:
     """``/proc/self/mountinfo`` → the cgroup hierarchies mounted, in order."""
-    return tuple(mount for line in text.splitlines() if (mount := _parse_mount(line)) is not None)
-
-
-def _parse_mount(line: str) -> CgroupMount | None:
-    """Fields as in proc(5): id, parent, device, root, mount point, options, tags …, ``-``, type, source, options."""
-    mounted, dash, described = line.partition(" - ")
-    fields, kind = mounted.split(), described.split()
-    if not dash or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
-        return None
-    controllers = [UNIFIED] if kind[0] == "cgroup2" else kind[2].split(",")
-    root, point = (PurePosixPath(_unescape(field)) for field in fields[3:5])
-    return CgroupMount(controllers=frozenset(controllers), root=root, point=point)
+    mounts: list[CgroupMount] = []
+    for line in text.splitlines():
+        # As in proc(5): id, parent, device, root, mount point, options, tags …, ``-``, type, source, options.
+        mounted, _, described = line.partition(" - ")
+        fields, kind = mounted.split(), described.split()
+        if len(fields) >= 5 and len(kind) >= 3 and kind[0] in ("cgroup", "cgroup2"):
+            controllers = [UNIFIED] if kind[0] == "cgroup2" else kind[2].split(",")
+            root, point = (PurePosixPath(_unescape(field)) for field in fields[3:5])
+            mounts.append(CgroupMount(controllers=frozenset(controllers), root=root, point=point))
+    return tuple(mounts)
 
 
 def _unescape(field: str) -> str:
@@ -98,11 +96,8 @@ def group_folders(
 
 def read_group_folders(controller: str, system: Path = Path("/")) -> tuple[Path, ...]:
     """The folders of `group_folders` on this machine; empty where there are no control groups."""
-    memberships = read_text(system / "proc/self/cgroup")
-    mounts = read_text(system / "proc/self/mountinfo")
-    if memberships is None or mounts is None:
-        return ()
-    folders = group_folders(controller, parse_memberships(memberships), parse_mounts(mounts))
+    memberships = parse_memberships(read_text(system / "proc/self/cgroup"))
+    folders = group_folders(controller, memberships, parse_mounts(read_text(system / "proc/self/mountinfo")))
     return tuple(system / folder.relative_to("/") for folder in folders)
 
 
@@ -144,9 +139,9 @@ def parse_counters(text: str) -> dict[str, int]:
 
 def read_cpu_quota(system: Path = Path("/")) -> CpuQuota | None:
     """The tightest quota from this process's groups up. None: none is set."""
-    found = [(parse_cpu_max(_text(folder / "cpu.max")), folder) for folder in read_group_folders(UNIFIED, system)]
+    found = [(parse_cpu_max(read_text(folder / "cpu.max")), folder) for folder in read_group_folders(UNIFIED, system)]
     found += [
-        (cores_of(_text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")), folder)
+        (cores_of(read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")), folder)
         for folder in read_group_folders("cpu", system)
     ]
     quotas = [CpuQuota(cores=cores, folder=folder) for cores, folder in found if cores is not None]
@@ -167,22 +162,17 @@ def read_memory_limits(system: Path = Path("/")) -> tuple[MemoryLimit, ...]:
 
 
 def _memory_limit(folder: Path, limit_file: str, usage_file: str) -> MemoryLimit | None:
-    limit = parse_memory_limit(_text(folder / limit_file))
+    limit = parse_memory_limit(read_text(folder / limit_file))
     if limit is None:
         return None
-    usage = parse_memory_limit(_text(folder / usage_file)) or 0
-    droppable = parse_inactive_file(_text(folder / "memory.stat"))
+    usage = parse_memory_limit(read_text(folder / usage_file)) or 0
+    droppable = parse_inactive_file(read_text(folder / "memory.stat"))
     return MemoryLimit(limit_bytes=limit, used_bytes=max(0, usage - droppable))
 
 
-def _text(file: Path) -> str:
-    """Empty where there is none, which no parser understands."""
-    return read_text(file) or ""
-
-
-def read_text(file: Path) -> str | None:
-    """None: not there, not ours to read, or gone while it was read."""
+def read_text(file: Path) -> str:
+    """Empty, which no parser understands: not there, not ours to read, or gone while it was read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return ""

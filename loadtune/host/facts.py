@@ -27,6 +27,13 @@ def read_alloc_conf() -> str | None:
     return next((os.environ[name] for name in _ALLOC_CONF if os.environ.get(name)), None)
 
 
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:  # a source tree on PYTHONPATH
+        return None
+
+
 def read_host() -> HostFacts:
     """Read afresh on every call: free memory changes, and virtual machines grow."""
     ram, (shm_total, shm_free) = memory.read_ram(), memory.read_shm()
@@ -80,16 +87,8 @@ def parse_cuda_version(version_py: str) -> str | None:
     return found[1] if found else None
 
 
-def _torch_version() -> str | None:
-    try:
-        return importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cuda_version() -> str | None:
     found = importlib.util.find_spec("torch")  # finds the folder, runs nothing of it
     if found is None or found.origin is None:
         return None
-    text = cgroup.read_text(Path(found.origin).parent / "version.py")
-    return None if text is None else parse_cuda_version(text)
+    return parse_cuda_version(cgroup.read_text(Path(found.origin).parent / "version.py"))

@@ -35,7 +35,7 @@ def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     count = nvml.ask("nvmlDeviceGetCount") or 0
     handles = (nvml.ask("nvmlDeviceGetHandleByIndex", index) for index in range(count))
     # One that does not say its name keeps its place, or the indices after it would name the wrong GPUs.
-    installed = [_text(handle and nvml.ask("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
+    installed = [(handle and nvml.ask("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
     visible = visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), installed)
     facts = (_read_gpu(uuid, nvml) for uuid in visible)
     return tuple(gpu for gpu in facts if gpu is not None)
@@ -43,7 +43,8 @@ def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
 
 def read_driver(nvml: Nvml = NVML) -> str | None:
     """Version of the NVIDIA driver. None: none answers."""
-    return _text(nvml.ask("nvmlSystemGetDriverVersion"))
+    version: str | None = nvml.ask("nvmlSystemGetDriverVersion")
+    return version
 
 
 def read_memory_used_bytes(uuid: str, nvml: Nvml = NVML) -> int | None:
@@ -67,7 +68,7 @@ def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
     return GpuFacts(
         uuid=uuid,
         index=index,
-        name=_text(nvml.ask("nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+        name=nvml.ask("nvmlDeviceGetName", handle) or "NVIDIA GPU",
         total_bytes=memory[0],
         free_bytes=memory[1],
         utilization_fraction=None if rates is None else float(rates.gpu) / 100,
@@ -123,15 +124,8 @@ def read_process_memory(handle: Any, nvml: Nvml) -> Answer:
 
 def _program(pid: int, nvml: Nvml) -> str | None:
     """``/usr/bin/python3`` → python3; browsers put their options behind it."""
-    command = (_text(nvml.ask("nvmlSystemGetProcessName", pid)) or "").partition(" -")[0]
-    return command.replace("\\", "/").rpartition("/")[2].strip() or None
-
-
-def _text(answer: Any) -> str | None:
-    """Bindings before 11.5 answer in bytes."""
-    if answer is None:
-        return None
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    command: str = (nvml.ask("nvmlSystemGetProcessName", pid) or "").partition(" -")[0]
+    return command.rpartition("/")[2].strip() or None
 
 
 def visible_uuids(variable: str | None, installed: Sequence[str]) -> tuple[str, ...]:

@@ -1,9 +1,10 @@
 """What NVML tells of one GPU while something runs, each question a probe of its own: it may cost milliseconds.
 
 In: one GPU. Out: memory, power, energy and clocks at a moment; the duty cycle, from the driver's own samples of it;
-what processes that are not ours hold and take. Performance counters are `gpm`'s.
+what processes that are not ours hold and take; and how full the chip is, from its performance counters.
 """
 
+import math
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from statistics import fmean
@@ -173,8 +174,101 @@ def _others_sm_fraction(samples: Iterable[Any], own: Container[int]) -> float:
 
 
 def sees_the_drivers_ids(namespace: Path = _OWN_NAMESPACE) -> bool:
-    """Whether the process ids we know are those that the driver lists. True where there are no namespaces."""
+    """Whether the process ids we know are those that the driver lists. True where that cannot be read."""
     try:
         return str(namespace.readlink()) == _FIRST_NAMESPACE
     except OSError:
         return True
+
+
+BYTES_PER_MIB = 2**20
+_VERSION = 1
+"""NVML_GPM_METRICS_GET_VERSION."""
+
+_TOO_OLD = "not supported by this GPU: it takes Hopper or newer"
+
+_PERCENT = 0.01
+_METRICS = {
+    "gpu_sm_activity_fraction": (2, _PERCENT),
+    "gpu_sm_occupancy_fraction": (3, _PERCENT),
+    "gpu_tensor_activity_fraction": (5, _PERCENT),
+    "gpu_dram_bandwidth_fraction": (10, _PERCENT),
+    "gpu_pcie_write_bytes_per_s": (20, BYTES_PER_MIB),
+    "gpu_pcie_read_bytes_per_s": (21, BYTES_PER_MIB),
+}
+"""Figure → NVML_GPM_METRIC_… and what one of its units is: SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL,
+PCIE_TX_PER_SEC (from this GPU) and PCIE_RX_PER_SEC (to it)."""
+
+
+class Gpm(Probe):
+    """Activity between the last look and this one."""
+
+    figures = tuple(_METRICS)
+
+    def __init__(self, device: NvmlDevice) -> None:
+        self._device = device
+        self._refusal: str | None = None
+        self._asked = False
+        self._buffers: list[Any] = []
+        """The last sample first, the one to fill next behind it."""
+        self._has_last = False
+
+    def look(self, now_s: float) -> Look:
+        refusal = self._why_not()
+        if refusal is not None:
+            return self.all_missing(refusal)
+        last, spare = self._buffers
+        taken = self._device.ask("nvmlGpmSampleGet", spare)
+        had_last, self._has_last = self._has_last, taken.reason is None
+        if taken.reason is not None:
+            return self.all_missing(taken.reason)
+        self._buffers = [spare, last]
+        return self._between(last, spare) if had_last else {}
+
+    def close(self) -> None:
+        for buffer in self._buffers:
+            self._device.nvml.attempt("nvmlGpmSampleFree", buffer)
+        self._buffers, self._has_last = [], False
+
+    def _why_not(self) -> str | None:
+        """Asked once; then the buffers are there. None: it can be sampled."""
+        if not self._asked:
+            support = self._device.ask("nvmlGpmQueryDeviceSupport")
+            if support.reason is not None and support.code is None:
+                return support.reason  # no answer, which may pass
+            supported = support.reason is None and support.value.isSupportedDevice
+            self._refusal = None if supported else support.reason or _TOO_OLD
+            self._asked = True
+        if self._refusal is None and not self._buffers:
+            return self._allocate()
+        return self._refusal
+
+    def _allocate(self) -> str | None:
+        answers = [self._device.nvml.attempt("nvmlGpmSampleAlloc") for _ in range(2)]
+        self._buffers = [answer.value for answer in answers if answer.reason is None]
+        failed = next((answer.reason for answer in answers if answer.reason is not None), None)
+        if failed is not None:
+            self.close()
+        return failed
+
+    def _between(self, earlier: Any, later: Any) -> Look:
+        made = self._device.nvml.attempt("c_nvmlGpmMetricsGet_t")
+        if made.reason is not None:
+            return self.all_missing(made.reason)
+        asked = made.value
+        asked.version, asked.numMetrics = _VERSION, len(_METRICS)
+        asked.sample1, asked.sample2 = earlier, later
+        for metric, (number, _) in zip(asked.metrics, _METRICS.values(), strict=False):
+            metric.metricId = number
+        answer = self._device.nvml.attempt("nvmlGpmMetricsGet", asked)
+        if answer.reason is not None:
+            return self.all_missing(answer.reason)
+        metrics = zip(asked.metrics, _METRICS.items(), strict=False)
+        return {figure: _value(metric, unit) for metric, (figure, (_, unit)) in metrics}
+
+
+def _value(metric: Any, unit: float) -> float | Missing | None:
+    if metric.nvmlReturn != 0:
+        return Missing(f"NVML's error {metric.nvmlReturn} for this counter")
+    # Not a number where nothing was counted.
+    return metric.value * unit if math.isfinite(metric.value) else None

@@ -82,5 +82,5 @@ def read_oom_kills(system: Path = Path("/")) -> int | None:
         for folder in read_group_folders(controller, system)[:1]
     ]
     files = (*own, system / "proc/vmstat")
-    counts = (parse_counters(read_text(file) or "").get("oom_kill") for file in files)
+    counts = (parse_counters(read_text(file)).get("oom_kill") for file in files)
     return next((count for count in counts if count is not None), None)

@@ -65,8 +65,6 @@ class Nvml:
             return Answer(reason="no NVIDIA driver answers")
         try:
             return Answer(value=getattr(self._library, function)(*args))
-        except AttributeError:
-            return Answer(reason="the installed nvidia-ml-py is too old to ask")
         except Exception as error:  # NVMLError for most; ctypes and decoding errors from a library of another driver
             code = getattr(error, "value", None)
             return Answer(reason=_WORDS.get(code or 0) or str(error) or type(error).__name__, code=code)

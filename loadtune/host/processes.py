@@ -1,15 +1,18 @@
 """What the training process and everything it started use, by role: CPU time as cores, memory, reads.
 
-In: a process id that may change or be None, psutil, and files of ``/proc/<pid>`` (Linux). Out: three probes; two of
-them look rarely, at the processes that the first has found.
+In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: three probes, two of which look
+rarely, at the processes that the first has found; and a guard that says, while a request runs, when it is time to end a
+training process that takes all RAM, before the kernel kills one, which need not be the one whose memory grew.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from loadtune.host.cgroup import read_text
+from loadtune.host.memory import Ram, read_ram
 from loadtune.host.sensing import Growth, Look, Probe
 from loadtune.host.timeline import ANONYMOUS, EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
@@ -95,11 +98,12 @@ class ProcessTree(Probe):
                 for process in self.of(role)
             ]
 
+        def rss(role: Role) -> list[int]:
+            return [self._last[process].rss_bytes for process in self.of(role)]
+
         main, workers, others = cores("main"), cores("worker"), cores("other")
         others += [self._brief_s(last) / elapsed_s] if last and elapsed_s > 0 else []
-        main_rss, workers_rss, others_rss = (
-            [self._last[process].rss_bytes for process in self.of(role)] for role in ("main", "worker", "other")
-        )
+        main_rss, workers_rss, others_rss = rss("main"), rss("worker"), rss("other")
         return {
             "bench_cpu_cores": _sum([*main, *workers, *others]),
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
@@ -261,8 +265,66 @@ def proportional_bytes(pid: int, proc: Path = _PROC) -> int | None:
 
 def field_bytes(file: Path, name: str) -> int | None:
     """Of a line such as ``RssAnon:  144 kB`` in that file. None: there is none."""
-    for line in (read_text(file) or "").splitlines():
+    for line in read_text(file).splitlines():
         field, _, rest = line.partition(":")
         if field == name:
             return int(rest.split()[0]) * 1024
     return None
+
+
+def tree_bytes(pid: int, of: Callable[[int], int | None]) -> int:
+    """Of a process and all that it started, together."""
+    return sum(of(each.pid) or 0 for each in _tree(_process(pid)))
+
+
+RESERVE = 0.05
+"""Share of the RAM below which is too little: half of what the memory probe leaves alone on a CPU. At most half of what
+was available at the start, so that a nearly full machine is of use."""
+
+_EVERY_S = 0.1
+"""Between two looks, of 0.3 ms each. Workers were seen to take 2 GB/s."""
+
+_OURS = 0.5
+"""Share of what became unavailable since the start that they hold: with less, somebody else takes the RAM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamShort:
+    """RAM is nearly full."""
+
+    grown_bytes: int
+    """What the processes took since the start."""
+    available_bytes: int
+    limit_bytes: int
+
+
+class RamGuard:
+    """One request's. It begins when this is made."""
+
+    def __init__(
+        self,
+        pid: int,
+        ram: Callable[[], Ram] = read_ram,
+        held: Callable[[int, Callable[[int], int | None]], int] = tree_bytes,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pid, self._ram, self._now = pid, ram, now
+        self._held = held
+        self._begun_bytes = self._held(pid, anonymous_bytes)
+        self._available = ram().available_bytes
+        self._due_s = 0.0
+
+    def look(self) -> RamShort | None:
+        """None: there is RAM enough, or somebody else takes it."""
+        now = self._now()
+        if now < self._due_s:
+            return None
+        self._due_s = now + _EVERY_S
+        ram = self._ram()
+        if ram.available_bytes >= min(RESERVE * ram.limit_bytes, self._available / 2):
+            return None
+        grown = self._held(self._pid, proportional_bytes) - self._begun_bytes
+        if grown < _OURS * (self._available - ram.available_bytes):
+            self._due_s = now + 10 * _EVERY_S  # to ask that of every process is dear
+            return None
+        return RamShort(grown_bytes=grown, available_bytes=ram.available_bytes, limit_bytes=ram.limit_bytes)

@@ -7,8 +7,8 @@ name is its field's in `Telemetry`, but for those that a field is made of.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from collections.abc import Mapping, Sequence
+from itertools import pairwise, takewhile, zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -57,6 +57,10 @@ class Tracks:
     def __init__(self) -> None:
         self._tracks: dict[str, deque[Stretch]] = {}
 
+    @property
+    def figures(self) -> list[str]:
+        return list(self._tracks)
+
     def add(self, figure: str, stretch: Stretch) -> None:
         track = self._tracks.setdefault(figure, deque())
         track.append(stretch)
@@ -65,13 +69,8 @@ class Tracks:
 
     def stretches(self, figure: str, start_s: float, end_s: float) -> list[Stretch]:
         """Those that have a part in the span, in order of time."""
-        found: list[Stretch] = []
-        for stretch in reversed(self._tracks.get(figure, ())):
-            if stretch.end_s < start_s:
-                break
-            if stretch.start_s <= end_s:
-                found.append(stretch)
-        return found[::-1]
+        newest_first = takewhile(lambda stretch: stretch.end_s >= start_s, reversed(self._tracks.get(figure, ())))
+        return [stretch for stretch in newest_first if stretch.start_s <= end_s][::-1]
 
     def within(self, figure: str, start_s: float, end_s: float) -> list[Share]:
         """Their parts in the span."""
@@ -87,21 +86,20 @@ def telemetry(
     """
     if num_readings == 0:
         return None
-    found = {figure: how(tracks.within(figure, start_s, end_s)) for figure, how in _FIGURES.items()}
-    duty = tracks.within(_DUTY, start_s, end_s)
-    for figure in _TOTALS:
-        found[figure] = _total(tracks.within(figure, start_s, end_s), end_s - start_s)
-    busy, own = (_mean(tracks.within(figure, start_s, end_s)) for figure in (BUSY_CORES, OWN_CORES))
-    throttles, cores = found["num_cpu_throttles"], found["core_utilization_fractions"]
+    fields = Telemetry.__dataclass_fields__
+    shares = {figure: tracks.within(figure, start_s, end_s) for figure in tracks.figures}
+    found = {figure: _what(figure, of, end_s - start_s) for figure, of in shares.items() if figure in fields}
+    duty = shares.get(_DUTY, [])
+    busy, own = (_mean(shares.get(figure, [])) for figure in (BUSY_CORES, OWN_CORES))
     found |= {
-        "num_cpu_throttles": None if throttles is None else round(throttles),
-        "core_utilization_fractions": cores or None,
         "gpu_utilization_p5_fraction": _percentile(duty, 0.05),
         "gpu_utilization_p95_fraction": _percentile(duty, 0.95),
         "gpu_idle_fraction": _mean([share._replace(value=float(share.value == 0)) for share in duty]),
-        "others_cpu_cores": _others(busy, found["bench_cpu_cores"], own),
     }
-    fields = Telemetry.__dataclass_fields__
+    bench = found.get("bench_cpu_cores")
+    if busy is not None and bench is not None and own is not None:
+        # Counters of processes and of cores tick apart, so the difference may be a little below 0.
+        found["others_cpu_cores"] = max(0.0, busy - bench - own)
     return Telemetry(
         seconds=end_s - start_s,
         num_readings=num_readings,
@@ -111,11 +109,6 @@ def telemetry(
         missing={figure: why for figure, why in missing.items() if figure in fields and found.get(figure) is None},
         **found,
     )
-
-
-def _others(busy: float | None, bench: float | None, own: float | None) -> float | None:
-    """Counters of processes and of cores tick apart, so the difference may be a little below 0."""
-    return None if busy is None or bench is None or own is None else max(0.0, busy - bench - own)
 
 
 def _workers(tracks: Tracks, start_s: float, end_s: float) -> tuple[WorkerUse, ...]:
@@ -215,42 +208,28 @@ def _moments(shares: Sequence[Share]) -> list[Any]:
     return [share.value for share in shares if share.was_read_within] or [share.value for share in shares]
 
 
-def _peak(shares: Sequence[Share]) -> int | None:
-    return max(_moments(shares), default=None)
+def _what(figure: str, shares: Sequence[Share], seconds: float) -> Any:
+    """This figure of the span, which has so many seconds."""
+    if figure in _TOTALS:
+        total = _total(shares, seconds)
+        return round(total) if total is not None and figure == "num_cpu_throttles" else total
+    if figure in _PEAKS:
+        return max(_moments(shares), default=None)
+    if figure in _LEAST:
+        return min(_moments(shares), default=None)
+    return _means(shares) or None if figure in _EACH else _mean(shares)
 
 
-def _least(shares: Sequence[Share]) -> int | None:
-    return min(_moments(shares), default=None)
-
-
-_FIGURES: dict[str, Callable[[Sequence[Share]], Any]] = {
-    _DUTY: _mean,
-    "gpu_power_w": _mean,
-    "gpu_sm_activity_fraction": _mean,
-    "gpu_sm_occupancy_fraction": _mean,
-    "gpu_tensor_activity_fraction": _mean,
-    "gpu_dram_bandwidth_fraction": _mean,
-    "gpu_pcie_read_bytes_per_s": _mean,
-    "gpu_pcie_write_bytes_per_s": _mean,
-    "gpu_sm_clock_hz": _mean,
-    "gpu_memory_clock_hz": _mean,
-    "gpu_others_sm_fraction": _mean,
-    "gpu_memory_used_bytes": _peak,
-    "gpu_others_memory_bytes": _peak,
-    "cpu_utilization_fraction": _mean,
-    "core_utilization_fractions": _means,
-    "cgroup_cpu_cores": _mean,
-    "bench_cpu_cores": _mean,
-    "main_cpu_cores": _mean,
-    "workers_cpu_cores": _mean,
-    "other_cpu_cores": _mean,
-    "bench_rss_bytes": _peak,
-    "main_rss_bytes": _peak,
-    "other_rss_bytes": _peak,
-    "ram_available_bytes": _least,
-    "ram_used_bytes": _peak,
-    "shm_used_bytes": _peak,
-    "disk_read_bytes_per_s": _mean,
-    "file_read_bytes_per_s": _mean,
-}
 _TOTALS = ("gpu_energy_j", "cpu_throttled_s", "num_cpu_throttles")
+_PEAKS = (
+    "gpu_memory_used_bytes",
+    "gpu_others_memory_bytes",
+    "bench_rss_bytes",
+    "main_rss_bytes",
+    "other_rss_bytes",
+    "ram_used_bytes",
+    "shm_used_bytes",
+)
+_LEAST = ("ram_available_bytes",)
+_EACH = ("core_utilization_fractions",)
+"""Values that are tuples. All other figures are means."""

@@ -40,6 +40,9 @@ class Account:
     """Seconds in ``next(loader)`` so far."""
     total_s: float = 0.0
     """Seconds of the loop so far."""
+    earlier_blocked_s: float = 0.0
+    earlier_total_s: float = 0.0
+    """Of those two, what passed before the present number of workers delivered."""
     hook_s: float = 0.0
     """Seconds that the tuner took so far, those for starting workers included."""
     switches: list[dict[str, int]] = field(default_factory=list)
@@ -50,11 +53,13 @@ class Account:
 
     def numbers(self) -> dict[str, float]:
         """For a logger; what was not measured is left out. ``samples_per_s``, ``num_workers``; ``blocked_fraction``:
-        share of the loop's time in ``next(loader)``; ``limited_by_loading``: 0 or 1."""
+        share of the loop's time in ``next(loader)`` since the present number of workers delivers;
+        ``limited_by_loading``: 0 or 1."""
+        total_s = self.total_s - self.earlier_total_s
         found = {
             "samples_per_s": self.samples_per_s,
             "num_workers": float(self.num_workers),
-            "blocked_fraction": self.blocked_s / self.total_s if self.total_s else None,
+            "blocked_fraction": (self.blocked_s - self.earlier_blocked_s) / total_s if total_s else None,
             "limited_by_loading": None if self.bottleneck is None else float(self.bottleneck != "the step"),
         }
         return {key: value for key, value in found.items() if value is not None}
@@ -95,18 +100,19 @@ def say(account: Account | None, text: str) -> None:
 
 
 def summary(found: Sequence[Account]) -> list[str]:
-    """Lines for the end of a script."""
+    """Lines for the end of a script, without the name of this package."""
     lines = []
     for each in found:
         blocked = f"blocked in next() {percent_text(each.numbers().get('blocked_fraction'))} of the time"
         if each.num_workers != each.own_workers:
-            lines.append(f"{each.name}: {each.change_text(each.own_workers, each.num_workers)}; {blocked}")
+            change = each.change_text(each.own_workers, each.num_workers)
+            lines.append(f"{each.name}: {change}; {blocked} since then")
             lines.append(f"  to keep it: DataLoader(..., num_workers={each.num_workers})")
         else:
             reason = f": {each.reason}" if each.reason else ""
             lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}; {blocked}")
         lines += [f"  {advice}" for advice in each.advice]
-    return [f"loadtune: {line}" for line in lines]
+    return lines
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
@@ -116,10 +122,11 @@ def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> No
     (folder / f"{name}.tmp").replace(folder / name)
 
 
-def write_own(folder: str) -> None:
-    """This process's, for the launcher, which may be gone."""
-    with suppress(OSError):
-        write(_accounts, Path(folder), f"{os.getpid()}.json")
+def write_own(folder: str | None) -> None:
+    """This process's, for the launcher, which may be gone. None: there is no launcher."""
+    if folder is not None:
+        with suppress(OSError):
+            write(_accounts, Path(folder), f"{os.getpid()}.json")
 
 
 def read(path: Path) -> list[Account]:
@@ -135,9 +142,10 @@ def read(path: Path) -> list[Account]:
 
 def page(found: Sequence[Account]) -> str:
     """The summary and all switches as one HTML file."""
-    lines = summary(found)
-    for each in found:
-        for one in each.switches:
-            lines.append(f"{each.name}: {one['num_workers']} from epoch {one['epoch']}, batch {one['batch']}")
-    text = html.escape("\n".join(line.removeprefix("loadtune: ") for line in lines))
+    switches = (
+        f"{each.name}: {one['num_workers']} from epoch {one['epoch']}, batch {one['batch']}"
+        for each in found
+        for one in each.switches
+    )
+    text = html.escape("\n".join([*summary(found), *switches]))
     return f"<!doctype html><meta charset=utf-8><title>loadtune exec</title><h1>Workers</h1><pre>{text}</pre>\n"

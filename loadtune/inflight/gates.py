@@ -1,4 +1,4 @@
-"""Which loaders are left alone, and why.
+"""Which loaders are left alone, and why: found out before anything is switched.
 
 Whoever loads in two workers or more has shown that workers read the data. From none or one to several, three things can
 go wrong without an error: workers share the offset of an open file, they have a copy of what the training loop changes
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +25,17 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import MapDataPipe
 
 from loadtune.stream import torch_private as private
+from loadtune.stream.pool import PoolFailedError
 from loadtune.stream.random_states import read_states, same_states
+from loadtune.stream.sample_table import SampleTable
+from loadtune.stream.settings import Settings
+from loadtune.stream.trial import Trial
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
-_MAX_CONTAINERS, _ENDS, _MANY_BYTES = 150, 16, 1024
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_MAX_CONTAINERS, _ENDS, _MANY_BYTES = 150, 16, 1024
+_KEPT, _WATCHED = 6, 8
+"""First batches of an epoch: those that workers may read again, and those whose draws by the sampler are looked at."""
 
 
 def reason_against(loader: Any) -> str | None:
@@ -42,18 +49,84 @@ def reason_against(loader: Any) -> str | None:
     return None
 
 
-def main_can_be_imported() -> bool:
-    """Whether workers that are spawned can import the script without running it again."""
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    if main is None or path is None or getattr(main, "__spec__", None) is not None:
-        return True  # ``python -m``: imported under its name; or no script
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except OSError:
-        return False
-    return "__name__" in text and "__main__" in text
+class Trust:
+    """Of one iterator: whether other workers read what the user's settings read.
+
+    What its questions answer is a reason against other workers; None: none is known.
+    """
+
+    def __init__(self, view: Any, sampler: "WatchedSampler", own: Settings, method: str) -> None:
+        """``method``: how workers start."""
+        self._view, self._sampler, self._own, self._method = view, sampler, own, method
+        self._roots = view.dataset, view.collate_fn
+        self.in_process = own.num_workers == 0
+        # Where the training process loads, a change counts from the first batch on; else since workers have a copy.
+        self._unchanged = None if self.in_process else Unchanged(*self._roots)
+        self._shares_files = method == "fork" and own.num_workers <= 1
+        self._offsets = _read_offsets() if self._shares_files else {}
+        self._copies: list[Any] = []
+        self._num_compared = 0
+        self._trial: Trial | None = None
+        self.has_read_again = not self.in_process
+
+    def before_batch(self) -> None:
+        """The training process is about to load a batch, if the user has no workers."""
+        if self._unchanged is None:
+            self._unchanged = Unchanged(*self._roots)
+
+    def after_batch(self, batch: Any) -> None:
+        if not self.has_read_again and len(self._copies) < _KEPT:
+            leaves, spec = tree_flatten(batch)
+            # A step in place does not change the copy.
+            self._copies.append(([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec))
+
+    def changed(self) -> str | None:
+        """Whether the dataset is another one than its copies in workers."""
+        what = None if self._unchanged is None else self._unchanged.changed()
+        copy = "workers have a copy of the dataset; set num_workers yourself where that is no problem"
+        return None if what is None else f"the loop, or reading it, changes the dataset ({what}); {copy}"
+
+    def reason_against(self) -> str | None:
+        """What is known without starting a worker."""
+        if self._sampler.draws:
+            return "its sampler draws random numbers as it goes, so the order depends on the number of workers"
+        if (changed := self.changed()) is not None:
+            return changed
+        if self._shares_files and (what := self._moved_file() or shared_handle(*self._roots)) is not None:
+            return f"the dataset reads through {what}, which several workers would share"
+        if self.in_process and self._method != "fork" and not _main_can_be_imported():
+            return 'the script has no `if __name__ == "__main__":`, so workers would run it again'
+        return None
+
+    def _moved_file(self) -> str | None:
+        """A file that was read through since the epoch began."""
+        before = self._offsets
+        moved = (key[0] for key, at in _read_offsets().items() if before.get(key, at) != at)
+        return next((f"an open file ({path})" for path in moved), None)
+
+    def read_again(self, table: SampleTable) -> None:
+        """Let two workers read the first batches, too; `compare` says what came of it."""
+        batches = self._sampler.first[: len(self._copies)]
+        self._trial = Trial(self._view, self._own.changed(num_workers=2), table, batches)
+
+    def compare(self, *, values: bool) -> str | None:
+        """A step further. `has_read_again`: all were the same. ``values``: not the structure alone."""
+        assert self._trial is not None
+        try:
+            for batch in self._trial.poll():
+                if not _same_batch(batch, *self._copies[self._num_compared], values=values):
+                    return "a worker read other samples than the training process"
+                self._num_compared += 1
+        except PoolFailedError as failure:
+            cause = str(failure.__cause__ or "").strip().splitlines()
+            return f"workers cannot read it: {failure}" + (f" ({cause[-1]})" if cause else "")
+        self.has_read_again = self._trial.num_left == 0
+        return None
+
+    def close(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+        self._trial, self._copies = None, []
 
 
 class WatchedSampler:
@@ -62,15 +135,11 @@ class WatchedSampler:
     Such a sampler depends on how far ahead of the loop it is asked, and so on the number of workers.
     """
 
-    KEPT, WATCHED = 6, 8
-
     def __init__(self, loader: Any) -> None:
         self._sampler = loader._index_sampler
-        self._generators = [
-            each
-            for owner in (loader, loader.sampler, loader.batch_sampler)
-            if isinstance(each := getattr(owner, "generator", None), torch.Generator)
-        ]
+        owners = (loader, loader.sampler, loader.batch_sampler)
+        generators = (getattr(owner, "generator", None) for owner in owners)
+        self._generators = [each for each in generators if isinstance(each, torch.Generator)]
         self.first: list[Any] = []
         """The first index batches of this epoch."""
         self.draws = False
@@ -84,43 +153,51 @@ class WatchedSampler:
 
     def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
         for number in count():
-            before = self._states() if 0 < number <= self.WATCHED and not self.draws else None
+            before = self._states() if 0 < number <= _WATCHED and not self.draws else None
             try:
                 drawn = next(indices)
             except StopIteration:
                 return
             if before is not None:
-                after = self._states()
-                same = all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True))
-                self.draws = not same or not same_states(before[0], after[0])
-            if number < self.KEPT:
+                own, after = self._states()
+                self.draws = own != before[0] or not same_states(before[1], after)
+            if number < _KEPT:
                 self.first.append(drawn)
             yield drawn
 
-    def _states(self) -> Any:
-        return read_states(), [each.get_state() for each in self._generators]
+    def _states(self) -> tuple[list[bytes], Any]:
+        return [each.get_state().numpy().tobytes() for each in self._generators], read_states()
+
+
+def _main_can_be_imported() -> bool:
+    """Whether workers that are spawned can import the script without running it again."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if path is None or getattr(main, "__spec__", None) is not None:
+        return True  # ``python -m``: imported under its name; or no script
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "__name__" in text and "__main__" in text
 
 
 # Open files
 
 
-def read_offsets() -> dict[tuple[str, int], int]:
+def _read_offsets() -> dict[tuple[str, int], int]:
     """Of the regular files that this process has open for reading. A forked worker that reads one moves it."""
     offsets = {}
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             number, path = int(name), os.readlink(f"/proc/self/fd/{name}")
             readable = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
-            if readable and path.startswith("/") and stat.S_ISREG(os.fstat(number).st_mode):
+            is_file = path.startswith("/") and stat.S_ISREG(os.fstat(number).st_mode)
+            if readable and is_file and not path.startswith(("/memfd:", "/dev/shm/", "/proc/")):
                 offsets[path, number] = os.lseek(number, 0, os.SEEK_CUR)
         except OSError:
             continue
-    return {key: at for key, at in offsets.items() if not key[0].startswith(("/memfd:", "/dev/shm/", "/proc/"))}
-
-
-def moved_file(before: dict[tuple[str, int], int]) -> str | None:
-    """A file that was read through since then. None: none was."""
-    return next((key[0] for key, at in read_offsets().items() if key in before and before[key] != at), None)
+    return offsets
 
 
 def shared_handle(*roots: Any) -> str | None:
@@ -151,19 +228,17 @@ class Unchanged:
     """
 
     def __init__(self, *roots: Any) -> None:
-        self._kept = [(each, _items(each)) for each in islice(_containers(roots), _MAX_CONTAINERS)]
-
-    def __bool__(self) -> bool:
-        return self.changed() is None
+        found = ((each, _items(each)) for each in _contents(roots))
+        kept = ((each, items) for each, items in found if items or isinstance(each, dict | list | set | deque))
+        self._kept = list(islice(kept, _MAX_CONTAINERS))
 
     def changed(self) -> str | None:
         """The type of an object that changed, for people. None: none did."""
         for each, items in self._kept:
             now = _items(each)
-            if len(now) != len(items) or not all(map(operator.is_, now, items)):
-                if len(now) == len(items) and all(map(_same, now, items)):
-                    continue
-                return type(each).__name__
+            if len(now) == len(items) and (all(map(operator.is_, now, items)) or all(map(_same, now, items))):
+                continue
+            return type(each).__name__
         return None
 
 
@@ -218,23 +293,12 @@ def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:
         waiting.extend(_items(each))
 
 
-def _containers(roots: tuple[Any, ...]) -> Iterator[Any]:
-    return (each for each in _contents(roots) if _items(each) or isinstance(each, dict | list | set | deque))
-
-
 # The same batch again
 
 
-def kept_copy(batch: Any) -> Any:
-    """Tensors copied, so that a step in place does not change them."""
+def _same_batch(batch: Any, kept: list[Any], kept_spec: Any, *, values: bool) -> bool:
     leaves, spec = tree_flatten(batch)
-    return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
-
-
-def same_batch(batch: Any, kept: Any, *, values: bool) -> bool:
-    """``values``: compare them, too, and not the structure alone."""
-    leaves, spec = tree_flatten(batch)
-    return spec == kept[1] and all(_same_leaf(a, b, values) for a, b in zip(leaves, kept[0], strict=True))
+    return spec == kept_spec and all(_same_leaf(a, b, values) for a, b in zip(leaves, kept, strict=True))
 
 
 def _same_leaf(one: Any, other: Any, values: bool) -> bool:

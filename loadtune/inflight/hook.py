@@ -24,35 +24,25 @@ def install(
     """
     import torch.utils.data.dataloader as module
 
-    _begin(Options(max_workers=max_workers, freeze=tuple(freeze), exact=exact, dry_run=dry_run))
-    _patch(module)
-
-
-def install_from_environment(module: Any) -> None:
-    """What `loadtune exec` calls with torch's module as soon as that is loaded."""
-    _begin(Options.from_environment())
-    _patch(module)
-
-
-def _begin(options: Options) -> Options:
-    """These options, unless there are some already."""
-    global _options
-    if _options is None:
-        _options = options
-        atexit.register(_at_exit)
-    return _options
-
-
-def _patch(module: Any) -> None:
-    """In place, so that subclasses that call it, and loaders that a library makes anew, are met."""
-    real = module.DataLoader._get_iterator
+    _begin(Options(max_workers=max_workers, freeze=freeze, exact=exact, dry_run=dry_run))
+    patched: Any = module.DataLoader
+    real = patched._get_iterator
 
     def _get_iterator(self: Any) -> Any:
         made = iterator_of(self, sys._getframe(1))
         return real(self) if made is None else made
 
-    if real.__module__ == module.__name__:
-        module.DataLoader._get_iterator = _get_iterator
+    if real.__module__ == module.__name__:  # in place: subclasses that call it, and loaders that a library makes anew
+        patched._get_iterator = _get_iterator
+
+
+def _begin(chosen: Options) -> Options:
+    """The options of this process: those of `loadtune exec`, or else the first that are chosen."""
+    global _options
+    if _options is None:
+        _options = Options.from_environment() or chosen
+        atexit.register(_at_exit, _options)
+    return _options
 
 
 def iterator_of(loader: Any, frame: FrameType | None) -> Any:
@@ -63,7 +53,7 @@ def iterator_of(loader: Any, frame: FrameType | None) -> Any:
             return None
         from loadtune.inflight.iterator import tuned_iterator
 
-        made = tuned_iterator(loader, frame, _begin(Options.from_environment()))
+        made = tuned_iterator(loader, frame, _begin(Options()))
         if made is not None and hasattr(type(loader), "tuning"):
             loader.tuning = made._tuner.account
         return made
@@ -85,10 +75,9 @@ def _is_worker() -> bool:
     return get_worker_info() is not None or current_process().daemon is True
 
 
-def _at_exit() -> None:
-    if _options is None or _is_worker():
+def _at_exit(options: Options) -> None:
+    if _is_worker():
         return
-    if _options.folder is not None:
-        told.write_own(_options.folder)
-    elif told.accounts() and int(os.environ.get("RANK", "0")) == 0 and sys.stderr is not None:
-        print(*told.summary(told.accounts()), sep="\n", file=sys.stderr)
+    told.write_own(options.folder)
+    for line in told.summary(told.accounts()) if options.folder is None else ():
+        told.say(None, line)

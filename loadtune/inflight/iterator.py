@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates
+from loadtune.inflight import gates, hook
 from loadtune.inflight.account import Account
 from loadtune.inflight.options import Options
 from loadtune.inflight.tuner import Shared, Tuner
@@ -37,13 +36,12 @@ class _Tuned:
         if tuner.is_dead or tuner.watched() is not self:  # a newer iterator is watched; Lightning keeps the old one
             return next(self._inner)
         tuner.guard(tuner.before_step)
-        begun = time.perf_counter()
         try:
             batch = next(self._inner)
         except BaseException:
             tuner.guard(tuner.end)
             raise
-        tuner.guard(tuner.after_step, begun, time.perf_counter(), batch)
+        tuner.guard(tuner.after_step, batch)
         return batch
 
     def __getattr__(self, name: str) -> Any:
@@ -87,11 +85,7 @@ def begun_by(tuner: Tuner, loader: Any) -> Any:
 
 def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> Any:
     """An iterator that is tuned. None: this loader is left alone, and torch's own is to be used."""
-    place = _place(frame)
-    reason = gates.reason_against(loader)
-    if reason is None and {type(loader.dataset).__name__, place} & set(options.freeze):
-        reason = "--freeze names it"
-    tuner = _tuner_of(loader, place, options, reason)
+    tuner = _tuner_of(loader, _place(frame), options)
     if tuner is None or tuner.is_dead:
         return None
     generator = getattr(loader, "generator", None)
@@ -106,20 +100,22 @@ def tuned_iterator(loader: Any, frame: FrameType | None, options: Options) -> An
 
 
 _known: dict[Any, list[Tuner]] = {}
-_left_alone: set[Any] = set()
+"""By dataset, settings and place in the code. Empty: this loader is left alone, and that was said."""
 
 
-def _tuner_of(loader: Any, place: str, options: Options, reason: str | None) -> Tuner | None:
+def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     """The tuner of the loader that began here before, if it is free; so one that is made anew goes on."""
     dataset, number = loader.dataset, loader.num_workers
+    reason = gates.reason_against(loader)
+    if {type(dataset).__name__, place} & set(options.freeze):
+        reason = reason or "--freeze names it"
     size = len(dataset) if hasattr(dataset, "__len__") and reason is None else None
     key = (type(dataset), size, loader.batch_size, number, place)
-    tuners = _known.setdefault(key, [])
-    name = f"{type(dataset).__name__} at {place}"
+    is_new, tuners = key not in _known, _known.setdefault(key, [])
+    account = Account(name=f"{type(dataset).__name__} at {place}", own_workers=number, num_workers=number)
     if reason is not None:
-        if key not in _left_alone:
-            _left_alone.add(key)
-            account = Account(name=name, own_workers=number, num_workers=number, state="left alone", reason=reason)
+        if is_new:
+            account.state, account.reason = "left alone", reason
             told.say(told.keep(account), f"left alone: {reason}")
         return None
     same = [tuner for tuner in tuners if tuner.source() is loader]
@@ -127,15 +123,14 @@ def _tuner_of(loader: Any, place: str, options: Options, reason: str | None) -> 
     if same or free:
         return (same or free)[0]
     if tuners:
-        name += f" ({len(tuners) + 1})"
+        account.name += f" ({len(tuners) + 1})"
     replayed = None
     if options.replay is not None:
-        nothing = Account(name=name, own_workers=number, num_workers=number)
-        replayed = next((each for each in told.read(Path(options.replay)) if each.name == name), nothing)
-    tuner = Tuner(told.keep(Account(name=name, own_workers=number, num_workers=number)), loader, options, replayed)
-    tuners.append(tuner)
-    Shared.tuners.append(tuner)
-    return tuner
+        nothing = Account(name=account.name, own_workers=number, num_workers=number)
+        replayed = next((each for each in told.read(Path(options.replay)) if each.name == account.name), nothing)
+    tuners.append(Tuner(told.keep(account), loader, options, replayed))
+    Shared.tuners.append(tuners[-1])
+    return tuners[-1]
 
 
 def _place(frame: FrameType | None) -> str:
@@ -163,7 +158,5 @@ class DataLoader(TorchDataLoader[Any]):
     """What was found and done so far. None: nothing iterated it yet."""
 
     def _get_iterator(self) -> Any:
-        from loadtune.inflight import hook
-
         made = hook.iterator_of(self, sys._getframe(1))
         return super()._get_iterator() if made is None else made

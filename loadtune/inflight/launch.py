@@ -30,8 +30,8 @@ def run(command: Sequence[str], options: Options, out: Path | None = None) -> in
         }
         code = _run(command, {**os.environ, **environment})
         found = [each for path in sorted(folder.glob("*.json")) for each in told.read(path)]
-        lines = told.summary(found) or [f"loadtune: {_why_nothing(folder)}"]
-        print(*lines, sep="\n", file=sys.stderr, flush=True)
+        for line in told.summary(found) or [_why_nothing(folder)]:
+            print(f"loadtune: {line}", file=sys.stderr, flush=True)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         told.write(found, out)

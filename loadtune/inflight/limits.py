@@ -4,9 +4,8 @@ import math
 import os
 import resource
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -17,8 +16,6 @@ from loadtune.inflight.measure import Work
 from loadtune.stream.settings import Settings
 from loadtune.units import bytes_text
 
-Reason = Literal["cores", "--max-workers", "RAM", "/dev/shm", "descriptors"]
-
 MOST = 64
 _WAITS = 0.15
 """Workers that use less of a core wait for a disk or a network; cores do not bound them."""
@@ -27,27 +24,25 @@ _SHARE = 0.5
 _USUAL_WORKER = 30 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """The most workers, and what bounds them."""
 
     most: int
-    reason: Reason
+    reason: Literal["cores", "--max-workers", "RAM", "/dev/shm", "descriptors"]
     text: str
     """For people: figures of the bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSize:
+class BatchSize(NamedTuple):
     """What one batch takes in a queue."""
 
-    num_bytes: int
-    num_tensors: int
+    num_bytes: int = 0
+    num_tensors: int = 0
 
-    @classmethod
-    def of(cls, batch: Any) -> "BatchSize":
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        return cls(sum(leaf.nbytes for leaf in tensors), len(tensors))
+
+def batch_size(batch: Any) -> BatchSize:
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+    return BatchSize(sum(leaf.nbytes for leaf in tensors), len(tensors))
 
 
 def num_local_ranks() -> int:
@@ -72,8 +67,9 @@ def most_workers(
     ram, shm = read_ram().available_bytes * _SHARE / ranks, read_shm()[1] * _SHARE / ranks
     each = _private_bytes(worker_pid) + queued
     by_cores = math.ceil(cores / work.cpu_share - 1e-6) if work.cpu_share > _WAITS else MOST
-    descriptors = _free_descriptors() * _SHARE
-    per_worker = 8 + (batch.num_tensors * (own.prefetch_factor + 1) if _shares_by_descriptor() else 0)
+    descriptors, per_worker = _free_descriptors() * _SHARE, 8
+    if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
+        per_worker += batch.num_tensors * (own.prefetch_factor + 1)
     bounds = [
         Bound(by_cores, "cores", f"{cores:.0f} cores, of which a worker uses {work.cpu_share:.0%}"),
         Bound(int(ram / each), "RAM", f"a worker takes {bytes_text(each)}, and {bytes_text(ram)} may be used"),
@@ -91,7 +87,7 @@ def most_workers(
         Bound(MOST if max_workers is None else max_workers, "--max-workers", ""),
     ]
     least = min(bounds, key=lambda bound: bound.most)
-    return Bound(max(1, least.most), least.reason, least.text)
+    return least._replace(most=max(1, least.most))
 
 
 def queued_s(pids: Iterable[int]) -> float:
@@ -118,7 +114,3 @@ def _free_descriptors() -> int:
         return max(0, limit - len(os.listdir("/proc/self/fd")))
     except OSError:
         return limit // 2
-
-
-def _shares_by_descriptor() -> bool:
-    return torch.multiprocessing.get_sharing_strategy() == "file_descriptor"  # type: ignore[no-untyped-call,no-any-return]

@@ -40,13 +40,9 @@ class Reading:
     """Standard error of `total_s`; infinite where there is one block of steps only."""
 
     @property
-    def waiting_s(self) -> float:
-        """Blocked, beyond taking a batch that stands ready."""
-        return max(0.0, self.blocked_s - self.handover_s)
-
-    @property
     def waiting_fraction(self) -> float:
-        return self.waiting_s / self.total_s
+        """Share of the time blocked, beyond taking a batch that stands ready."""
+        return max(0.0, self.blocked_s - self.handover_s) / self.total_s
 
     @property
     def waits(self) -> bool:
@@ -81,7 +77,8 @@ class Steps:
 
     def reading(self, several_ranks: bool = False) -> Reading | None:
         """None: too few steps, or a gap in them that more steps must explain."""
-        usual_s = self._longest_usual_gap()
+        ordered = sorted(self.between)[: -(FEW - 1)]
+        usual_s = 8 * fmean(ordered) + 0.01 if ordered else math.inf  # the two longest gaps may be unusual
         num_gaps = sum(gap > usual_s for gap in self.between)
         if len(self.blocked) < GROUP or (0 < num_gaps < FEW and len(self.blocked) < 8 * GROUP):
             return None
@@ -90,29 +87,24 @@ class Steps:
         between = [gap if gap <= usual_s else 0.0 for gap in self.between]
         mean_s = step_s = sum(between) / (len(between) - num_gaps)
         blocked_s = fmean(self.blocked)
-        groups = [fmean(between[i : i + GROUP]) for i in range(0, len(between) - GROUP + 1, GROUP)]
+        groups = _block_means(between, GROUP)
         if several_ranks and median(groups) > 0.3 * step_s:
             step_s = min(groups)
+        # Blocks as long as a turn of all workers, which deliver in bursts.
+        steps = [b + g for b, g in zip(self.blocked, between, strict=True)]
+        blocks = _block_means(steps, max(GROUP, self.num_workers))
         return Reading(
             num_steps=len(self.blocked),
             total_s=max(1e-9, blocked_s + mean_s),
             blocked_s=blocked_s,
             handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
             step_s=max(1e-6, step_s),
-            error_s=self._error_s(between),
+            error_s=stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf,
         )
 
-    def _longest_usual_gap(self) -> float:
-        """Eight times the mean of all gaps but the two longest."""
-        ordered = sorted(self.between)[: -(FEW - 1)]
-        return 8 * fmean(ordered) + 0.01 if ordered else math.inf
 
-    def _error_s(self, between: list[float]) -> float:
-        """From blocks as long as a turn of all workers, which deliver in bursts."""
-        size = max(GROUP, self.num_workers)
-        steps = [b + g for b, g in zip(self.blocked, between, strict=True)]
-        blocks = [fmean(steps[i : i + size]) for i in range(0, len(steps) - size + 1, size)]
-        return stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else math.inf
+def _block_means(values: list[float], size: int) -> list[float]:
+    return [fmean(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
 
 
 def is_enough(reading: Reading, num_workers: int) -> bool:
@@ -127,8 +119,6 @@ class Work:
 
     load_s: float
     cpu_s: float
-    start_cpu_s: float
-    """CPU seconds in which a worker starts."""
     queued_s: float = 0.0
     """Of `load_s`: ready to run while all cores were taken."""
 

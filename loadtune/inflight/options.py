@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 EXEC_VARIABLE = "LOADTUNE_EXEC"
@@ -18,7 +19,7 @@ class Options:
     """Where each process writes its account. None: nothing is written; the process prints it when it ends."""
     max_workers: int | None = None
     """Most workers of one loader. None: cores, memory and descriptors decide."""
-    freeze: tuple[str, ...] = ()
+    freeze: Sequence[str] = ()
     """Loaders that are left alone: class names of datasets, or ``FILE:LINE``."""
     exact: bool = False
     """Leave loaders alone whose samples are random, since other workers draw other random numbers."""
@@ -31,6 +32,6 @@ class Options:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_environment(cls) -> "Options":
-        given = json.loads(os.environ.get(EXEC_VARIABLE, "{}"))
-        return cls(**given | {"freeze": tuple(given.get("freeze", ()))})
+    def from_environment(cls) -> "Options | None":
+        """Of `loadtune exec`. None: the script runs without it."""
+        return cls(**json.loads(os.environ[EXEC_VARIABLE])) if EXEC_VARIABLE in os.environ else None

@@ -15,23 +15,13 @@ from typing import Any
 import torch
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, limits
+from loadtune.inflight import gates, limits, measure
 from loadtune.inflight.account import Account
-from loadtune.inflight.measure import (
-    GROUP,
-    Reading,
-    Steps,
-    Work,
-    best_number,
-    has_gained,
-    is_enough,
-    needed,
-    predicted_s,
-)
+from loadtune.inflight.measure import GROUP, Reading, Steps, Work
 from loadtune.inflight.options import TEST_VARIABLE, Options
-from loadtune.inflight.trust import Trust
 from loadtune.stream import torch_private as private
 from loadtune.stream.counters import Switch
+from loadtune.stream.sample_table import DRAWS
 from loadtune.stream.settings import Settings, start_method
 from loadtune.stream.switching import MAX_BLOCKED_S, SwitchingIterator, SwitchingLoader
 from loadtune.units import counted
@@ -45,8 +35,6 @@ _FORK_CPU_S, _IMPORT_CPU_S = 0.02, 3.0
 """CPU seconds in which a worker starts, until they are measured: a forked one, and one that imports torch."""
 _STARTING_S = 0.01
 """Seconds of the loop for each worker that starts."""
-_PIN = "pin_memory=True: batches go to the GPU while it computes"
-_PERSISTENT = "persistent_workers=True: workers start once, and not in each epoch"
 
 
 class Shared:
@@ -82,20 +70,21 @@ class Tuner:
         self.starts_blocking = self.draws_random = self.is_trusted = False
         self.cpu_rate = 0.0
         """Cores that its workers keep busy."""
+        self.own_cpu_s = 0.0
+        """CPU seconds of the training process in ``next()`` where it loads itself."""
         self.pending: Switch | None = None
-        self.change: tuple[int, int, Reading, Work] | None = None
+        self.change: tuple[int, int, Reading, Work]
         """The newest: workers before and after it, and what was measured before it."""
-        self.batch: limits.BatchSize | None = None
+        self.batch = limits.BatchSize()
         self.start_cpu_s = _FORK_CPU_S if self.method == "fork" else _IMPORT_CPU_S
         self.steps = Steps(-1)
-        self.clocks: tuple[float, float, float] | None = None
-        """Of the workers: batches, CPU seconds, seconds queued for a core."""
+        self.clocks: tuple[int, float, float] | None = None
+        """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state = "watching" if replayed is None else "replaying"
 
     def say(self, text: str) -> None:
         told.say(self.account, text)
-        if self.options.folder is not None:
-            told.write_own(self.options.folder)
+        told.write_own(self.options.folder)
 
     # The life of an iterator
 
@@ -104,9 +93,12 @@ class Tuner:
         self.sampler = gates.WatchedSampler(loader)
         self.view: Any = private.LoaderView(loader, self.sampler)
         self.source = weakref.ref(loader)
-        self.trust = Trust(self.view, self.sampler, self.own, self.method)
-        number = self._first_number()
-        if number is not None and self.replayed is None and (reason := self.trust.reason_against()) is not None:
+        self.trust = gates.Trust(self.view, self.sampler, self.own, self.method)
+        # The user's workers begin where others take long to start: these follow in the background.
+        number = self.target if self.method == "fork" or self.starts_blocking else None
+        if self.replayed is not None:
+            number = next((number for batch, number in self._replayed(self.epoch + 1)[::-1] if batch == 0), None)
+        elif number is not None and (reason := self.trust.reason_against()) is not None:
             self._leave(reason)
             number = None
         self.loader = SwitchingLoader(
@@ -128,21 +120,18 @@ class Tuner:
         self._now(number, queued=number)
         if number != self.own.num_workers:
             self._note_switch(0, number)
-        if self.replayed is not None:
-            for switch in self.replayed.switches:
-                if switch["epoch"] == self.epoch and switch["batch"] > 0:
-                    self.loader.switch(num_workers=switch["num_workers"], at=switch["batch"])
-        elif self.target is not None and number == self.target:
-            self.account.state = "judging" if self.kept is None or number > self.kept else "resting"
+        for batch, replayed in self._replayed(self.epoch):
+            if batch > 0:
+                self.loader.switch(num_workers=replayed, at=batch)
+        if self.target is not None and number == self.target:
+            self.account.state = self._state_with(number)
         elif self.target is not None:
             self.pending, self.account.state = None, "starting"
 
-    def _first_number(self) -> int | None:
-        """Workers that this epoch begins with. None: the user's, which deliver while others start."""
-        if self.replayed is not None:
-            switches = [one for one in self.replayed.switches if one["epoch"] == self.epoch + 1 and one["batch"] == 0]
-            return switches[-1]["num_workers"] if switches else None
-        return self.target if self.method == "fork" or self.starts_blocking else None
+    def _replayed(self, epoch: int) -> list[tuple[int, int]]:
+        """The switches to be repeated in this epoch: batch, workers."""
+        switches = () if self.replayed is None else self.replayed.switches
+        return [(each["batch"], each["num_workers"]) for each in switches if each["epoch"] == epoch]
 
     def end(self) -> None:
         """No more batches come in this epoch."""
@@ -151,11 +140,13 @@ class Tuner:
             self.account.state = "watching"
         if Shared.trying is self and self.account.state != "judging":
             Shared.trying = None
-        account, starts = self.account, self.epoch > 0 and not self.view.persistent_workers and self.own.num_workers > 0
-        unpinned = not self.own.pin_memory and torch.cuda.is_available()
-        for advice, helps in ((_PIN, unpinned), (_PERSISTENT, starts and self.begins_s > 0.05 * account.total_s)):
-            if helps and advice not in account.advice:
-                account.advice.append(advice)
+        begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own.num_workers > 0
+        advice = []
+        if not self.own.pin_memory and torch.cuda.is_available():
+            advice.append("pin_memory=True: batches go to the GPU while it computes")
+        if begins_often and self.begins_s > 0.05 * self.account.total_s:
+            advice.append("persistent_workers=True: workers start once, and not in each epoch")
+        self.account.advice += [each for each in advice if each not in self.account.advice]
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
         """Run a part of the tuner. Its error ends the tuner; the loop goes on with the user's settings."""
@@ -177,8 +168,7 @@ class Tuner:
     # Each step
 
     def before_step(self) -> None:
-        self.begun = time.perf_counter()
-        self.num_ready = 0
+        entered, self.num_ready = time.perf_counter(), 0
         state, has_workers = self.account.state, self.steps.num_workers > 0
         if self.trust.in_process:
             if (has_workers or state == "starting") and (reason := self.trust.changed()) is not None:
@@ -188,31 +178,28 @@ class Tuner:
                 self.trust.before_batch()
         if has_workers and state in ("watching", "judging") and (depth := self.iterator.depth()) is not None:
             self.num_ready = depth.ready
-        self.thread_s = time.thread_time()
-        self.account.hook_s += time.perf_counter() - self.begun
+        self.thread_s, self.begun = time.thread_time(), time.perf_counter()
+        self.account.hook_s += self.begun - entered
 
-    def after_step(self, begun: float, ended: float, batch: Any) -> None:
-        """``begun``, ``ended``: of ``next``, by ``time.perf_counter``."""
-        account, blocked_s = self.account, ended - begun
+    def after_step(self, batch: Any) -> None:
+        ended, account = time.perf_counter(), self.account
+        blocked_s, between_s, complete = ended - self.begun, 0.0, False
         if not self.steps.num_workers:
-            self.cpu_s += time.thread_time() - self.thread_s
+            self.own_cpu_s += time.thread_time() - self.thread_s
             self.trust.after_batch(batch)
+            if self.num_delivered == 0:  # what draws once, to prepare itself, is not random
+                self.loader.table.row(None)[DRAWS] = 0.0
         if self.num_delivered < 3:
-            size = limits.BatchSize.of(batch)
-            self.batch = max(size, self.batch or size, key=lambda each: each.num_bytes)
+            self.batch = max(self.batch, limits.batch_size(batch))
         self.num_delivered += 1
         account.num_batches += 1
-        complete = False
-        account.blocked_s += blocked_s
-        account.total_s += blocked_s
         if self.last_end is None:
             self.begins_s += blocked_s
         else:
-            between_s = max(0.0, begun - self.last_end - (Shared.blocked_s - self.blocked_then_s))
-            account.total_s += between_s
+            between_s = max(0.0, self.begun - self.last_end - (Shared.blocked_s - self.blocked_then_s))
             complete = self.steps.add(blocked_s, between_s, self.num_ready)
             if self.steps.skip == 1:
-                self._read_clocks()
+                self.clocks = self._read_clocks()
         Shared.blocked_s += blocked_s
         self.blocked_then_s = Shared.blocked_s
         self._note_switches()
@@ -226,93 +213,84 @@ class Tuner:
             self._checking()
         elif complete and len(self.steps.blocked) >= _LOOKS.get(account.state, math.inf):
             reading = self.steps.reading(self.several_ranks)
-            if reading is not None and is_enough(reading, self.steps.num_workers):
+            if reading is not None and measure.is_enough(reading, self.steps.num_workers):
                 getattr(self, f"_{account.state}")(reading)
+        account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
+        account.total_s += blocked_s + between_s
         self.last_end = time.perf_counter()
         account.hook_s += self.last_end - ended
 
     def _now(self, num_workers: int, queued: int = 0) -> None:
         """So many workers deliver from now on. ``queued``: those of which batches were asked for before."""
+        account = self.account
         if num_workers != self.steps.num_workers:
             self.steps = Steps(num_workers)
+            account.earlier_blocked_s, account.earlier_total_s = account.blocked_s, account.total_s
         self.steps.skip = max(3, 2 * queued)
-        self.account.num_workers, self.clocks = num_workers, None
+        account.num_workers, self.clocks = num_workers, None
 
     def _worker_pids(self) -> list[int]:
         return [worker.pid for worker in getattr(self.iterator._lane[0], "_workers", ())]
 
-    def _read_clocks(self) -> None:
-        """To compare with later: a worker's CPU time holds what its start took."""
-        workers = self.iterator.workers() if self.steps.num_workers else []
-        ended, cpu_s = sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers)
-        self.clocks = (ended, cpu_s, limits.queued_s(self._worker_pids()))
-        self.cpu_s, self.cpu_steps = 0.0, self.num_delivered
-
-    cpu_s = 0.0
-    """Of the training process's thread, in which it loaded since the clocks were read."""
+    def _read_clocks(self) -> tuple[int, float, float]:
+        """Of whoever loads, so far: batches, CPU seconds with those of the start, seconds queued for a core."""
+        if not self.steps.num_workers:
+            return self.num_delivered, self.own_cpu_s, 0.0
+        workers, queued_s = self.iterator.workers(), limits.queued_s(self._worker_pids())
+        return sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers), queued_s
 
     def _work(self, reading: Reading) -> Work | None:
         """What a batch takes, as the clocks say by now. None: too little was loaded since."""
         if self.clocks is None:
             return None
-        if self.steps.num_workers == 0:
-            self.draws_random |= self.trust.draws_random
-            cpu_s = min(reading.blocked_s, self.cpu_s / max(1, self.num_delivered - self.cpu_steps))
-            return Work(load_s=reading.blocked_s, cpu_s=cpu_s, start_cpu_s=self.start_cpu_s)
-        workers = [each for each in self.iterator.workers() if each.num_timed]
-        self.draws_random |= any(each.draws for each in workers)
-        ended = sum(each.num_ended for each in workers)
-        made = ended - self.clocks[0]
-        if not workers or made < 2:
+        workers, (ended, cpu_s, queued_s) = self.iterator.workers(), self._read_clocks()
+        self.draws_random |= self.loader.table.row(None)[DRAWS] > 0 or any(each.draws for each in workers)
+        made, num_timed = ended - self.clocks[0], sum(each.num_timed for each in workers)
+        if made < 2 or (workers and not num_timed):
             return None
-        cpu_s = (sum(each.cpu_s for each in workers) - self.clocks[1]) / made
-        spent_s = (sum(each.cpu_s for each in workers) - ended * cpu_s) / len(workers)
-        self.start_cpu_s = max(_FORK_CPU_S, spent_s)
-        return Work(
-            load_s=max(1e-9, sum(each.made_s for each in workers) / sum(each.num_timed for each in workers)),
-            cpu_s=cpu_s,
-            start_cpu_s=self.start_cpu_s,
-            queued_s=max(0.0, (limits.queued_s(self._worker_pids()) - self.clocks[2]) / made),
-        )
+        batch_cpu_s = (cpu_s - self.clocks[1]) / made
+        if not workers:
+            return Work(load_s=reading.blocked_s, cpu_s=min(reading.blocked_s, batch_cpu_s))
+        self.start_cpu_s = max(_FORK_CPU_S, (cpu_s - ended * batch_cpu_s) / len(workers))
+        load_s = max(1e-9, sum(each.made_s for each in workers) / num_timed)
+        return Work(load_s=load_s, cpu_s=batch_cpu_s, queued_s=max(0.0, (queued_s - self.clocks[2]) / made))
 
-    def _left(self) -> float:
-        """Batches that workers which start now will load: those of another epoch, too, where they are persistent."""
-        try:
-            length = len(self.sampler)
+    def _best_number(self, reading: Reading, work: Work, most: int) -> tuple[int, float]:
+        """How many workers end the rest soonest, and the seconds that they save."""
+        try:  # those of another epoch, too, where workers are persistent
+            length = len(self.sampler) * (2 if self.view.persistent_workers else 1)
+            left: float = length - self.num_delivered
         except Exception:  # a sampler without a length, or with one that only its own loader can tell
-            return math.inf
-        return length * (2 if self.view.persistent_workers else 1) - self.num_delivered
+            left = math.inf
+        cores = limits.num_cores()
 
-    def _start_s(self, number: int) -> float:
-        """Seconds until so many workers deliver."""
-        return self.start_cpu_s * max(1.0, number / limits.num_cores()) + _STARTING_S * number
+        def start_s(number: int) -> float:
+            return self.start_cpu_s * max(1.0, number / cores) + _STARTING_S * number
+
+        return measure.best_number(reading, work, most, left, start_s)
 
     # States
 
     def _watching(self, reading: Reading) -> None:
         self._note_rate(reading)
-        other = Shared.trying
         if not reading.waits:
             self._rest("the step")
             return
+        other = Shared.trying
         if (other not in (None, self) and other.watched() is not None) or (work := self._work(reading)) is None:
             return
         now = self.steps.num_workers
         self.cpu_rate = work.cpu_s / reading.total_s if now else 0.0
-        others = [each for each in Shared.tuners if each is not self]
+        others = (each.cpu_rate for each in Shared.tuners if each is not self and each.watched() is not None)
+        pid = next(iter(self._worker_pids()), None)
         bound = limits.most_workers(
-            work,
-            self.batch or limits.BatchSize(0, 0),
-            self.own,
-            others_cpu=sum(each.cpu_rate for each in others if each.watched() is not None),
-            max_workers=self.options.max_workers,
-            worker_pid=next(iter(self._worker_pids()), None),
+            work, self.batch, self.own, others_cpu=sum(others), max_workers=self.options.max_workers, worker_pid=pid
         )
         if now > bound.most and bound.reason == "cores" and bound.most not in self.tried:
             self._switch(bound.most, reading, work)
             return
-        want, saved_s = best_number(reading, work, bound.most, self._left(), self._start_s)
-        is_bound = needed(work, reading.step_s) > bound.most
+        want, saved_s = self._best_number(reading, work, bound.most)
+        is_bound = measure.needed(work, reading.step_s) > bound.most
         if 0.8 * now <= want <= 1.2 * now and now > 1 and reading.waiting_fraction > _STEP_UP:
             want = min(bound.most, max(now + 1, round(1.3 * now)))
         if want <= now or any(abs(want / one - 1) < 0.15 for one in self.tried):
@@ -330,7 +308,7 @@ class Tuner:
         if reason is not None:
             self._leave(reason)
         elif self.options.dry_run:
-            gain = reading.total_s / predicted_s(work, reading.step_s, want)
+            gain = reading.total_s / measure.predicted_s(work, reading.step_s, want)
             text = f"num_workers={want}" + (f", predicted {gain:.2g} times as fast" if want > now else "")
             self.account.advice.append(text)
             self._rest("workers", f"--dry-run; try {text}")
@@ -349,8 +327,7 @@ class Tuner:
 
     def _checking(self) -> None:
         """Workers read again what the training process read; then the switch that waits for that goes on."""
-        assert self.change is not None
-        reason = self.trust.compare()
+        reason = self.trust.compare(values=not self.draws_random)
         if reason is not None:
             self._leave(reason)
         elif self.trust.has_read_again:
@@ -360,22 +337,23 @@ class Tuner:
 
     def _starting(self) -> None:
         if self.pending is None:  # the user's workers have begun an epoch, and others follow if that takes less time
-            assert self.change is not None
             assert self.target is not None
-            _, _, before, work = self.change
-            number, saved_s = best_number(before, work, self.target, self._left(), self._start_s)
+            number, saved_s = self._best_number(*self.change[2:], self.target)
             self.account.state = "starting" if saved_s > 0 else "resting"
             self.pending = self.loader.switch(num_workers=number) if saved_s > 0 else None
         elif self.pending.delivers_s is not None:
             number = self.pending.settings.num_workers
             self._now(number, queued=number)
-            self.account.state = "judging" if self.kept is None or number > self.kept else "resting"
+            self.account.state = self._state_with(number)
+
+    def _state_with(self, num_workers: int) -> str:
+        """Whether these deliver for the first time, or were judged before."""
+        return "judging" if self.kept is None or num_workers > self.kept else "resting"
 
     def _judging(self, reading: Reading) -> None:
-        assert self.change is not None
         was, now, before, _ = self.change
         fewer = now < was
-        gained = has_gained(reading, before, now, fewer=fewer, several_ranks=self.several_ranks)
+        gained = measure.has_gained(reading, before, now, fewer=fewer, several_ranks=self.several_ranks)
         if gained is None:
             return
         Shared.trying = None
@@ -391,7 +369,7 @@ class Tuner:
         limit = "the step limits" if not reading.waits else "the cores limit" if fewer else "the workers limit"
         self.say(f"{self.account.change_text(was, now)}; {limit} now")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer
-        idle = now if work is None else needed(work, reading.total_s)
+        idle = now if work is None else measure.needed(work, reading.total_s)
         if can_correct and reading.waits:
             self.account.state = "watching"
         elif can_correct and work is not None and now > 2 and idle <= 0.65 * now:

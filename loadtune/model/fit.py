@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import least_squares
 
-from loadtune.model.resources import Array, Job, Points, demands, prior_of
+from loadtune.model.resources import PRIORS, Array, Job, Points, demands, prior_of
 
 SCALES = (0.04, 0.08, 0.16, 0.32)
 """Standard deviations of the logarithm that are considered for what the form leaves out."""
@@ -204,11 +204,15 @@ class ThroughputModel:
         return mean
 
     def most(self, points: Points) -> Array:
-        """Logarithm of the rate of training steps without a loader, and `PART_SD` for its timing. Infinite on a CPU,
-        where other load slows a timing down many times."""
+        """Logarithm of the rate of training steps without a loader, or of what trained faster, and `PART_SD`. Infinite
+        above the sizes that were timed, and on a CPU, where other load slows a timing down many times."""
         if not self.job.on_gpu:
             return np.full(len(points), np.inf)
-        return PART_SD - np.log(demands(self.learned()[0], self.job, points).compute)
+        theta = self.learned()[0]
+        slower = np.exp(theta[len(PRIORS) :])[points.recipe]
+        timed = np.array([[curve[-1][0] for curve in each.compute.values()] for each in self.job.codes])
+        most = PART_SD - np.log(demands(theta, self.job, points).compute * np.minimum(1.0, slower))
+        return np.where(points.batch_size > timed[points.code, points.recipe], np.inf, most)
 
     def _predict(self, fit: _Fitted, points: Points, anchors: list[int]) -> Prediction:
         # One-sided slopes, which take half the time of those at two sides.

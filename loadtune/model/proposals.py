@@ -72,7 +72,7 @@ def propose(
     improvement = sd * (_improvement(ahead / sd) - _improvement((ahead - np.maximum(0.0, room)) / sd))
     took_s = seconds(np.exp(found.mean))
     too_long = took_s > left_s
-    left_out = tuple(int(at) for at in np.flatnonzero(too_long & (ahead > np.log1p(WORTH))))
+    left_out = tuple(int(at) for at in np.flatnonzero(too_long & (np.minimum(ahead, room) > np.log1p(WORTH))))
     improvement[list(tried)] = improvement[too_long] = -1.0
     each_s = np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else np.ones_like(took_s)
     index = int((improvement / each_s).argmax())

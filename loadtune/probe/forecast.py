@@ -1,15 +1,120 @@
 """How another batch size would go, worked out from what two sizes asked of the allocator. Nothing is run here.
 
 A request whose size is the same at both sizes belongs to the model; any other grows with the batch. Played into a
-model of the allocator that tells what fragmentation takes, which no line through peaks can know.
+model of the allocator that tells what fragmentation takes, which no line through peaks can know. The model follows
+``c10/cuda/CUDACachingAllocator.cpp`` in its default configuration, torch 2.11: sizes are rounded up to 512 bytes, the
+smallest cached block that is large enough is taken and split, neighbours merge when freed, and when the driver has no
+more, every segment that is wholly free goes back before the request is tried once again.
 """
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
-from loadtune.probe.allocator import Block, CachingAllocator, OutOfBudgetError
 from loadtune.records import AllocationTrace, FitReport
+
+MIB = 1 << 20
+_ROUND = 512
+_SMALL = MIB  # requests up to this come out of segments of 2 MiB
+_SMALL_SEGMENT = 2 * MIB
+_MIDDLE = 10 * MIB  # requests below this come out of segments of 20 MiB
+_MIDDLE_SEGMENT = 20 * MIB
+_SEGMENT_ROUND = 2 * MIB
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A piece of a segment, in bytes; its neighbours are `before` and `after`."""
+
+    size: int
+    address: int
+    small: bool
+    used: bool = False
+    before: "Block | None" = None
+    after: "Block | None" = None
+
+
+_by_size = attrgetter("size", "address")
+
+
+class OutOfBudgetError(Exception):
+    """A request that the allocator could not have met."""
+
+
+class CachingAllocator:
+    """One device's allocator with a budget in bytes, `idle_bytes` of which it holds already and cannot give back."""
+
+    def __init__(self, budget_bytes: int, idle_bytes: int = 0) -> None:
+        self.reserved_bytes = self.reserved_peak_bytes = idle_bytes
+        self.num_retries = 0
+        self._budget_bytes = budget_bytes
+        self._pools: dict[bool, list[Block]] = {True: [], False: []}
+        """Free blocks, smallest first; small requests have a pool of their own."""
+        self._next_address = 0
+
+    def allocate(self, num_bytes: int) -> Block:
+        """A block for this request. Raises OutOfBudgetError."""
+        size = max(_ROUND, -(-num_bytes // _ROUND) * _ROUND)
+        small = size <= _SMALL
+        pool = self._pools[small]
+        at = bisect_left(pool, (size, -1), key=_by_size)
+        block = pool.pop(at) if at < len(pool) else self._new_segment(size, small)
+        remaining = block.size - size
+        if remaining >= _ROUND if small else remaining > _SMALL:
+            self._split(block, size)
+        block.used = True
+        return block
+
+    def free(self, block: Block) -> None:
+        """Back into the cache, merged with what is free beside it."""
+        block.used = False
+        pool = self._pools[block.small]
+        if block.after is not None and not block.after.used:
+            del pool[bisect_left(pool, _by_size(block.after), key=_by_size)]
+            _join(block, block.after)
+        if block.before is not None and not block.before.used:
+            del pool[bisect_left(pool, _by_size(block.before), key=_by_size)]
+            block = _join(block.before, block)
+        insort(pool, block, key=_by_size)
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        segment = -(-size // _SEGMENT_ROUND) * _SEGMENT_ROUND
+        if size < _MIDDLE:
+            segment = _SMALL_SEGMENT if small else _MIDDLE_SEGMENT
+        if self.reserved_bytes + segment > self._budget_bytes:
+            self._give_back_free_segments()
+            self.num_retries += 1
+            if self.reserved_bytes + segment > self._budget_bytes:
+                raise OutOfBudgetError
+        self.reserved_bytes += segment
+        self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
+        block = Block(segment, self._next_address, small)
+        self._next_address += segment
+        return block
+
+    def _give_back_free_segments(self) -> None:
+        for pool in self._pools.values():
+            self.reserved_bytes -= sum(block.size for block in pool if block.before is None and block.after is None)
+            pool[:] = (block for block in pool if block.before is not None or block.after is not None)
+
+    def _split(self, block: Block, size: int) -> None:
+        rest = Block(block.size - size, block.address + size, block.small, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = rest
+        block.after = rest
+        block.size = size
+        insort(self._pools[block.small], rest, key=_by_size)
+
+
+def _join(low: Block, high: Block) -> Block:
+    low.size += high.size
+    low.after = high.after
+    if high.after is not None:
+        high.after.before = low
+    return low
+
 
 FAITHFUL = 0.1
 """A forecast that misses what the allocator held at a size that was run by more than this is not used: another version
@@ -41,7 +146,8 @@ class Forecast:
         blocks: dict[int, Block] = {}
         retries_before = number = 0
         events = self._recorded + self._one_more if one_more_step else self._recorded
-        for at, event in enumerate(self._scaled(events, batch_size)):
+        scale = batch_size / self._traced_size
+        for at, event in enumerate(events):
             if at == self._last_step:
                 retries_before = allocator.num_retries
             if event < 0:
@@ -49,12 +155,11 @@ class Forecast:
                 continue
             number += 1
             try:
-                blocks[number] = allocator.allocate(event)
+                blocks[number] = allocator.allocate(event if event in self._fixed else int(event * scale))
             except OutOfBudgetError:
                 return None
         return Outcome(
-            reserved_peak_bytes=allocator.reserved_peak_bytes,
-            num_steady_retries=allocator.num_retries - retries_before,
+            reserved_peak_bytes=allocator.reserved_peak_bytes, num_steady_retries=allocator.num_retries - retries_before
         )
 
     def largest(self, at_least: int, at_most: int) -> int:
@@ -67,11 +172,6 @@ class Forecast:
             else:
                 low = middle
         return low
-
-    def _scaled(self, events: tuple[int, ...], batch_size: int) -> Iterator[int]:
-        scale = batch_size / self._traced_size
-        for event in events:
-            yield event if event < 0 or event in self._fixed else int(event * scale)
 
 
 def forecast_from(traces: Sequence[AllocationTrace], checked: FitReport) -> Forecast | None:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
 from loadtune.probe.proposals import LOW, SCARCE, next_hard, next_safe, predicted_ceilings, second_size
-from loadtune.probe.step_limit import StepLimit
-from loadtune.probe.tries import Tries
+from loadtune.probe.tries import StepLimit, Tries
 from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
 from loadtune.seams import Bench
 
@@ -205,10 +204,9 @@ def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:
     first = tries.reports[0]
     if not first.fits or first.seconds > QUICK_S:
         return ()
-    sizes = [size for size in SMALL if tries.smallest <= size < first.batch_size]
+    sizes = (size for size in SMALL if tries.smallest <= size < first.batch_size)
     asked = (BatchTry(recipe=tries.recipe, batch_size=size, num_steps=tries.num_steps) for size in sizes)
-    reports = [tries.bench.try_batch(each) for each in asked]
-    return tuple(replace(report, allocations=None) for report in reports if report.fits)
+    return tuple(report for report in map(tries.bench.try_batch, asked) if report.fits)
 
 
 def _out_of_memory(report: FitReport) -> bool:

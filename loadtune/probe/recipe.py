@@ -1,11 +1,11 @@
-"""Decides, per precision, what only concerns compute: memory format and fused optimizer.
+"""Decides, per precision, what only concerns compute: memory format, fused optimizer, and whether it is compiled.
 
 In: a bench and what it says of the workload. Out: one `RecipeChoice` per precision that is worth going on with, and a
-sentence for each one that is not. A module of its own because a recipe is settled before memory is probed, in seconds,
-so that the study keeps to the loader's dimensions.
+sentence for each one that is not. Recipes are settled before memory is probed, so that the study keeps to the loader's
+dimensions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
@@ -22,7 +22,7 @@ from loadtune.records import (
     raise_for_the_user,
 )
 from loadtune.seams import Bench
-from loadtune.units import counted
+from loadtune.units import counted, ratio_text, seconds_text
 
 MODERATE_BATCH = 256
 """Large enough for a GPU to be the slower side: at 64 images a ResNet-50 step is about as long as the host takes to
@@ -118,11 +118,17 @@ def _step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, first
 
     An emulated precision takes minutes at the moderate batch: 28 s a step where fp32 took 3 s (bf16, two CPU cores).
     The second step tells: in the first a GPU loads the precision's kernels (H200: 6 and 7 times as long as in fp32).
+    What looks too slow is looked at once more: a single step may be disturbed, and the first ones of fp16 are skipped.
     """
-    size = min(first.batch_size, max(2, facts.smallest_batch))
+    size, slower = min(first.batch_size, max(2, facts.smallest_batch)), 0.0
     recipes = (Recipe(precision=precision), Recipe(precision=first.recipe.precision))
-    plain, usual = (bench.try_batch(BatchTry(recipe=recipe, batch_size=size, num_steps=2)).step_s for recipe in recipes)
-    return plain / usual if plain and usual else 0.0
+    for num_steps in (2, 5):
+        tries = [BatchTry(recipe=recipe, batch_size=size, num_steps=num_steps) for recipe in recipes]
+        plain, usual = (bench.try_batch(each).step_s for each in tries)
+        slower = plain / usual if plain and usual else 0.0
+        if slower <= EMULATED:
+            break
+    return slower
 
 
 def _again(bench: Bench, point: ComputePoint, point_s: float) -> ComputePoint:
@@ -208,14 +214,11 @@ def _best_recipe(
             points[points.index(best)] = best = again
         points.append(point)
         asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
-        best = point if asked_for or _pays(point, best) else best
+        # As fast is enough where it spares a wait for the device in each step, which shows beside a loader.
+        spares = best.recipe.waits_each_step and not point.recipe.waits_each_step
+        pays = point.quickest_per_s > best.quickest_per_s * (1 / MIN_GAIN if spares else MIN_GAIN)
+        best = point if asked_for or pays else best
     return RecipeChoice(chosen=best.recipe, points=tuple(points)), notes
-
-
-def _pays(point: ComputePoint, best: ComputePoint) -> bool:
-    """Whether it is faster; or as fast, without a wait for the device in each step, which shows beside a loader."""
-    spares = best.recipe.waits_each_step and not point.recipe.waits_each_step
-    return point.quickest_per_s > best.quickest_per_s * (1 / MIN_GAIN if spares else MIN_GAIN)
 
 
 def _changes(
@@ -230,3 +233,71 @@ def _changes(
     if optimizer is not None and (precision, optimizer) not in BREAKS_FUSED:
         changes["the fused optimizer"] = lambda recipe: replace(recipe, fused_optimizer=True)
     return changes
+
+
+NUM_SIZES = 10
+"""Batch sizes that a run compiles in a precision, each for itself: up to half of them in the memory probe, then curve
+and trials."""
+
+COMPILE_SHARE = 0.5
+"""Of the time that is left, at most, for compiling all of them: what is not measured is not found."""
+
+
+def compile_recipes(
+    bench: Bench, chosen: Recipes, *, time_budget_s: float, asked_for: bool, left_s: Callable[[], float]
+) -> Recipes:
+    """Time each recipe once more, compiled; kept if it was asked for, or if it pays and the time allows it.
+
+    The time is looked at before the first that is kept, and then decides for all: precisions of which one is compiled
+    and one is not for want of time could not be compared. `left_s` tells what is left of the time budget; it may be
+    below 0. Raises WorkloadError where one that was asked for does not train.
+    """
+    choices: list[RecipeChoice] = []
+    notes: list[str] = []
+    for number, choice in enumerate(chosen.choices, start=1):
+        best, later = choice.point, chosen.choices[number:]
+        point = bench.time_compute(replace(best.recipe, compile=True), best.batch_size, point_seconds(time_budget_s))
+        if isinstance(point, TrialFailure):
+            choices.append(choice)
+            notes.append(_failed(best, point, asked_for=asked_for))
+            continue
+        pays = point.quickest_per_s > MIN_GAIN * best.quickest_per_s
+        tried = RecipeChoice(
+            chosen=point.recipe if asked_for or pays else choice.chosen, points=(*choice.points, point)
+        )
+        if not (asked_for or any(each.chosen.compile for each in choices)):
+            num_compiled, left = pays + len(later), max(0.0, left_s())
+            needed_s = NUM_SIZES * num_compiled * (point.compile_s or 0.0)
+            if needed_s > COMPILE_SHARE * left:
+                choices += [replace(tried, chosen=choice.chosen), *later]
+                notes.append(_too_long(best, point, num_compiled, needed_s, left))
+                break
+        choices.append(tried)
+    return Recipes(tuple(choices), (*chosen.notes, *notes))
+
+
+def compiling_seconds(choices: Sequence[RecipeChoice]) -> float:
+    """Predicted for compiling every batch size of a run; 0: none of these recipes is compiled."""
+    return NUM_SIZES * sum(choice.point.compile_s or 0.0 for choice in choices)
+
+
+def _failed(best: ComputePoint, failure: TrialFailure, *, asked_for: bool) -> str:
+    if asked_for:
+        raise WorkloadError(
+            f"--fix compile=on: batch {best.batch_size} does not train with torch.compile in {best.recipe.precision} "
+            f"({failure.message.rstrip('.')}). Correct that, or leave compile out of --fix.",
+            failure.log_tail or None,
+        )
+    return f"torch.compile is not used in {best.recipe.precision}: {failure.message}"
+
+
+def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed_s: float, left_s: float) -> str:
+    gain = ratio_text(point.quickest_per_s / best.quickest_per_s)
+    each, fewer = ("", "")
+    if num_compiled > 1:
+        each, fewer = f" in each of {num_compiled} precisions", ", or use a single precision (--precision),"
+    return (
+        f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling about "
+        f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the {seconds_text(left_s)} left. Raise "
+        f"--time-budget{fewer} to make room for it."
+    )

@@ -1,11 +1,54 @@
-"""The probes of one precision so far, and what they say together."""
+"""The probes of one precision so far and what they say together, and how large a batch may be for a quick step.
 
-from dataclasses import dataclass, replace
+A step of two samples is mostly what every step costs, so a rate read off it says little of a larger one: with 0.1 s a
+step whatever its size, a limit of 0.6 s is at 12 samples by the rate, and at 500 by a line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from loadtune.probe.forecast import Forecast
-from loadtune.probe.step_limit import StepLimit
 from loadtune.records import AllocationTrace, BatchTry, FitReport, Recipe
 from loadtune.seams import Bench
+
+OVERSHOOT = 2.0
+"""Times the limit that a step takes at most where the line is wrong altogether and a step grows with its batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimit:
+    """On the time of one training step."""
+
+    seconds: float
+    known: Mapping[int, float] = field(default_factory=dict)
+    """Seconds of a step by batch size, timed before under the same recipe. Empty: nothing is known."""
+    admitted: int = 1
+    """Batches up to this size are never too slow: somebody named it."""
+
+    def largest(self, step_s: Mapping[int, float]) -> int | None:
+        """The largest batch to try, by the steps in `known` and in `step_s`. None: no step was timed."""
+        both = {**self.known, **step_s}
+        quickest = {size: min(self.known.get(size, took), took) for size, took in both.items()}
+        return max(self.admitted, largest_within(self.seconds, quickest)) if quickest else None
+
+
+def largest_within(limit_s: float, step_s: Mapping[int, float]) -> int:
+    """The largest batch whose step is predicted to stay within `limit_s`; `step_s` holds seconds above 0 by batch size.
+
+    A line through the largest size and one at most half as large says what further samples cost. It is trusted to
+    `OVERSHOOT` times what the best rate alone allows: n times the batch takes n times as long at most. One size alone
+    may be doubled where its own step is within the limit.
+    """
+    surely = limit_s * max(size / took for size, took in step_s.items())
+    last = max(step_s)
+    if len(step_s) == 1:
+        return max(int(surely), 2 * last if step_s[last] <= limit_s else 0)
+    smaller = max((size for size in step_s if 2 * size <= last), default=min(step_s))
+    per_sample_s = (step_s[last] - step_s[smaller]) / (last - smaller)
+    most = OVERSHOOT * surely
+    predicted = last + (limit_s - step_s[last]) / per_sample_s if per_sample_s > 0 else most
+    return int(min(max(predicted, surely), most))
+
 
 ROOM = 0.95
 """Of the memory at the hard ceiling, at most, for a size to be used for hours. The 5% are for what a few steps do not
@@ -59,6 +102,9 @@ class Tries:
 
     def run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
         """Try this size."""
+        # The dataset's last partial batch, where there is one that trains.
+        left = (self._dataset_length or 0) % batch_size
+        trains = verify and left >= self.smallest and batch_size < (self._dataset_length or 0)
         report = self.bench.try_batch(
             BatchTry(
                 recipe=self.recipe,
@@ -66,7 +112,7 @@ class Tries:
                 num_steps=self.num_steps,
                 trace=trace,
                 verify=verify,
-                partial_batch_size=self._left_over(batch_size) if verify else None,
+                partial_batch_size=left if trains else None,
             )
         )
         if report.allocations is not None:
@@ -90,11 +136,6 @@ class Tries:
         if self.step_limit is None or size is None or not self.fitting:
             return size
         return self.largest if self.largest >= max(CLOSE_TO_LIMIT * size, self.step_limit.admitted) else size
-
-    def _left_over(self, batch_size: int) -> int | None:
-        """The dataset's last partial batch, where there is one that trains."""
-        left = (self._dataset_length or 0) % batch_size
-        return left if left >= self.smallest and batch_size < (self._dataset_length or 0) else None
 
     @property
     def fitting(self) -> list[FitReport]:

@@ -72,7 +72,8 @@ def best_with_changes(result: TuningResult) -> tuple[str, ...]:
     low, high = found.gain.low, found.gain.high
     interval = "no interval" if low is None or high is None else f"99%: {low:.2f} to {high:.2f}"
     said = f"{ratio_text(found.gain.ratio)}{of} on top{on} ({interval}; {rate})"
-    return (f"Changing your code gains {said}: {'; '.join(each.title for each in kept)}{settings}.",)
+    caution = "" if found.config.batch_size == best.config.batch_size else "; tune the learning rate again"
+    return (f"Changing your code gains {said}: {'; '.join(each.title for each in kept)}{settings}{caution}.",)
 
 
 def gain_text(value: float, low: float | None, high: float | None) -> str:

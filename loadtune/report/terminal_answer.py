@@ -163,6 +163,8 @@ def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
     assumed = [name for name in _ASSUMED if name in result.assumed and found.config == result.yours]
     marks = ["all assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
     marks += [] if found.unconfirmed is None else ["not confirmed"]
+    kept = result.remedies and result.remedies.config
+    marks += ["not proven"] if found.config.remedies and found.config != kept else []
     config = replace(found.config, remedies=()) if label == _CHANGE else found.config
     settings = settings_text(config) + (f" ({'; '.join(marks)})" if marks else "")
     score = found.scored(result.config.objective)

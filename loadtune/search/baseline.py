@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 from loadtune.errors import UsageError
 from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadFacts, YourSettings
-from loadtune.search.space import SearchSpace
+from loadtune.search.space import SearchSpace, is_alike
 from loadtune.units import bytes_text, counted
 
 ASSUMED_BATCH = 64
@@ -62,9 +62,8 @@ def in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | 
     if yours is None or yours.precision not in searched.recipes:
         return None
     near = searched.clip(replace(yours, recipe=searched.recipes[yours.precision]))
-    # Persistence does not change the rate, so the baseline keeps its own value.
-    near = replace(near, loader=replace(near.loader, persistent_workers=yours.loader.persistent_workers))
-    return near if near.loader == yours.loader else None
+    own = replace(near, loader=yours.loader)
+    return own if is_alike(near, own) else None
 
 
 def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
@@ -75,7 +74,7 @@ def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: s
     _check_fixed(config, facts, device_kind)
     for found, batch_size in _batch_sizes(config).items():
         length = facts.dataset_length
-        if batch_size is None or length is None or found == "--max-batch-size":
+        if length is None or found == "--max-batch-size":
             continue
         if batch_size > length and facts.own_loader is not None and batch_size == facts.own_loader.batch_size:
             raise UsageError(
@@ -99,9 +98,9 @@ def _check_fixed_size(config: TuneConfig, facts: WorkloadFacts) -> None:
     """No other batch size can be asked for where the loader makes batches of one size only."""
     fixed, loader = facts.fixed_batch_size, facts.own_loader
     for found, batch_size in _batch_sizes(config).items():
-        if found == "--max-batch-size" and fixed is not None and fixed <= (batch_size or fixed):
-            continue  # a limit that is not reached
-        if fixed is not None and batch_size is not None and batch_size != fixed:
+        if fixed is None or (found == "--max-batch-size" and fixed <= batch_size):
+            continue  # any size will do, or the limit is not reached
+        if batch_size != fixed:
             raise UsageError(
                 f"{found} is {batch_size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
                 f" Leave {found} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
@@ -141,16 +140,16 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
         )
     if facts.max_workers is not None:
         most = facts.max_workers
-        tried = "0 and 1 worker were tried" if most == 1 else f"0 to {most} workers were tried"
+        named, tried = ("one", "0 and 1 worker were") if most == 1 else (most, f"0 to {most} workers were")
         notes.append(
-            f"The stream does not split its samples among workers, so more than {_word(most)} would repeat them: "
-            f"{tried}. Split the samples with torch.utils.data.get_worker_info() to try more."
+            f"The stream does not split its samples among workers, so more than {named} would repeat them: {tried} "
+            "tried. Split the samples with torch.utils.data.get_worker_info() to try more."
         )
         loader = facts.own_loader
-        if loader is not None and loader.num_workers > facts.max_workers:
+        if loader is not None and loader.num_workers > most:
             notes.append(
                 f"Your loader has {loader.num_workers} workers, each of which loads the whole stream. The baseline is "
-                f"measured with {counted(facts.max_workers, 'worker')} instead."
+                f"measured with {counted(most, 'worker')} instead."
             )
     if facts.largest_sample_bytes is not None:
         notes.append(
@@ -159,10 +158,6 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
             "may not fit: limit the size of samples, or use a smaller batch."
         )
     return tuple(notes)
-
-
-def _word(count: int) -> str:
-    return "one" if count == 1 else str(count)
 
 
 def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
@@ -183,14 +178,14 @@ def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> 
         )
 
 
-def _batch_sizes(config: TuneConfig) -> dict[str, int | None]:
+def _batch_sizes(config: TuneConfig) -> dict[str, int]:
     """Those that the options name, by option."""
-    fixed = config.fixed("batch_size")
-    return {
+    sizes = {
         "--batch-size": config.yours.batch_size,
         "--max-batch-size": config.max_batch_size,
-        "--fix batch_size": None if fixed is None else int(fixed),
+        "--fix batch_size": config.fixed("batch_size"),
     }
+    return {option: int(size) for option, size in sizes.items() if size is not None}
 
 
 def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
@@ -199,7 +194,7 @@ def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
     if length is not None:
         allowed[f"an epoch has {counted(length, 'sample')}"] = length
     for found, batch_size in allowed.items():
-        if batch_size is not None and batch_size < least:
+        if batch_size < least:
             raise UsageError(
                 f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
                 f"Allow {least} or more, or use another model."

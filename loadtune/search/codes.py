@@ -17,7 +17,7 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
     """The space of a search with the changes that are worth trying; as it was with ``--remedies none``, and without
     time."""
     searched = search.space
-    best = next((each.config for each in search.ranked()), None)
+    best = next(iter(search.ranked()), None)
     if run.config.remedies == "none" or best is None or run.is_over:
         return searched
     with run.stage("changes"):
@@ -43,7 +43,7 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
 
 
 def _situation(run: Run, facts: WorkloadFacts, searched: SearchSpace, best: TrialConfig) -> Situation:
-    runs = [trial.measurement for trial in run.trials if trial.measurement and trial.config == best]
+    runs = [measured for config, measured in run.tried if config == best]
     return Situation(
         config=best,
         spec=run.config.workload,

@@ -30,7 +30,7 @@ def end_notes(run: Run, search: Search, *, ended: str, out_of_time: bool) -> lis
             "the time left was too short to fill and empty their queues once. Raise --time-budget to try them."
         )
     tried, sizes = search.ranked(), search.space.batch_sizes
-    if tried and len(sizes) > 1 and tried[0].config.batch_size == sizes[-1] < max(search.space.ceilings.values()):
+    if tried and len(sizes) > 1 and tried[0].batch_size == sizes[-1] < max(search.space.ceilings.values()):
         notes.append(
             f"Batch sizes above {sizes[-1]} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give "
             "one with --fix batch_size=… to try it."

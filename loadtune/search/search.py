@@ -7,7 +7,7 @@ configuration with one setting changed.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from loadtune.model.proposals import WORTH, Proposal, is_enough, propose
 from loadtune.model.resources import Job
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
 from loadtune.search.segment import expected_seconds
-from loadtune.search.space import MODELLED, SearchSpace, size
+from loadtune.search.space import MODELLED, SearchSpace, is_alike, size
 from loadtune.search.throughput import points_at, segments_of
 
 T = TypeVar("T")
@@ -44,13 +44,8 @@ class Next:
     """Improvement over the best so far, on the logarithm. Infinite: nobody knows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ranked:
-    """A configuration that was tried, or that the model predicts."""
-
-    config: TrialConfig
-    score: float
-    """Expected: samples/s while training goes on, or samples per joule."""
+Ranked = tuple[TrialConfig, float]
+"""A configuration with its expected score: samples/s while training goes on, or samples per joule."""
 
 
 @dataclass(slots=True)
@@ -101,7 +96,7 @@ class Search:
             self.ended = ""
             seen = {*self._failed, *(config for config, _ in self._tried)}
             waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
-            self._next = next(iter(waiting), None) or self._proposed(room, left_s) or self._changed(seen)
+            self._next = next(iter(waiting), None) or self._proposed(seen, room, left_s) or self._changed(seen)
         return self._next
 
     def upcoming(self) -> Next:
@@ -110,45 +105,38 @@ class Search:
             raise ValueError("the search proposes nothing")
         return self._next
 
-    def _proposed(self, room: int, left_s: float) -> Next | None:
-        known, configs = self._known(), self.able()
-        seen = {self.space.as_modelled(config) for config, _ in known}
-        places = [at for at, config in enumerate(configs) if config in seen]
+    def _proposed(self, seen: set[TrialConfig], room: int, left_s: float) -> Next | None:
+        configs, ran = self.able(), {self.space.as_modelled(config) for config, _ in self._known()}
+        places = [at for at, config in enumerate(configs) if config in ran]
         if len(places) == len(configs):
             self.ended = "every configuration that can run was tried"
             return None
         if not places:  # nothing ran yet, or what ran no longer fits
             return self._guessed(configs)
         left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
-        means = self._asked(known, lambda model: model.mean(points_at(configs, self.job)))
-        if means is None:
+
+        def proposed(model: ThroughputModel) -> tuple[list[TrialConfig], Proposal]:
+            highest = np.argsort(-model.mean(points_at(configs, self.job)))[:MOST].tolist()
+            weighed = sorted({*highest, *places})
+            able, tried = [configs[at] for at in weighed], [weighed.index(at) for at in places]
+            points = points_at(able, self.job)
+            at_most = model.most(points) if self.objective == "samples-per-s" else math.inf  # of energy it knows none
+            return able, propose(model, points, tried, lambda rates: self._seconds(able, rates), left_s, at_most)
+
+        asked = self._asked(proposed)
+        if asked is None:
             self.ended = str(self.broken)
             return None
-        weighed = sorted({*np.argsort(-means)[:MOST].tolist(), *places})
-        configs, places = [configs[at] for at in weighed], [weighed.index(at) for at in places]
-        points = points_at(configs, self.job)
-        by_rate = self.objective == "samples-per-s"  # of energy there is no such bound
-
-        def proposed(model: ThroughputModel) -> Proposal:
-            at_most = model.most(points) if by_rate else math.inf
-            return propose(model, points, places, lambda rates: self._seconds(configs, rates), left_s, at_most)
-
-        found = self._asked(known, proposed)
-        if found is None:
-            self.ended = str(self.broken)
-            return None
+        configs, found = asked
         self.too_long = [configs[at] for at in found.too_long]
         if self.too_long and found.expected < WORTH:
             return None
         if is_enough(found, self._held):
             self.ended = "no other configuration is likely to be faster"
             return None
-        tried = {config for config, _ in self._tried} | self._failed
-        if room <= sum(each not in tried for each in self._variants(configs[found.best])):
+        if room <= sum(each not in seen for each in self._variants(configs[found.best])):
             return None
-        unit = self._unit(known)
-        low, high = (math.exp(found.log_rate + sign * 1.96 * found.sd) / unit for sign in (-1, 1))
-        predicted = Predicted(score=math.exp(found.log_rate) / unit, low=low, high=high)
+        predicted = _predicted(found.log_rate, found.sd, self._unit())
         return Next(config=configs[found.index], origin="search", predicted=predicted, expected=found.expected)
 
     def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
@@ -157,14 +145,13 @@ class Search:
         took_s = self._seconds(configs, np.exp(found.mean))
         at = int(np.where(found.mean >= found.mean.max() + math.log(AS_GOOD), took_s, math.inf).argmin())
         sd = math.hypot(float(found.sd[at]), SEGMENT_SD)
-        low, middle, high = (math.exp(float(found.mean[at]) + times * sd) for times in (-1.96, 0, 1.96))
-        known = self.objective == "samples-per-s"
-        predicted = Predicted(score=middle, low=low, high=high) if known else None
+        known = self.objective == "samples-per-s"  # the power is not, before anything ran
+        predicted = _predicted(float(found.mean[at]), sd, 1.0) if known else None
         return Next(config=configs[at], origin="search", predicted=predicted)
 
     def _changed(self, seen: set[TrialConfig]) -> Next | None:
         """The best configuration with one setting that the model does not know at another value."""
-        plain = (each.config for each in self.ranked() if not each.config.remedies)
+        plain = (config for config in self.ranked() if not config.remedies)
         best = next((config for config in plain if config == self.space.as_modelled(config)), None)
         variants = [] if best is None else self._variants(best)
         return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
@@ -173,7 +160,8 @@ class Search:
         """With one setting changed that the model does not know: one value of each setting first, then the others. Not
         again what was tried beside an earlier best."""
         point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
-        changed = [self.space.point(each) for each, _ in self._tried if not self.is_modelled(each)]
+        given = [each.config for each in self.first]
+        changed = [self.space.point(c) for c, _ in self._tried if not self.is_modelled(c) and c not in given]
         for name, axis in self.space.axes.items():
             at, known = axis.index(point[name]), {each[name] for each in changed}
             others = () if name in MODELLED else (*axis[at + 1 :], *axis[:at])
@@ -182,21 +170,21 @@ class Search:
         variants = [each for _, each in sorted(turns, key=lambda each: each[0]) if each != config]
         return list(self.feasible([each for each in variants if self._place(each) == self._place(config)]))
 
-    def ranked(self) -> list[Ranked]:
+    def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
 
         The baseline stands here with workers that outlive an epoch, as all others do: that changes no rate.
         """
         known = dict.fromkeys(self.space.as_modelled(c) for c, _ in self._tried if self.is_modelled(c))
-        others = {c: m for c, m in self._tried if not self.is_modelled(c)}
-        found = [Ranked(config=c, score=m.score(self.objective)) for c, m in others.items()]
-        return sorted([*self._by_expectation(list(known)), *found], key=lambda each: -each.score)
+        others = {c: m.score(self.objective) for c, m in self._tried if not self.is_modelled(c)}
+        found = sorted([*self._by_expectation(list(known)), *others.items()], key=lambda each: -each[1])
+        return [config for config, _ in found]
 
     def best_at(self, batch_size: int) -> list[TrialConfig]:
         """With this batch size, tried or not: the best that the model expects, the smallest that is as good, and then
         the others, best first."""
         ranked = self._by_expectation([c for c in self.able() if c.batch_size == batch_size and not c.remedies])
-        by_score = [each.config for each in ranked]
+        by_score = [config for config, _ in ranked]
         return list(dict.fromkeys([*by_score[:1], *_smallest(ranked), *by_score]))
 
     def highest(self) -> TrialConfig | None:
@@ -212,12 +200,11 @@ class Search:
         """The best expected with changes of the code, of those that ran if any did. None: there is none."""
         able = [config for config in self.able() if config.remedies]
         ran = [config for config, _ in self._tried if config in able]
-        return next((each.config for each in self._by_expectation(ran or able)), None)
+        return next((config for config, _ in self._by_expectation(ran or able)), None)
 
     def model(self) -> ThroughputModel | None:
         """Fitted to what was tried. None: nothing was, or it cannot be fitted."""
-        known = self._known()
-        return self._asked(known, lambda model: model) if known else None
+        return self._asked(lambda model: model) if self._known() else None
 
     def _known(self) -> list[tuple[TrialConfig, Measurement]]:
         """The trials that the model can be fitted to."""
@@ -232,19 +219,19 @@ class Search:
     def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
         scores = self._expected(configs)
         tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
-        took_s = self._seconds(configs, np.array(scores) * self._unit(self._known())) if any(scores) else scores
+        took_s = self._seconds(configs, np.array(scores) * self._unit()) if any(scores) else scores
         found = [
-            Ranked(config=config, score=score)
+            (config, score)
             for config, score, seconds in zip(configs, scores, took_s, strict=True)
             if seconds <= most_s or self.space.as_modelled(config) in tried
         ]
-        return sorted(found, key=lambda each: -each.score)
+        return sorted(found, key=lambda each: -each[1])
 
     def expected_s(self, config: TrialConfig) -> float:
         """What measuring it takes, by the model. 0: its precision was not searched, or the model does not answer."""
         if config.precision not in self.space.recipes:
             return 0.0
-        rate = self._expected([self.space.as_modelled(config)])[0] * self._unit(self._known())
+        rate = self._expected([self.space.as_modelled(config)])[0] * self._unit()
         return float(self._seconds([config], np.array([rate]))[0]) if rate > 0 else 0.0
 
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -255,17 +242,18 @@ class Search:
         known = self._known()
         if not configs or not known:
             return [0.0 for _ in configs]
-        found = self._asked(known, lambda model: model.predict(points_at(configs, self.job)).mean)
+        found = self._asked(lambda model: model.predict(points_at(configs, self.job)).mean)
         if found is None:
             measured = {self.space.as_modelled(config): self._score(measurement) for config, measurement in known}
             return [measured.get(config, 0.0) for config in configs]
-        return [float(rate) for rate in np.exp(found) / self._unit(known)]
+        return [float(rate) for rate in np.exp(found) / self._unit()]
 
-    def _asked(self, known: Sequence[tuple[TrialConfig, Measurement]], ask: Callable[[ThroughputModel], T]) -> T | None:
+    def _asked(self, ask: Callable[[ThroughputModel], T]) -> T | None:
         """What the model answers. None: what was measured cannot be fitted, see `broken`."""
         try:
             if self._fitted is None:
-                rates = [self._score(measured) * self._unit(known) for _, measured in known]
+                known, unit = self._known(), self._unit()
+                rates = [self._score(measured) * unit for _, measured in known]
                 self._fitted = ThroughputModel(self.job, segments_of(known, rates, self.job))
             return ask(self._fitted)
         except (ValueError, ArithmeticError) as error:  # numpy's LinAlgError is a ValueError
@@ -276,25 +264,28 @@ class Search:
         """In flight: what starting workers costs an epoch is added where configurations are ranked."""
         return measured.samples_per_s if self.objective == "samples-per-s" else measured.score(self.objective)
 
-    def _unit(self, known: Sequence[tuple[TrialConfig, Measurement]]) -> float:
+    def _unit(self) -> float:
         """Samples/s of one unit of the score: the power in the median of the trials, in watts, or 1. By how much power
         differs from setting to setting is left to the model's discrepancy."""
         if self.objective == "samples-per-s":
             return 1.0
-        return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in known]))
+        return float(np.median([measured.samples_per_s / self._score(measured) for _, measured in self._known()]))
 
     def is_modelled(self, config: TrialConfig) -> bool:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""
-        near = self.space.as_modelled(config)
-        kept = replace(config.loader, persistent_workers=near.loader.persistent_workers)
-        return replace(config, loader=kept) == near
+        return is_alike(self.space.as_modelled(config), config)
 
     def _place(self, config: TrialConfig) -> tuple[object, ...]:
         loader = config.loader
         return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, config.remedies
 
 
+def _predicted(log_rate: float, sd: float, unit: float) -> Predicted:
+    low, score, high = (math.exp(log_rate + times * sd) / unit for times in (-1.96, 0, 1.96))
+    return Predicted(score=score, low=low, high=high)
+
+
 def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:
     """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
-    near = [each.config for each in ranked if each.score >= AS_GOOD * ranked[0].score]
+    near = [config for config, score in ranked if score >= AS_GOOD * ranked[0][1]]
     return sorted(near, key=size)[:1]

@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from loadtune.contention import check_budget
 from loadtune.model.resources import Job
@@ -23,19 +23,15 @@ from loadtune.search.throughput import job_of
 from loadtune.search.timing import outcome_text, timed
 from loadtune.units import counted
 
+if TYPE_CHECKING:
+    from loadtune.search.study import OptunaStudy
+
 MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first proposal, so that there are two to compare.
 A run that was resumed for more trials runs one more."""
 
 CODE_TRIALS = 2
 """With changes of the code, beyond those of the settings."""
-
-
-class Study(Protocol):
-    """What the loop needs of `OptunaStudy`."""
-
-    def ask(self) -> int: ...
-    def tell(self, trial: Trial) -> None: ...
 
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
@@ -59,7 +55,8 @@ def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
         loop = StudyLoop(
             study=kept,
             search=search,
-            run=lambda config: _tried(run, config),
+            # What cannot be run again twice in the time left is of no use, unless it is the user's own.
+            run=lambda config: timed(run, config, math.inf if config == run.yours else run.left_s / (1 + MIN_RUNS)),
             clock=run.clock,
             num_trials=max(most, len(run.standing) + CODE_TRIALS if searched.codes else 0),
             until_s=lambda expected: run.search_until_s(begun_s, expected, of_code=bool(searched.codes)),
@@ -123,16 +120,11 @@ def _has_ended(run: Run) -> bool:
     return True
 
 
-def _tried(run: Run, config: TrialConfig) -> Measurement | TrialFailure:
-    """What cannot be run again twice in the time left is of no use, unless it is the user's own."""
-    return timed(run, config, math.inf if config == run.yours else run.left_s / (1 + MIN_RUNS))
-
-
 @dataclass(slots=True)
 class StudyLoop:
     """Ask, run, tell, until trials or time are spent, or nothing more can be gained."""
 
-    study: Study
+    study: "OptunaStudy"
     search: Search
     """What the study's sampler asks. It has seen ``known``."""
     run: Callable[[TrialConfig], Measurement | TrialFailure]

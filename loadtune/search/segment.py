@@ -81,12 +81,9 @@ class Segment:
         # Where pages are locked later on, what was kept before is left out too: all that counts is one stretch.
         self._left_out += [*self.kept, window]
         self.kept.clear()
-        self.settled = self._is_steady(window)
+        self.settled = not window.is_settling and self._has_had_a_round()
         self._measuring = self.settled or not may_settle
         return True
-
-    def _is_steady(self, window: Window) -> bool:
-        return not window.is_settling and self._has_had_a_round()
 
     def _has_had_a_round(self) -> bool:
         return sum(w.num_steps for w in (*self._left_out, *self.kept)) >= self._loader.num_workers

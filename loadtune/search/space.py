@@ -22,7 +22,7 @@ EPOCH_STEPS = 10
 """Fewest steps of an epoch: with fewer, a batch size is a choice of how to train rather than of how to load."""
 
 MODELLED: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", "code")
-"""What the throughput model knows."""
+"""What the throughput model knows, in the order of `SearchSpace.config`."""
 
 _LOADER_AXES: tuple[Dimension, ...] = (
     "batch_size",
@@ -32,7 +32,6 @@ _LOADER_AXES: tuple[Dimension, ...] = (
     "in_order",
     "persistent_workers",
 )
-
 
 UNCHANGED = "none"
 """The value of the dimension *code* without any change."""
@@ -71,17 +70,13 @@ class SearchSpace:
     """Beside the code as it is."""
 
     @property
-    def precisions(self) -> tuple[Precision, ...]:
-        return tuple(self.recipes)
-
-    @property
     def axes(self) -> dict[Dimension, Sequence[Any]]:
         """Values by dimension; the numbers among them in ascending order."""
         axes: dict[Dimension, Sequence[Any]] = {
             "batch_size": self.batch_sizes,
             "num_workers": self.num_workers,
             "pin_memory": self.pin_memory,
-            "precision": self.precisions,
+            "precision": tuple(self.recipes),
             "prefetch_factor": self.prefetch_factors,
             "in_order": self.in_order,
             "persistent_workers": self.persistent_workers,
@@ -122,9 +117,8 @@ class SearchSpace:
 
     def modelled(self) -> Iterator[TrialConfig]:
         """Every configuration that fits, once, with the defaults of what the throughput model does not know."""
-        codes = (UNCHANGED, *(code.name for code in self.codes))
-        axes = (self.batch_sizes, self.num_workers, self.pin_memory, self.precisions, codes)
-        every = (self.config(*values) for values in product(*axes))
+        values = [self.axes.get(name, (UNCHANGED,)) for name in MODELLED]
+        every = (self.config(*each) for each in product(*values))
         return (config for config in dict.fromkeys(every) if self.excess(config) <= 0)
 
     def as_modelled(self, config: TrialConfig) -> TrialConfig:
@@ -143,9 +137,9 @@ def size(config: TrialConfig) -> tuple[int, int, int]:
     return config.loader.num_workers, config.batch_size, config.loader.num_prefetched
 
 
-def nearest_rung(ladder: Sequence[int], value: int) -> int:
-    """The largest value of the ladder that is not above `value`; where all are above it, the smallest."""
-    return max((rung for rung in ladder if rung <= value), default=ladder[0])
+def is_alike(one: TrialConfig, other: TrialConfig) -> bool:
+    """Whether they differ at most in whether workers outlive an epoch, which changes no rate."""
+    return replace(one, loader=replace(one.loader, persistent_workers=other.loader.persistent_workers)) == other
 
 
 def batch_ladder(smallest: int, largest: int, extra: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -174,11 +168,7 @@ def _setting(config: TrialConfig, name: Dimension) -> Any:
 
 
 def _nearest(axis: Sequence[Any], value: Any) -> Any:
+    """The value itself; or the largest number that is not above it; or the first of the axis."""
     if value in axis:
         return value
-    return nearest_rung(axis, value) if is_ordered(axis) else axis[0]
-
-
-def is_ordered(axis: Sequence[Any]) -> bool:
-    """Whether its values are numbers, which a sampler should know the order of."""
-    return all(isinstance(value, int) and not isinstance(value, bool) for value in axis)
+    return max((each for each in axis if type(each) is int and each <= value), default=axis[0])

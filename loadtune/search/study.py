@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import StaticPool
 
 from loadtune.records import SCORE_UNITS, Objective, Trial, TrialConfig
-from loadtune.search.space import SearchSpace
+from loadtune.search.space import SearchSpace, is_alike
 
 STUDY_NAME = "loadtune"
 SHOWN = (
@@ -88,7 +88,7 @@ class OptunaStudy:
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
         self._storage.set_study_system_attr(study_id, "study:metric_names", [SCORE_UNITS[objective]])
         for trial in known:
-            if trial.outcome is None or not self._has(trial.config):
+            if trial.outcome is None or not is_alike(space.at(space.point(trial.config)), trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue
             replayed = trial.config
@@ -138,12 +138,6 @@ class OptunaStudy:
 
     def _changed(self) -> None:
         self._save(self._database.serialize)
-
-    def _has(self, config: TrialConfig) -> bool:
-        """Whether the space has it; whether the baseline's workers outlive an epoch is no part of that."""
-        near = self._space.at(self._space.point(config))
-        kept = config.loader.persistent_workers
-        return replace(near, loader=replace(near.loader, persistent_workers=kept)) == config
 
 
 def _storage(database: sqlite3.Connection) -> optuna.storages.BaseStorage:

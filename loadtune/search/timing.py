@@ -1,7 +1,6 @@
 """One configuration timed for a run: how long it may take, who is shown its windows, how its outcome reads."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -83,10 +82,9 @@ def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measureme
     return replace(outcome, repeated=True)
 
 
-def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
+def note_disturbance(run: Run) -> None:
     """How many segments were run again, and which of the final's are disturbed all the same."""
-    tried = [trial.measurement for trial in run.trials if trial.measurement is not None]
-    num_repeated = sum(measured.repeated for measured in (*tried, *confirmed))
+    num_repeated = sum(measured.repeated for _, measured in run.timed)
     if num_repeated:
         were = "was" if num_repeated == 1 else "were"
         what = "CPU cores or of the GPU" if run.device.kind == "cuda" else "CPU cores"
@@ -94,6 +92,7 @@ def note_disturbance(run: Run, confirmed: Sequence[Measurement]) -> None:
             f"{counted(num_repeated, 'measurement')} {were} repeated, because other processes used "
             f"{percent_text(DISTURBED)} or more of the {what} meanwhile."
         )
+    confirmed = [measured for finalist in run.finalists for measured in finalist.runs]
     all_seen = [disturbance(measured, run.host.num_usable_cores) for measured in confirmed]
     disturbed = [seen for seen in all_seen if seen.matters]
     if disturbed:

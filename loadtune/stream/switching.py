@@ -521,7 +521,11 @@ class SwitchingIterator:
         thread = threading.Thread(target=end, name="loadtune-end-workers", daemon=True)
         entry = (thread, source)
         closing.append(entry)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            closing.remove(entry)
+            raise
 
     def _end_epoch(self) -> None:
         """As torch: without persistent workers nothing outlives the epoch."""

@@ -18,8 +18,7 @@ from loadtune.bench import client
 from loadtune.bench.bounded_log import LEFT_OUT, MAX_BYTES
 from loadtune.errors import BenchError, OutOfTimeError
 from loadtune.host.memory import Ram, read_oom_kills
-from loadtune.host.processes import anonymous_bytes
-from loadtune.host.ram_guard import RamGuard, tree_bytes
+from loadtune.host.processes import RamGuard, anonymous_bytes, tree_bytes
 from loadtune.records import BatchTry, Recipe, TrainingRun, TrialFailure
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.

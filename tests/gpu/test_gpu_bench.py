@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from loadtune.bench import BenchClient
-from loadtune.bench.pinned import page_lock_s
+from loadtune.bench.memory import page_lock_s
 from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.host import choose_device, read_host
 from loadtune.records import (

@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision import transforms as v1
 from workload_rig import workload_of
 
-from loadtune.bench.feed import Feed
-from loadtune.bench.training import ResidentModel, Trainer
+from loadtune.bench.training import Feed, ResidentModel, Trainer
 from loadtune.records import LoaderConfig, Recipe
 
 pytestmark = pytest.mark.gpu

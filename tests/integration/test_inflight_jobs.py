@@ -4,6 +4,7 @@ The samples of a batch sleep eleven times as long as a step, so that a tuner has
 """
 
 import random
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -28,15 +29,14 @@ def tuned(monkeypatch):
     monkeypatch.setenv(TEST_VARIABLE, "1")
     monkeypatch.setattr(torchs.DataLoader, "_get_iterator", torchs.DataLoader._get_iterator)
     for owner, name, value in (
-        (hook, "_options", None), (iterator, "_known", {}), (iterator, "_left_alone", set()),
-        (account, "_accounts", []), (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
+        (hook, "_options", None), (iterator, "_known", {}), (account, "_accounts", []),
+        (tuner.Shared, "tuners", []), (tuner.Shared, "trying", None),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, value)
-    monkeypatch.setattr(hook.atexit, "register", lambda act: None)
+    monkeypatch.setattr(hook.atexit, "register", lambda *_: None)
 
     def begin(**options):
-        hook._begin(Options(**{"max_workers": 3} | options))
-        hook._patch(torchs)
+        hook.install(**{"max_workers": 3} | options)
         return account.accounts
 
     return begin
@@ -157,6 +157,22 @@ def test_exact_leaves_random_samples_alone(tuned):
     assert "random" in accounts()[0].reason
 
 
+class DrawsOnce(inflight_jobs.Samples):
+    shift = None
+
+    def __getitem__(self, index):
+        if DrawsOnce.shift is None:
+            DrawsOnce.shift = torch.rand(1)
+        return super().__getitem__(index)[0] + DrawsOnce.shift
+
+
+def test_what_draws_once_is_not_random(tuned):
+    accounts = tuned(exact=True)
+    for _ in DataLoader(DrawsOnce(64 * 16, 0.0007), 16, num_workers=0):
+        pass
+    assert has_acted(accounts()[0])
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(3))
@@ -194,6 +210,18 @@ def test_a_loader_of_ours_and_its_numbers(tuned):
     assert numbers[f"loadtune/{found.name}/num_workers"] == found.num_workers
     assert 0 < numbers[f"loadtune/{found.name}/blocked_fraction"] <= 1
     assert all(isinstance(each, float) for each in numbers.values())
+
+
+def test_the_share_of_time_blocked_is_that_since_the_present_workers_deliver():
+    loader = DataLoader(inflight_jobs.Samples(40 * 4, 0.004), 4, num_workers=1)
+    switches = [{"epoch": 0, "batch": 20, "num_workers": 2}]
+    found, replayed = (Account(name="", own_workers=1, num_workers=1, switches=each) for each in ([], switches))
+    for number, _ in enumerate(iterator.begun_by(tuner.Tuner(found, loader, Options(), replayed), loader)):
+        if number == 15:
+            assert found.numbers()["blocked_fraction"] == found.blocked_s / found.total_s
+        time.sleep(0.0 if number < 20 else 0.03)  # first the loop waits, then the workers
+    assert found.num_workers == 2
+    assert found.numbers()["blocked_fraction"] < found.blocked_s / found.total_s
 
 
 def test_forkserver_starts_in_the_background(tuned):

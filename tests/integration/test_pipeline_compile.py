@@ -7,8 +7,7 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import BenchError, WorkloadError
 from loadtune.final.rounds import LOOKS
-from loadtune.probe.compiling import compile_recipes
-from loadtune.probe.recipe import Recipes, choose_recipes
+from loadtune.probe.recipe import Recipes, choose_recipes, compile_recipes
 from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
 from loadtune.report.export import recipe_code
 from loadtune.run_file import read_run

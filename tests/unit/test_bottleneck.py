@@ -43,7 +43,14 @@ def measured(surface: Surface, at: TrialConfig, slower: float = 1.0, **shown: in
     return Measurement(windows=(window,), first_batch_s=1.0, seconds=5.0, workers=(share,) * at.loader.num_workers)
 
 
-def found(surface: Surface, *, slower: float = 1.0, predicted: float = 1.0, waits: bool = False) -> Bottleneck:
+def found(
+    surface: Surface,
+    *,
+    slower: float = 1.0,
+    predicted: float = 1.0,
+    waits: bool = False,
+    epoch_samples: int | None = None,
+) -> Bottleneck:
     """Of 16 workers, after trials with 4, 8 and none. ``slower``: the winner, by nothing that explains it.
     ``predicted`` ÷ measured. ``waits``: samples take next to no CPU."""
     best, facts = config(16), fake_facts(surface)
@@ -51,6 +58,7 @@ def found(surface: Surface, *, slower: float = 1.0, predicted: float = 1.0, wait
         facts = replace(facts, sample_cpu_s=0.02 * facts.sample_s)
     seen = [(each, measured(surface, each)) for each in (config(4), config(8), config(0))]
     seen.append((best, measured(surface, best, slower)))
+    seen = [(each, replace(run, epoch_samples=epoch_samples, restart_s=5.0)) for each, run in seen]
     trials = [
         Trial(
             number=number,
@@ -104,6 +112,10 @@ def test_the_roofline_rises_with_the_workers_and_has_a_place_for_none() -> None:
     assert roof[1].limits["workers"] < roof[2].limits["workers"] < roof[3].limits["workers"]
     for point in roof:
         assert point.samples_per_s.low <= point.samples_per_s.value <= point.samples_per_s.high
+
+
+def test_a_prediction_is_of_the_steady_rate_however_short_an_epoch_is() -> None:
+    assert found(PINNING, epoch_samples=1000).num_missed == 0
 
 
 @pytest.mark.parametrize(("predicted", "holds", "num_missed"), [(1.05, True, 0), (2.0, False, 4)])

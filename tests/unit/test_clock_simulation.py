@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from loadtune.bench.windows import WindowRule
+from loadtune.bench.loader import WindowRule
 from loadtune.records import LoaderConfig, Window, samples_per_s
 from loadtune.search.segment import WINDOW_S, Segment
 from loadtune.search.timing import SEGMENT_S

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from loadtune.endings import ended_text
 from loadtune.errors import OutOfTimeError
 from loadtune.records import LoaderConfig, Recipe, Trial, TrialConfig, TrialFailure
 from loadtune.report.store import LOG_FILE, run_folder
+from loadtune.tuner import ended_text
 
 STUCK = OutOfTimeError("", stuck="dataset[41] (in a batch of 16: 7, 41, …) did not return for 12 s, in a worker")
 

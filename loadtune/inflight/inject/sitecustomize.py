@@ -4,8 +4,7 @@ Imports neither torch nor loadtune before torch's DataLoader is imported. Whatev
 script runs as without it. Processes that multiprocessing starts have it, too: some are ranks that train.
 """
 
-from __future__ import annotations
-
+import json
 import os
 import sys
 
@@ -28,20 +27,20 @@ class _Finder:
 
             def exec_module(module: object) -> None:
                 run(module)  # type: ignore[arg-type]
-                _hook(module)
+                _hook()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _hook(module: object) -> None:
+def _hook() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
     path = [] if root in sys.path else [root]  # of this loadtune, where the script's interpreter has none
     sys.path += path
     try:
         from loadtune.inflight import hook
 
-        hook.install_from_environment(module)
+        hook.install()
         _mark("hooked")
     except Exception as error:
         print(f"loadtune: not active ({type(error).__name__}: {error})", file=sys.stderr)
@@ -52,8 +51,6 @@ def _hook(module: object) -> None:
 
 def _mark(what: str) -> None:
     """For the launcher, which says at the end what was not reached."""
-    import json
-
     folder = json.loads(os.environ["LOADTUNE_EXEC"])["folder"]
     if os.path.isdir(folder):  # not in a process that outlives the launcher
         open(os.path.join(folder, what), "w").close()

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.bench.account import Measured, StepMeter, owned
-from loadtune.bench.allocator_log import CudaAllocatorLog
+from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.blocks import Event, Mark
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
@@ -41,7 +41,7 @@ BATCH = 8
 
 
 class FakeCuda:
-    """What `CudaAllocatorLog` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
+    """What `AllocatorLog` asks of `torch.cuda`: an allocator that hands out 512 bytes for every request."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.history: list[dict[str, Any]] = [{"action": "alloc", "addr": 0x10, "size": 100}]
@@ -77,7 +77,7 @@ class FakeCuda:
 
 
 def test_the_allocators_counters_say_where_in_its_history_a_mark_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, books = FakeCuda(monkeypatch), CudaAllocatorLog(torch.device("cuda", 0))
+    cuda, books = FakeCuda(monkeypatch), AllocatorLog(torch.device("cuda", 0))
     with books.kept():
         assert books.standing() == {0x10: 100}
         assert books.mark() == Mark(0, 412)

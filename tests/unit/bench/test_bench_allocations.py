@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from loadtune.bench.allocations import AllocationRecorder, compact_events
+from loadtune.bench.allocator_log import AllocationRecorder, compact_events
 
 
 def alloc(addr: int, size: int) -> dict[str, Any]:

@@ -26,9 +26,8 @@ from workload_rig import workload_of
 from loadtune.bench.describe import model_errors
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
 from loadtune.bench.failures import failure_from
-from loadtune.bench.loss_watch import LossWatch
 from loadtune.bench.samples import Samples
-from loadtune.bench.training import OwnStep, ResidentModel, Trainer
+from loadtune.bench.training import LossWatch, OwnStep, ResidentModel, Trainer
 from loadtune.errors import WorkloadError
 from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.stream.sample_table import SampleTable

@@ -64,7 +64,7 @@ def test_other_workers_are_taken_over_under_way_and_another_batch_size_is_not(lo
     assert loader.can_switch_to(more)
     assert not loader.can_switch_to(replace(CONFIG, batch_size=8))
     batch = loader.switch(more, lambda: None)
-    assert loader.num_workers == 1
+    assert loader.config.num_workers == 1
     assert len(batch[0]) == 4
     assert len(loader.shares()) == 1
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from loadtune.bench.circumstances import Circumstances
 from loadtune.bench.exits import classify_exit, exit_text, hang_text
-from loadtune.bench.failures import classify_error, failure_from, leaves_context_intact
+from loadtune.bench.failures import Circumstances, classify_error, failure_from, leaves_context_intact
 
 WORKER = "Caught {name} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{body}"
 

@@ -8,11 +8,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
-from loadtune.bench.allocations import AllocationRecorder
-from loadtune.bench.fit import Verification, try_steps
+from loadtune.bench.fit import try_steps
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
-from loadtune.records import FitReport, Recipe
+from loadtune.records import BatchTry, FitReport, Recipe
 from loadtune.workload import places_of
 
 CPU = torch.device("cpu")
@@ -75,24 +74,26 @@ def forward(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def run(
-    model: Watched, verification: Verification | None, num_steps: int = 3, line: QuietLine | None = None
+    model: Watched,
+    *,
+    verify: bool = False,
+    partial_batch_size: int | None = None,
+    num_steps: int = 3,
+    line: QuietLine | None = None,
 ) -> FitReport:
     dataset: Any = [(torch.zeros(4), 0)]
     workload = workload_of(dataset, model, task)
     trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload)
     samples = torch.rand(3, 4), torch.arange(3)
     quiet: Any = line or QuietLine()
-    recorder = AllocationRecorder(CPU, BATCH, on=False)
-    return try_steps(
-        trainer,
-        lambda size: resident_batch(samples, size, trainer),
-        BATCH,
-        num_steps,
-        CpuMemory(),
-        quiet,
-        recorder=recorder,
-        verification=verification,
+    asked = BatchTry(
+        recipe=Recipe(),
+        batch_size=BATCH,
+        num_steps=num_steps,
+        verify=verify,
+        partial_batch_size=partial_batch_size,
     )
+    return try_steps(trainer, lambda size: resident_batch(samples, size, trainer), asked, CpuMemory(), quiet)
 
 
 FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")
@@ -100,7 +101,7 @@ FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evalu
 
 def test_unverified_there_are_training_steps_alone() -> None:
     model = Watched()
-    report = run(model, None)
+    report = run(model)
     assert model.passes == [FULL] * 3
     assert report.fits
     assert (report.batch_size, report.evaluation_peak_bytes, report.partial_batch_size) == (BATCH, None, None)
@@ -109,14 +110,14 @@ def test_unverified_there_are_training_steps_alone() -> None:
 
 def test_a_first_step_is_no_step_time() -> None:
     """It loads kernels and may compile: foretold from it, every larger size would take too long."""
-    assert run(Watched(), None, num_steps=1).step_s is None
-    assert run(Watched(), None, num_steps=2).step_s
-    assert run(Watched(), Verification(), num_steps=1).step_s
+    assert run(Watched(), num_steps=1).step_s is None
+    assert run(Watched(), num_steps=2).step_s
+    assert run(Watched(), verify=True, num_steps=1).step_s
 
 
 def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     model, line = Watched(), QuietLine()
-    report = run(model, Verification(partial_batch_size=2), line=line)
+    report = run(model, verify=True, partial_batch_size=2, line=line)
     assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
     assert line.phases == ["first step", "steady steps", "evaluation", "partial batch", "steady steps"]
     assert report.fits
@@ -140,10 +141,9 @@ def test_a_partial_batch_of_joined_samples_is_made_anew() -> None:
     workload = workload_of(dataset, model, compute_loss=compute_loss, own_batches=True)
     places = places_of(batch(2), batch(3), 2, 3)
     trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload, places=places)
-    recorder, quiet = AllocationRecorder(CPU, BATCH, on=False), QuietLine()
-    line: Any = quiet
-    verification = Verification(partial_batch_size=2)
-    report = try_steps(trainer, batch, BATCH, 2, CpuMemory(), line, recorder=recorder, verification=verification)
+    line: Any = QuietLine()
+    asked = BatchTry(recipe=Recipe(), batch_size=BATCH, num_steps=2, verify=True, partial_batch_size=2)
+    report = try_steps(trainer, batch, asked, CpuMemory(), line)
     assert report.fits
     assert model.passes == [(18, "training"), (18, "evaluation"), (6, "training"), (18, "training")]
 
@@ -151,7 +151,7 @@ def test_a_partial_batch_of_joined_samples_is_made_anew() -> None:
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_few_steps_are_verified_too(num_steps: int) -> None:
     model = Watched()
-    report = run(model, Verification(), num_steps)
+    report = run(model, verify=True, num_steps=num_steps)
     assert model.passes == [FULL, EVALUATION, FULL]
     assert report.fits
     assert report.partial_batch_size is None
@@ -159,7 +159,7 @@ def test_few_steps_are_verified_too(num_steps: int) -> None:
 
 def test_a_model_without_an_evaluation_mode_fits_and_has_no_such_peak() -> None:
     model = NoEvaluation()
-    report = run(model, Verification(partial_batch_size=2))
+    report = run(model, verify=True, partial_batch_size=2)
     assert report.fits
     assert report.evaluation_peak_bytes is None
     assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
@@ -169,6 +169,6 @@ def test_a_model_without_an_evaluation_mode_fits_and_has_no_such_peak() -> None:
 def test_an_evaluation_that_runs_out_of_memory_is_a_failure() -> None:
     model, line = FullEvaluation(), QuietLine()
     with pytest.raises(RuntimeError, match="can't allocate memory"):
-        run(model, Verification(), line=line)
+        run(model, verify=True, line=line)
     assert line.phase == "evaluation"
     assert model.training

@@ -14,8 +14,7 @@ from workload_rig import workload_of
 
 from loadtune.bench import loader as loop_module
 from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
-from loadtune.bench.loader import TimedLoop
-from loadtune.bench.windows import WindowRule
+from loadtune.bench.loader import TimedLoop, WindowRule
 from loadtune.late_batches import late_batches
 from loadtune.records import LoaderConfig, Window, WorkerShare, samples_per_s
 

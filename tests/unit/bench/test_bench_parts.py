@@ -10,9 +10,8 @@ import torch
 
 from loadtune.bench import memory as memory_module
 from loadtune.bench import own_memory
-from loadtune.bench.line import Line
 from loadtune.bench.memory import CpuMemory, memory_of
-from loadtune.bench.protocol import Phase, Stop
+from loadtune.bench.protocol import Line, Phase, Stop
 from loadtune.host.memory import Ram
 from loadtune.records import Window
 

@@ -1,13 +1,11 @@
 """Page-locked blocks: those that the next trial pins again are kept."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from loadtune.bench.pinned import PinnedBlocks
+from loadtune.bench.memory import PinnedBlocks
 from loadtune.bench.samples import Samples
-from loadtune.bench.session import Session
 from loadtune.bench.training import PAIR
 from loadtune.records import LoaderConfig
 
@@ -77,13 +75,7 @@ def test_blocks_of_other_sizes_are_given_back_where_they_are_too_much_of_the_mem
     assert freed_before(0, config(256), config(256)) == [0, 0], "its own are what it would lock again"
 
 
-def test_a_session_says_what_a_sample_takes() -> None:
-    session = Session.__new__(Session)
-    inputs = torch.zeros(16, 3, 8, 8)
-    asked: list[int] = []
+def test_samples_say_what_one_takes() -> None:
     samples = Samples.__new__(Samples)
-    samples.batch, samples.places = (inputs, torch.zeros(16)), PAIR
-    session._samples = samples
-    session._pinned = SimpleNamespace(keep_for=lambda loader, sample_bytes: asked.append(sample_bytes))  # type: ignore[assignment]
-    session._keep_pinned_for(config())
-    assert asked == [3 * 8 * 8 * 4]
+    samples.batch, samples.places = (torch.zeros(16, 3, 8, 8), torch.zeros(16)), PAIR
+    assert samples.pinned_bytes == 3 * 8 * 8 * 4

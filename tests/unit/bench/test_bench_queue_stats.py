@@ -11,8 +11,7 @@ import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
 
-from loadtune.bench.loader import TimedLoop
-from loadtune.bench.windows import WindowRule
+from loadtune.bench.loader import TimedLoop, WindowRule
 from loadtune.records import LoaderConfig, samples_per_s
 from loadtune.stream.counters import Depth
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.bench import scratch
-from loadtune.bench.scratch import Scratch
+from loadtune.bench import lifeline
+from loadtune.bench.lifeline import Scratch
 
 
 def test_a_worker_can_open_its_socket_whatever_the_length_of_the_temporary_folder(
@@ -20,7 +20,7 @@ def test_a_worker_can_open_its_socket_whatever_the_length_of_the_temporary_folde
     own = Scratch()
     folder = own.folder()
     try:
-        assert len(os.fsencode(folder / "pymp-abcdefgh" / "listener-abcdefgh")) <= scratch._LONGEST_SOCKET
+        assert len(os.fsencode(folder / "pymp-abcdefgh" / "listener-abcdefgh")) <= lifeline._LONGEST_SOCKET
     finally:
         own.remove()
     shutil.rmtree(deep)

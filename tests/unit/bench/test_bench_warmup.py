@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from loadtune.bench.warmup import WarmUp
+from loadtune.bench.compute import WarmUp
 from loadtune.records import Recipe
 
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)

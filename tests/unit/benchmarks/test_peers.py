@@ -7,11 +7,11 @@ import pytest
 import torch
 from memory_cells import LENGTH, fake_images, small_fake_images
 from memory_grid import SMOKE_FAKE
-from peers import run_jobs, timing_jobs, timing_s, tuning_jobs
+from peers import run_jobs, timing_jobs, tuning_jobs
 from peers_loop import Script, send_bytes, timing
 from peers_note import tables
 from peers_records import Answer, Results, Timing, Tuned, from_json, to_json
-from peers_tools import TOOLS, Setup, Tool, answer_of, foreign_paths, pypi_tuned
+from peers_tools import TOOLS, Setup, Tool, answer_of, pypi_tuned
 
 from loadtune.records import LoaderConfig, Recipe, TrialConfig
 from loadtune.workload.fake import make_fake
@@ -99,51 +99,11 @@ def test_a_foreign_answer_keeps_every_knob():
     assert (found.claimed_per_s, found.wall_s) == (1346.0, 41.0)
 
 
-def test_a_foreign_tool_never_finds_ours(tmp_path):
-    (tmp_path / "ours" / "loadtune").mkdir(parents=True)
-    (tmp_path / "site").mkdir()
-    paths = f"{tmp_path}/ours:{tmp_path}/site:"
-    assert foreign_paths(paths) == [f"{tmp_path}/site"]
-
-
 def test_a_timing_is_samples_over_wall_seconds_and_tells_a_queue_that_ran_down():
     ends = [0.0, 1.0, 2.0, 4.0, 6.0]
     found = timing(ends, Answer(batch_size=10, num_workers=1), None)
     assert found.samples_per_s == pytest.approx(40 / 6)
     assert (found.num_batches, found.num_queues, found.drift) == (4, 2.0, 2.0)
-
-
-def test_each_answer_is_timed_once_a_round_and_rounds_go_to_and_fro():
-    found = results(defaults=PLAIN, pypi=PLAIN, accelerate=LARGE, lightning=None)
-    tools = ("defaults", "accelerate", "pypi", "lightning")
-    jobs = [name for name, _, _ in timing_jobs(SETUP, found, tools, 2)]
-    assert [name.partition(": ")[2] for name in jobs] == ["defaults", "accelerate", "accelerate", "defaults"]
-
-
-@pytest.mark.parametrize("ours", [PLAIN, LARGE])
-def test_where_time_ends_early_ours_was_timed(ours):
-    found = results(defaults=PLAIN, ours=ours)
-    jobs = [name for name, _, _ in timing_jobs(SETUP, found, ("defaults", "ours"), 1)]
-    assert jobs == ["time, round 1: ours", "time, round 1: defaults"][: 1 if ours == PLAIN else 2]
-
-
-def test_what_was_found_before_is_not_asked_again():
-    found = results(defaults=PLAIN, ours=LARGE)
-    found.timings[PLAIN.key] = [Timing(samples_per_s=380.0)]
-    assert [name for name, _, _ in tuning_jobs(SETUP, found, ("defaults", "ours", "pypi"))] == ["tune: pypi"]
-    jobs = [name for name, _, _ in timing_jobs(SETUP, found, ("defaults", "ours"), 1)]
-    assert jobs == ["time, round 1: ours"]
-
-
-def test_a_job_that_would_end_too_late_is_named_and_not_begun():
-    found, begun = Results(), []
-    run_jobs(iter([("long", 1e9, lambda: begun.append(1))]), found, until=1.0, save=lambda: None)
-    assert (begun, found.failed) == ([], {"long": "not begun for lack of time"})
-
-
-def test_a_long_queue_takes_longer_up_to_the_limit():
-    assert timing_s(SETUP, PLAIN) == pytest.approx(20 + 5 + 20)
-    assert timing_s(SETUP, LARGE) == pytest.approx(20 + 16 * 2 * 1683 / 2000 + 60)
 
 
 def test_the_fastest_stands_first_whoever_it_is():
@@ -158,11 +118,6 @@ def test_the_fastest_stands_first_whoever_it_is():
     assert [row[6:8] for row in rows[1:3]] == [["400", "2.00"], ["200 (100 to 300)", "1.00"]]
     assert rows[3][-1] == "took more than 300 s |"
     assert "not steady" in tables(found)
-
-
-def test_another_machines_results_are_refused():
-    with pytest.raises(ValueError, match="another machine"):
-        Results(boot="b").absorb(Results(boot="a"))
 
 
 def test_results_survive_the_way_to_a_file_and_back():

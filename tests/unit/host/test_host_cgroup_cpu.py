@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtune.host.cpu_use import GroupCpu, accounting_folder, group_counter
+from loadtune.host.cpu import GroupCpu, accounting_folder, group_counter
 from loadtune.host.sensing import Missing
 
 V2_STAT = """usage_usec 2500000

@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 
 from loadtune.host.cgroup import CpuQuota, MemoryLimit
 from loadtune.host.cpu import (
+    CoreUse,
+    CpuUse,
+    cpu_use,
     first_cores,
     parse_cpu_name,
     read_cpu_name,
     read_num_usable_cores,
     usable_cores,
 )
-from loadtune.host.cpu_use import CoreUse, CpuUse, cpu_use
 from loadtune.host.memory import bounded_ram, read_ram, read_shm
 
 

@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from nvml_fakes import FakeNvml
 
-from loadtune.host.gpm import Gpm
+from loadtune.host.gpu_probes import Gpm
 from loadtune.host.sensing import Missing
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.host.memory import Ram
-from loadtune.host.processes import anonymous_bytes, proportional_bytes
-from loadtune.host.ram_guard import RamGuard
+from loadtune.host.processes import RamGuard, anonymous_bytes, proportional_bytes
 
 MIB = 1 << 20
 

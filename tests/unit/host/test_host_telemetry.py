@@ -11,8 +11,8 @@ import pytest
 
 from loadtune.host import Sampler, read_telemetry
 from loadtune.host import telemetry as telemetry_module
-from loadtune.host.probes import CPU_SHARE, LOCK_SHARE, LONGEST_PAUSE_S, Scheduled, machine_probes
 from loadtune.host.sensing import Probe, Stretch
+from loadtune.host.telemetry import CPU_SHARE, LOCK_SHARE, LONGEST_PAUSE_S, Scheduled, machine_probes
 from loadtune.records import Device, Reading
 
 CPU = Device(kind="cpu", name="CPU")

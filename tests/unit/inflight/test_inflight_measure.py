@@ -19,7 +19,7 @@ def test_a_loop_that_waits_needs_as_many_workers_as_are_busy_at_a_time():
     found = reading([(0.09, 0.01, 0)] * 24)
     assert found.total_s == pytest.approx(0.1)
     assert found.waits
-    assert needed(Work(load_s=0.1, cpu_s=0.01, start_cpu_s=0.02), found.step_s) == 11
+    assert needed(Work(load_s=0.1, cpu_s=0.01), found.step_s) == 11
 
 
 def test_taking_a_batch_that_stands_ready_is_no_wait():
@@ -57,7 +57,7 @@ WAITING = Reading(num_steps=24, total_s=0.1, blocked_s=0.09, handover_s=0.0, ste
 
 
 def test_workers_that_take_long_to_start_must_gain_more_than_that_in_what_is_left():
-    work = Work(load_s=0.1, cpu_s=0.01, start_cpu_s=3.0)
+    work = Work(load_s=0.1, cpu_s=0.01)
 
     def start_s(number):
         return 1.5 * number
@@ -70,12 +70,12 @@ def test_workers_that_take_long_to_start_must_gain_more_than_that_in_what_is_lef
 
 
 def test_a_bound_holds():
-    work = Work(load_s=0.1, cpu_s=0.1, start_cpu_s=0.02)
+    work = Work(load_s=0.1, cpu_s=0.1)
     assert best_number(WAITING, work, 2, math.inf, lambda number: 0.0)[0] == 2
 
 
 def test_a_worker_that_queued_for_a_core_would_use_all_of_one():
-    assert Work(load_s=0.3, cpu_s=0.1, start_cpu_s=0.0, queued_s=0.2).cpu_share == pytest.approx(1.0)
+    assert Work(load_s=0.3, cpu_s=0.1, queued_s=0.2).cpu_share == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import MemoryProbe
-from loadtune.probe.step_limit import StepLimit
+from loadtune.probe.tries import StepLimit
 from loadtune.records import BatchTry, FailureKind, FitReport, Recipe, TrialFailure
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 

@@ -72,7 +72,7 @@ def test_other_settings_that_changes_were_measured_with_stand_below_their_lines(
     assert settings == "# loader = DataLoader(..., batch_size=48, num_workers=1)"
     assert step[0] == 'with torch.autocast("cuda", dtype=torch.bfloat16):'
     assert step[-2:] == ["loss.backward()", "optimizer.step()"]
-    assert best_with_changes(changed)[0].endswith(", with batch 48, 1 worker, bf16.")
+    assert best_with_changes(changed)[0].endswith(", with batch 48, 1 worker, bf16; tune the learning rate again.")
 
 
 def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_or_why() -> None:

@@ -63,7 +63,7 @@ def test_it_begins_with_the_baseline_and_ends_near_the_best_long_before_all_was_
     assert trials[0].config == BASELINE
     assert found.ended == "no other configuration is likely to be faster"
     assert len(trials) < len(list(SPACE.modelled())) / 2
-    assert SURFACE.training_rate(found.ranked()[0].config) >= 0.97 * best_of(SPACE)
+    assert SURFACE.training_rate(found.ranked()[0]) >= 0.97 * best_of(SPACE)
     assert all(trial.predicted is not None for trial in trials[1:])
 
 
@@ -99,7 +99,7 @@ def test_what_the_model_does_not_know_is_tried_on_the_best_one_setting_at_a_time
 def test_the_smallest_that_is_as_good_and_the_best_at_a_batch_size_may_be_untried() -> None:
     found = search()
     run(found)
-    smallest, leader = found.smallest(), found.ranked()[0].config
+    smallest, leader = found.smallest(), found.ranked()[0]
     assert smallest is not None
     assert smallest.loader.num_workers <= leader.loader.num_workers
     assert SURFACE.training_rate(smallest) >= 0.95 * SURFACE.training_rate(leader)
