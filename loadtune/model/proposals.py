@@ -36,8 +36,6 @@ class Proposal:
     """Its expected improvement over the best, on the logarithm; below 0: nothing else can be tried."""
     best: int
     """The tried setting with the highest predicted throughput."""
-    too_long: tuple[int, ...] = ()
-    """Settings that are predicted to be better by `WORTH`, and cannot be tried in the time that is left."""
 
     def held(self, rate: float) -> bool:
         """Whether what was measured then, in samples/s, lies in the 95% interval of the prediction."""
@@ -55,7 +53,7 @@ def propose(
     """By expected improvement over the best setting that was tried, for each second beyond a fair share of the time.
 
     ``tried``: places among the candidates, not empty. ``seconds``: of the candidates' samples/s, what trying each
-    takes; one that takes longer than ``left_s`` is not proposed. ``at_most``: the logarithm of a rate that none of them
+    takes; ``left_s``: the time for all. ``at_most``: the logarithm of a rate that none of them
     can exceed; what is expected beyond it is no improvement.
 
     Jones, Schonlau and Welch, Journal of Global Optimization 13, 1998, on the logarithm of throughput. The improvement
@@ -71,14 +69,12 @@ def propose(
     room = at_most - found.mean[best]
     improvement = sd * (_improvement(ahead / sd) - _improvement((ahead - np.maximum(0.0, room)) / sd))
     took_s = seconds(np.exp(found.mean))
-    too_long = took_s > left_s
-    left_out = tuple(int(at) for at in np.flatnonzero(too_long & (np.minimum(ahead, room) > np.log1p(WORTH))))
-    improvement[list(tried)] = improvement[too_long] = -1.0
+    improvement[list(tried)] = -1.0
     each_s = np.maximum(took_s, left_s / FAIR) if math.isfinite(left_s) else np.ones_like(took_s)
     index = int((improvement / each_s).argmax())
     noise = float(np.hypot(found.sd[index], SEGMENT_SD))
     expected = float(improvement[index])
-    return Proposal(index, float(found.mean[index]), noise, expected, best, left_out)
+    return Proposal(index, float(found.mean[index]), noise, expected, best)
 
 
 def is_enough(proposal: Proposal, held: Sequence[bool]) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
 from loadtune.model.proposals import WORTH, Proposal, is_enough, propose
-from loadtune.model.resources import Job
+from loadtune.model.resources import Array, Job, Points
 from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
 from loadtune.search.segment import expected_seconds
 from loadtune.search.space import MODELLED, SearchSpace, is_alike, size
@@ -24,7 +24,7 @@ from loadtune.search.throughput import points_at, segments_of
 T = TypeVar("T")
 
 MOST = 400
-"""Configurations that a proposal weighs: those with the highest predicted throughput."""
+"""Configurations that a proposal weighs: those with the highest predicted throughput that can be tried in time."""
 
 MIN_RUNS = 2
 """Of whoever is named the winner, where time allows: one run has no interval, and the fastest of several was lucky."""
@@ -116,19 +116,24 @@ class Search:
         left_s = min(left_s, self.left_s() / (2 + MIN_RUNS))  # it is run twice more, and the user's own beside it
 
         def proposed(model: ThroughputModel) -> tuple[list[TrialConfig], Proposal]:
-            highest = np.argsort(-model.mean(points_at(configs, self.job)))[:MOST].tolist()
-            weighed = sorted({*highest, *places})
+            everywhere = points_at(configs, self.job)
+            mean, most = model.mean(everywhere), self._most(model, everywhere)
+            longer = self._seconds(configs, np.exp(mean)) > left_s
+            faster = np.minimum(mean, most) > mean[places].max() + math.log1p(WORTH)
+            self.too_long = [configs[at] for at in np.flatnonzero(longer & faster)]
+            highest = np.argsort(np.where(longer, math.inf, -mean))[:MOST].tolist()
+            weighed = sorted({*(at for at in highest if not longer[at]), *places})
             able, tried = [configs[at] for at in weighed], [weighed.index(at) for at in places]
             points = points_at(able, self.job)
-            at_most = model.most(points) if self.objective == "samples-per-s" else math.inf  # of energy it knows none
-            return able, propose(model, points, tried, lambda rates: self._seconds(able, rates), left_s, at_most)
+            return able, propose(
+                model, points, tried, lambda rates: self._seconds(able, rates), left_s, self._most(model, points)
+            )
 
         asked = self._asked(proposed)
         if asked is None:
             self.ended = str(self.broken)
             return None
         configs, found = asked
-        self.too_long = [configs[at] for at in found.too_long]
         if self.too_long and found.expected < WORTH:
             return None
         if is_enough(found, self._held):
@@ -138,6 +143,10 @@ class Search:
             return None
         predicted = _predicted(found.log_rate, found.sd, self._unit())
         return Next(config=configs[found.index], origin="search", predicted=predicted, expected=found.expected)
+
+    def _most(self, model: ThroughputModel, points: Points) -> Array | float:
+        """What none of them can exceed, on the logarithm. Of samples per joule nothing is known."""
+        return model.most(points) if self.objective == "samples-per-s" else math.inf
 
     def _guessed(self, configs: Sequence[TrialConfig]) -> Next | None:
         """Without any measurement to compare with: what the calibrations alone say is fastest."""

@@ -106,3 +106,20 @@ def test_the_smallest_that_is_as_good_and_the_best_at_a_batch_size_may_be_untrie
     at_batch = found.best_at(32)
     assert {config.batch_size for config in at_batch} == {32}
     assert len(at_batch) >= 2
+
+
+def test_what_is_too_long_for_the_time_left_displaces_nothing_that_could_be_tried() -> None:
+    sizes = tuple(64 * step for step in range(1, 30)) + tuple(20_000 * step for step in range(1, 30))
+    space = replace(SPACE, batch_sizes=sizes, num_workers=(0, *range(1, 30)), ceilings={"fp32": sizes[-1]})
+    step_of = tuple((float(size), 0.15 / size) for size in (64, sizes[-1]))
+    job = replace(JOB, sample_s=0.006, sample_cpu_s=0.0001, on_gpu=False, compute={"fp32": step_of})
+    baseline = TrialConfig(loader=LoaderConfig(batch_size=64), recipe=Recipe())
+    found = Search(job=job, space=space, first=[Next(config=baseline, origin="yours")], left_s=lambda: 80.0)
+    window = Window(start_s=0.0, seconds=10.0, num_steps=18, num_samples=1170, wait_s=7.3)
+    measured = Measurement(windows=(window,), first_batch_s=0.4, seconds=10.0)
+    found.saw(Trial(number=0, config=baseline, origin="yours", measurement=measured))
+    asked = found.next(10)
+    assert len(found.too_long) > 400, "more than a proposal weighs"
+    assert asked is not None
+    assert asked.expected > 1.0
+    assert found.expected_s(asked.config) <= 20.0
