@@ -11,7 +11,7 @@ import math
 import random
 
 from loadtune.checking import outcome_of
-from loadtune.records import Measurement, Window
+from loadtune.records.measurement import Measurement, Window
 from loadtune.report.compare import mean_of, ratio_of
 
 TOLERANCE = 0.05

@@ -23,7 +23,8 @@ import torch
 from torch import nn
 
 import loadtune
-from loadtune.records import Device, Finalist, Resource, TuningResult, Winner
+from loadtune.records.facts import Device
+from loadtune.records.result import Finalist, Resource, TuningResult, Winner
 from loadtune.units import counted
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,11 +157,10 @@ def _text(each: Finalist | Winner | None) -> str:
 
 
 def _gain(winner: Winner) -> str:
-    if winner.speedup is None:
+    gain = winner.speedup
+    if gain is None:
         return "–"
-    if winner.speedup_low is None or winner.speedup_high is None:
-        return f"{winner.speedup:.2f}"
-    return f"{winner.speedup:.2f} ({winner.speedup_low:.2f} to {winner.speedup_high:.2f})"
+    return f"{gain.value:.2f}" if gain.low is None else f"{gain.value:.2f} ({gain.low:.2f} to {gain.high:.2f})"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from memory_orders import ERROR, FITS, OUT_OF_MEMORY, Order
 
-from loadtune.records import Device
+from loadtune.records.facts import Device
 
 HERE = Path(__file__).resolve().parent
 PLAIN, PROBING = "memory_child.py", "memory_probing.py"

@@ -33,7 +33,7 @@ from loadtune import __version__
 from loadtune.errors import DeviceError
 from loadtune.host import choose_device, read_host
 from loadtune.host.gpu import read_memory_used_bytes
-from loadtune.records import HostFacts
+from loadtune.records.facts import HostFacts
 
 
 def arguments() -> argparse.Namespace:

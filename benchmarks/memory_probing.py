@@ -17,7 +17,9 @@ from memory_orders import ERROR, FITS, Order, Say, await_order, first_line, priv
 
 from loadtune.bench import BenchClient
 from loadtune.probe.memory import MemoryProbe
-from loadtune.records import CeilingLimit, Device, FitReport, MemoryCeiling, Recipe, WorkloadFacts, WorkloadSpec
+from loadtune.records.config import Recipe, WorkloadSpec
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
 
 _WATCH_S = 0.02
 
@@ -74,7 +76,6 @@ def _claim(ceiling: MemoryCeiling, bench_s: float, probe_s: float) -> dict[str, 
         "probes": [_probe(report) for report in ceiling.probes],
         "num_probes": ceiling.num_probes,
         "num_ooms": ceiling.num_ooms,
-        "num_small_sizes": len(ceiling.small_sizes),
         "counted_s": ceiling.seconds,
         "bench_s": bench_s,
         "probe_s": probe_s,

@@ -34,7 +34,6 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     probes: list[Probe]
     num_probes: int
     num_ooms: int
-    num_small_sizes: int = 0
     counted_s: float
     """By its own count."""
     bench_s: float

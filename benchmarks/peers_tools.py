@@ -21,13 +21,13 @@ from memory_pool import HERE, PLAIN, Slot
 from peers_records import Answer, Timing, Tuned
 
 from loadtune.changes import REMEDIES
-from loadtune.records import TrialConfig
+from loadtune.records.config import TrialConfig
 from loadtune.report.store import write_result
 
 OURS, CHANGED = "ours", "ours-changed"
 """The second comes with the first: it is never asked."""
 DEFAULT_BATCH_SIZE = 64
-IN_LOOP = ("uint8_transfer", "copy_ahead", "fused_optimizer", "compiled", "unordered")
+IN_LOOP = ("uint8_transfer", "copy_ahead", "fused_optimizer")
 """Changes of the code that the neutral loop can make."""
 # What the tool may be told beside its defaults, so that a rehearsal on two cores ends within two minutes.
 QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "20", "--device", "cpu")

@@ -74,7 +74,7 @@ def row(number: int, run: Run) -> str:
     half_width = best.samples_per_s * (best.half_width_fraction or 0.0)
     what = f"batch {config.batch_size}, {counted(config.loader.num_workers, 'worker')}, "
     what += f"{'pinned' if config.loader.pin_memory else 'unpinned'}, {config.precision}"
-    speedup = "–" if best.speedup is None else f"{best.speedup:.1f}×"
+    speedup = "–" if best.speedup is None else f"{best.speedup.value:.1f}×"
     rate = f"{rate_text(best.samples_per_s)} ± {rate_text(half_width)}"
     return f"| {number} | {run.seconds:.0f} | {rate} | {speedup} | {what} |"
 

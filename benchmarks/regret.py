@@ -21,7 +21,8 @@ from workloads import spec_of
 
 from loadtune import load_result
 from loadtune.calibration import start
-from loadtune.records import Measurement, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement
 
 
 def arguments() -> argparse.Namespace:

@@ -15,9 +15,11 @@ from pathlib import Path
 from workloads import SPECS, spec_of
 
 import loadtune
-from loadtune.arguments import fixed_of, remedies_of
+from loadtune.arguments import fixed_of, one_of
 from loadtune.changes import REMEDIES
-from loadtune.records import Estimate, Ratio, TriedRemedy, TuningResult
+from loadtune.records.config import REMEDY_MODES
+from loadtune.records.interval import Interval
+from loadtune.records.result import TriedRemedy, TuningResult
 from loadtune.report.wording import settings_text
 
 
@@ -42,7 +44,7 @@ def main() -> int:
                 workload=spec_of(name, small=given.small, folder=None),
                 yours=loadtune.YourSettings(batch_size=given.batch_size, num_workers=given.num_workers),
                 time_budget_s=given.time_budget,
-                remedies=remedies_of(given.remedies),
+                remedies=one_of("--remedies", given.remedies, REMEDY_MODES),
                 fix=fixed_of(given.fix),
                 out=str(given.out or folder),
             )
@@ -64,14 +66,14 @@ def show(name: str, result: TuningResult) -> None:
         print(row(each))
     print(
         "".join(
-            f"\nleft out: {each.name}, {each.reason or 'too little gain is expected'}, {_estimate(each.predicted)}"
+            f"\nleft out: {each.name}, {each.reason or 'too little gain is expected'}, {_interval(each.predicted)}"
             for each in found.left_out
         )
     )
-    if found.config is not None:
+    if found.samples_per_s is not None:
         print(
-            f"\nwith those kept: {found.samples_per_s:,.0f}/s ± {found.half_width_fraction or 0:.0%}, "
-            f"{_ratio(found.gain)}, {_percent(found.compute_fraction)} of compute"
+            f"\nwith those kept: {found.samples_per_s.value:,.0f}/s ± {found.samples_per_s.half_width or 0:,.0f}/s, "
+            f"{_interval(found.gain)}, {_percent(found.compute_fraction)} of compute"
         )
     print("".join(f"\nnote: {note}" for note in result.notes), flush=True)
 
@@ -80,24 +82,18 @@ def row(each: TriedRemedy) -> str:
     cells = (
         each.title,
         each.config.loader.num_workers,
-        _estimate(each.predicted),
-        _ratio(each.gain) if each.gain is not None else each.reason,
+        _interval(each.predicted),
+        _interval(each.gain) if each.gain is not None else each.reason,
         "yes" if each.kept else "no",
         each.changes,
     )
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _estimate(found: Estimate | None) -> str:
-    return "–" if found is None else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
-
-
-def _ratio(found: Ratio | None) -> str:
+def _interval(found: Interval | None) -> str:
     if found is None:
         return "–"
-    if found.low is None or found.high is None:
-        return f"{found.ratio:.2f}"
-    return f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return f"{found.value:.2f}" if found.low is None else f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
 
 
 def _percent(share: float | None) -> str:

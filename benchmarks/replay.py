@@ -26,7 +26,9 @@ import optuna
 from tables import Table
 
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
-from loadtune.records import Measurement, Trial, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Trial
 from loadtune.search.search import Next, Search
 from loadtune.search.space import SearchSpace
 from loadtune.search.throughput import job_of, points_at, segments_of

@@ -29,8 +29,9 @@ from workloads import spec_of
 
 from loadtune.bench import BenchClient
 from loadtune.host import MonotonicClock, Sampler, read_host
-from loadtune.host.devices import choose_device
-from loadtune.records import PRECISIONS, LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
+from loadtune.host.gpu import choose_device
+from loadtune.records.config import PRECISIONS, LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.search.segment import Segment, run_trial
 
 HEADER = ("setting", "n", "samples/s", "spread", "±", "worker, clock, others", "s each", "settled", "measured s")

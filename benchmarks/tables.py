@@ -27,18 +27,9 @@ from loadtune.bench import BenchClient
 from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.probe.host_memory import host_memory_refusal
-from loadtune.records import (
-    ComputePoint,
-    Device,
-    HostFacts,
-    LoaderConfig,
-    Measurement,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    WorkloadFacts,
-    WorkloadSpec,
-)
+from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.run import Run
 from loadtune.search.segment import Segment, run_trial
 from loadtune.search.space import SearchSpace

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.host import read_host
-from loadtune.records import WorkloadSpec
+from loadtune.records.config import WorkloadSpec
 
 SMALL, JPEGS = "WORKLOAD_SMALL", "WORKLOAD_JPEGS"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

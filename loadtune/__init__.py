@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from loadtune.inflight.hook import install
     from loadtune.inflight.iterator import DataLoader
     from loadtune.objects import Job
-    from loadtune.records import MemoryCeiling, TuneConfig, TuningResult, WorkloadSpec, YourSettings
+    from loadtune.records.config import TuneConfig, WorkloadSpec, YourSettings
+    from loadtune.records.memory import MemoryCeiling
+    from loadtune.records.result import TuningResult
     from loadtune.report.compare import compare
     from loadtune.report.forms.write import export
     from loadtune.report.store import load_result
@@ -86,9 +88,9 @@ _HOME = {
     "stats": "loadtune.inflight.account",
     "trace_memory": "loadtune.footprint.trace",
     "tune": "loadtune.tuner",
-    **dict.fromkeys(
-        ("MemoryCeiling", "TuneConfig", "TuningResult", "WorkloadSpec", "YourSettings"), "loadtune.records"
-    ),
+    **dict.fromkeys(("TuneConfig", "WorkloadSpec", "YourSettings"), "loadtune.records.config"),
+    "MemoryCeiling": "loadtune.records.memory",
+    "TuningResult": "loadtune.records.result",
 }
 """Where a public name lives; those not listed are errors."""
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
 from loadtune.objects import is_loader
-from loadtune.records import HostFacts, Recipe, TrialConfig, TuningResult
-from loadtune.records.chosen import handed_winner, loader_kwargs
+from loadtune.records.answer import handed_winner, loader_kwargs
+from loadtune.records.config import Recipe, TrialConfig
+from loadtune.records.facts import HostFacts
+from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
 
 if TYPE_CHECKING:

@@ -6,27 +6,23 @@ Every message names the option, what was found, what is allowed and what to do.
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TypeVar, cast, get_args
 
 from loadtune.errors import UsageError
-from loadtune.records import (
+from loadtune.records.config import (
     DIMENSIONS,
     MEMORY_FORMATS,
-    OBJECTIVES,
     OPTIONAL_DIMENSIONS,
     PRECISIONS,
     PROBE_MODES,
     REMEDY_MODES,
     Fixed,
-    Objective,
     OptimizerName,
     OptionalDimension,
     Precision,
-    ProbeMode,
-    RemedyMode,
     Setting,
     TuneConfig,
     WorkloadSpec,
@@ -40,6 +36,7 @@ _UNITS = {
     **{unit: 1024**power for power, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), 1)},
     **{unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), 1)},
 }
+_Word = TypeVar("_Word", bound=str)
 _LEAST_BYTES = 1024**2
 """No training step needs less: a smaller size has lost its unit."""
 LEAST_BUDGET_S = 5.0
@@ -63,27 +60,11 @@ def precisions_of(words: list[str]) -> tuple[Precision, ...] | None:
     return tuple(precision for precision in PRECISIONS if precision in named)
 
 
-def objective_of(word: str) -> Objective:
-    """What ``--objective`` names."""
-    found = next((objective for objective in OBJECTIVES if objective == word), None)
+def one_of(flag: str, word: str, allowed: Sequence[_Word]) -> _Word:
+    """The allowed word that the option names."""
+    found = next((each for each in allowed if each == word), None)
     if found is None:
-        raise UsageError(f"--objective is {word!r}; it must be one of {', '.join(OBJECTIVES)}.")
-    return found
-
-
-def probe_of(word: str) -> ProbeMode:
-    """What ``--probe`` names."""
-    found = next((mode for mode in PROBE_MODES if mode == word), None)
-    if found is None:
-        raise UsageError(f"--probe is {word!r}; it must be one of {', '.join(PROBE_MODES)}.")
-    return found
-
-
-def remedies_of(word: str) -> RemedyMode:
-    """What ``--remedies`` names."""
-    found = next((mode for mode in REMEDY_MODES if mode == word), None)
-    if found is None:
-        raise UsageError(f"--remedies is {word!r}; it must be one of {', '.join(REMEDY_MODES)}.")
+        raise UsageError(f"{flag} is {word!r}; it must be one of {', '.join(allowed)}.")
     return found
 
 
@@ -157,23 +138,6 @@ def share_of(flag: str, word: str) -> float:
     return share
 
 
-def yours_of(
-    batch_size: int | None,
-    num_workers: int | None,
-    pin_memory: bool | None,
-    persistent_workers: bool | None,
-    amp: str | None,
-) -> YourSettings:
-    """The baseline, as far as it was given."""
-    return YourSettings(
-        batch_size=batch_size,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        persistent_workers=persistent_workers,
-        precision=None if amp is None else precision_of("--amp", amp),
-    )
-
-
 def resumed_config(kept: TuneConfig, asked: TuneConfig, given: Collection[str], num_run: int) -> TuneConfig:
     """The config of a run that goes on: its own, but for the options `given`; ``--trials`` are more than `num_run`."""
     config = _overlaid(
@@ -205,8 +169,8 @@ def check(config: TuneConfig) -> TuneConfig:
             " training process alone takes several seconds. Most workloads need 60 or more for an answer. Raise it, or"
             " leave --time-budget out."
         )
-    probe_of(config.probe)
-    remedies_of(config.remedies)
+    one_of("--probe", config.probe, PROBE_MODES)
+    one_of("--remedies", config.remedies, REMEDY_MODES)
     check_at_least("--trials", config.num_trials, 1)
     check_at_least("--batch-size", config.yours.batch_size, 1)
     check_at_least("--num-workers", config.yours.num_workers, 0)
@@ -215,10 +179,12 @@ def check(config: TuneConfig) -> TuneConfig:
     check_at_least("--ranks-per-node", config.ranks_per_node, 1)
     check_at_least("--image-size", config.workload.image_size, 1)
     check_at_least("--num-classes", config.workload.num_classes, 1)
-    _check_seed(config.seed)
+    if not 0 <= config.seed <= _LARGEST_SEED:
+        raise UsageError(
+            f"--seed is {config.seed}; it must be from 0 to {_LARGEST_SEED}. Choose one, or leave --seed out."
+        )
     check_job(config.workload)
     _check_step(config)
-    _check_batches(config)
     _check_fixed(config)
     return config
 
@@ -226,21 +192,18 @@ def check(config: TuneConfig) -> TuneConfig:
 _PYTHON_NAMES = {
     "--time-budget": "time_budget_s",
     "--trials": "num_trials",
-    "--batch-size": "YourSettings(batch_size=...)",
-    "--num-workers": "YourSettings(num_workers=...)",
     "--amp": "YourSettings(precision=...)",
-    "--max-batch-size": "max_batch_size",
-    "--max-workers": "max_workers",
-    "--ranks-per-node": "ranks_per_node",
-    "--image-size": "WorkloadSpec(image_size=...)",
-    "--num-classes": "WorkloadSpec(num_classes=...)",
-    "--batch-dim": "WorkloadSpec(batch_dim=...)",
-    "--accumulate": "WorkloadSpec(accumulate=...)",
+    **{f"--{name}": f"YourSettings({name.replace('-', '_')}=...)" for name in ("batch-size", "num-workers")},
+    **{
+        f"--{name}": f"WorkloadSpec({name.replace('-', '_')}=...)"
+        for name in ("image-size", "num-classes", "batch-dim", "accumulate")
+    },
     "--precision": "TuneConfig(precisions=...)",
     "--fix": "TuneConfig(fix=...)",
     "--tune": "TuneConfig(tune=...)",
     "--step": "step=...",
 }
+"""An option that is not named here has its own name, with underscores."""
 
 
 @contextmanager
@@ -249,8 +212,12 @@ def python_names() -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        text = re.sub(r"--[a-z-]+", lambda found: _PYTHON_NAMES.get(found[0], found[0]), str(error))
+        text = re.sub(r"--[a-z-]+", _python_name, str(error))
         raise UsageError(text) from None
+
+
+def _python_name(option: re.Match[str]) -> str:
+    return _PYTHON_NAMES.get(option[0], option[0].removeprefix("--").replace("-", "_"))
 
 
 def whole(value: object) -> int | None:
@@ -263,13 +230,14 @@ def whole(value: object) -> int | None:
         return None
 
 
-def check_at_least(flag: str, value: object, least: int) -> None:
-    """Raises UsageError unless it is None, or a whole number of at least this."""
+def check_at_least(flag: str, value: object, least: int) -> int | None:
+    """The same number. Raises UsageError unless it is None, or a whole number of at least this."""
     number = whole(value)
     if value is not None and (number is None or number < least):
         raise UsageError(
             f"{flag} is {value!r}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."
         )
+    return number
 
 
 def check_seconds(flag: str, value: float) -> None:
@@ -279,21 +247,8 @@ def check_seconds(flag: str, value: float) -> None:
         )
 
 
-def _check_seed(value: int) -> None:
-    if not 0 <= value <= _LARGEST_SEED:
-        raise UsageError(f"--seed is {value}; it must be from 0 to {_LARGEST_SEED}. Choose one, or leave --seed out.")
-
-
-_OPTIONS = {"data_root": "--data-root", "compute_loss": "--compute-loss"}
-
-
 def _option(name: str) -> str:
-    return _OPTIONS.get(name, f"--{name}")
-
-
-def check_options(given: Collection[str]) -> None:
-    """Refuse options that rule each other out, also where the value is the default one. `given`: their names."""
-    check_together(given)
+    return f"--{name.replace('_', '-')}"
 
 
 def check_job(spec: WorkloadSpec) -> None:
@@ -303,7 +258,7 @@ def check_job(spec: WorkloadSpec) -> None:
     usual = WorkloadSpec()
     changed = [field.name for field in fields(spec) if getattr(spec, field.name) != getattr(usual, field.name)]
     check_together(changed)
-    for name in ("loader", "collate", "loss", "compute_loss", "step", "optimizer"):
+    for name, example in _EXAMPLES.items():
         value = getattr(spec, name)
         if value is None or name in spec.objects or not isinstance(value, str) or is_import_path(value):
             continue
@@ -311,7 +266,7 @@ def check_job(spec: WorkloadSpec) -> None:
             names = "sgd (with momentum 0.9), adamw or " if name == "optimizer" else ""
             raise UsageError(
                 f"{_option(name)} is {value!r}; it must be {names}an import path, pkg.mod:name or FILE.py:name, such as"
-                f" train.py:{_EXAMPLES[name]}."
+                f" train.py:{example}."
             )
 
 
@@ -364,29 +319,18 @@ def _check_step(config: TuneConfig) -> None:
     _refuse_beside("--step", found, "the step already contains model, loss, optimizer and precision")
 
 
-def _check_batches(config: TuneConfig) -> None:
-    yours, largest = config.yours.batch_size, config.max_batch_size
-    if yours is not None and largest is not None and yours > largest:
-        raise UsageError(
-            f"--batch-size is {yours}, more than --max-batch-size {largest}. Raise --max-batch-size, or leave one of"
-            " them out."
-        )
-
-
 def _check_fixed(config: TuneConfig) -> None:
-    """A fixed setting must be neither tuned nor excluded by another option."""
+    """A fixed setting, and the baseline's batch size, must be neither tuned nor excluded by another option."""
     for fixed in config.fix:
         if fixed.name in config.tune:
             raise UsageError(f"{fixed.name} is given to both --tune and --fix. Leave one of them out.")
-    for name, flag, most in (
-        ("batch_size", "--max-batch-size", config.max_batch_size),
-        ("num_workers", "--max-workers", config.max_workers),
+    for given, value, flag, most in (
+        ("--batch-size", config.yours.batch_size, "--max-batch-size", config.max_batch_size),
+        ("--fix batch_size", config.fixed("batch_size"), "--max-batch-size", config.max_batch_size),
+        ("--fix num_workers", config.fixed("num_workers"), "--max-workers", config.max_workers),
     ):
-        value = next((int(fixed.value) for fixed in config.fix if fixed.name == name), 0)
-        if most is not None and value > most:
-            raise UsageError(
-                f"--fix {name} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out."
-            )
+        if most is not None and value is not None and int(value) > most:
+            raise UsageError(f"{given} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out.")
     precision = config.fixed("precision")
     if precision is not None and config.precisions is not None and precision not in config.precisions:
         raise UsageError(f"--fix precision is {precision}, which --precision does not include. Leave one of them out.")

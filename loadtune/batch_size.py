@@ -5,22 +5,37 @@ because it needs no loader and no study. It measures in a separate process, as `
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loadtune.arguments import check_at_least
-from loadtune.batch_size_arguments import at_least_1, is_random, job_of, recipe_of
+from loadtune.arguments import check_at_least, check_together, whole
 from loadtune.bench import BenchClient
 from loadtune.calibration import find_ceiling
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
-from loadtune.objects import Job, pack_job, refuse_recursion
+from loadtune.objects import (
+    Job,
+    as_argument,
+    is_loader,
+    pack_job,
+    refuse_beside_job,
+    refuse_missing,
+    refuse_recursion,
+)
 from loadtune.probe.tries import StepLimit
-from loadtune.records import CeilingLimit, ComputePoint, MemoryCeiling, Precision, Recipe, WorkloadFacts
+from loadtune.records.config import PRECISIONS, MemoryFormat, Precision, Recipe, WorkloadSpec
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import ComputePoint
+from loadtune.records.memory import CeilingLimit, MemoryCeiling
 from loadtune.seams import Bench
 
 if TYPE_CHECKING:
     import torch
 
+_WANTED_DATA = (
+    "Pass the shape of one sample such as (3, 224, 224), a map-style dataset, a DataLoader, a function without "
+    "arguments that returns a dataset, or an import path `pkg.mod:factory`."
+)
 STEP_LIMIT_S = 5.0
 """Longest training step that is tried on a CPU. Its RAM would hold batches whose steps take minutes."""
 
@@ -81,11 +96,11 @@ def find_batch_size(
     NothingFitsError where not even the smallest batch trains.
     """
     refuse_recursion("find_batch_size")
-    num_steps = at_least_1("num_steps", num_steps)
-    largest = None if max_batch_size is None else at_least_1("max_batch_size", max_batch_size)
-    classes = None if num_classes is None else at_least_1("num_classes", num_classes)
+    check_at_least("num_steps", num_steps, 1)
+    largest = check_at_least("max_batch_size", max_batch_size, 1)
+    classes = check_at_least("num_classes", num_classes, 1)
     check_at_least("batch_dim", batch_dim, 0)
-    job, names, shapes = job_of(
+    job, names, shapes = _job(
         model_or_factory,
         input_shape_or_dataset,
         num_classes=classes,
@@ -96,13 +111,13 @@ def find_batch_size(
         collate=collate,
         optimizer=optimizer,
     )
-    recipe = recipe_of(precision, channels_last, fused, compile, job)
+    recipe = _recipe(precision, channels_last, fused, compile, job)
     spec, objects = pack_job(names, job, **shapes)
     host = read_host()
     chosen = choose_device(host, None if device is None else str(device))
     with BenchClient(spec, chosen, objects=objects) as bench:
         facts = bench.describe()
-        caps = _caps(facts, largest, recipe.precision, has_length=not is_random(spec))
+        caps = _caps(facts, largest, recipe.precision, has_length=shapes.get("input_shape") is None)
         limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
         return find_ceiling(
             bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
@@ -149,3 +164,119 @@ def _caps(
     if max_batch_size is not None:
         caps["cap"] = max_batch_size
     return caps
+
+
+def _recipe(asked: Precision | None, channels_last: bool, fused: bool, compile: bool, job: Job) -> Recipe:
+    """The recipe that the script trains with. Raises UsageError."""
+    given = {"precision": asked, "channels_last": channels_last, "fused": fused, "compile": compile}
+    if job.step is not None:
+        check_together(["step", *(name for name, value in given.items() if value)], as_argument)
+        return Recipe(precision="own")
+    precision, optimizer = asked or job.precision or "fp32", job.optimizer or "sgd"
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}. fp32 is training without AMP, the others"
+            " are mixed precision."
+        )
+    if fused and callable(optimizer):
+        raise UsageError(
+            "fused is True, but the optimizer is a function: leave fused out, and pass fused=True to the optimizer that"
+            " the function returns."
+        )
+    if fused and precision == "fp16" and optimizer == "sgd":
+        raise UsageError(
+            "fused is True for SGD in fp16, which does not train: if the GradScaler skips the first step, the momentum "
+            "buffers of fused SGD stay uninitialized. Leave fused out, or use adamw or bf16."
+        )
+    layout: MemoryFormat = "channels_last" if channels_last else "contiguous"
+    return Recipe(precision=precision, memory_format=layout, fused_optimizer=fused, compile=compile)
+
+
+def _job(
+    model: object,
+    data: object,
+    *,
+    num_classes: int | None = None,
+    output_shape: object = None,
+    batch_dim: int | None = None,
+    **parts: Any,
+) -> tuple[Job, WorkloadSpec, dict[str, tuple[int, ...] | None]]:
+    """Objects, names, and the shapes of random samples. ``parts``: of the `Job`. Raises UsageError."""
+    names = WorkloadSpec(num_classes=num_classes, batch_dim=batch_dim)
+    if isinstance(model, Job):
+        refuse_beside_job("find_batch_size", {"input_shape_or_dataset": data, "output_shape": output_shape, **parts})
+        refuse_missing(model, None, "find_batch_size")
+        return model, names, {}
+    shape = _shape(data)
+    _check_kinds(model, data)
+    if shape is not None and parts["collate"] is not None:
+        raise UsageError(
+            "collate is given, but the second argument is a shape, whose samples are random tensors. Leave collate out."
+        )
+    target_shape = None if output_shape is None else _output_shape(output_shape, shape, parts["loss"])
+    if shape is not None:
+        is_square = len(shape) > 1 and shape[-1] == shape[-2]
+        random = f"random {'×'.join(map(str, shape))}"
+        names = replace(names, dataset=random, image_size=shape[-1] if is_square else None)
+    elif isinstance(data, str):
+        names = replace(names, dataset=data)
+    elif is_loader(data):
+        parts["loader"] = data
+    else:
+        parts["dataset"] = data
+    if isinstance(model, str):
+        names = replace(names, model=model)
+    else:
+        parts["model"] = model
+    return Job(**parts), names, {"input_shape": shape, "output_shape": target_shape}
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    """Whole numbers of at least 1. None: it is something else."""
+    sizes = [whole(size) for size in value] if isinstance(value, tuple | list) else [None]
+    known = [size for size in sizes if size is not None and size > 0]
+    return tuple(known) if len(known) == len(sizes) else None
+
+
+def _shape(data: object) -> tuple[int, ...] | None:
+    """The shape of one sample. None: `data` is a dataset, or makes or names one."""
+    is_shape = isinstance(data, tuple) or (isinstance(data, list) and data and all(whole(n) is not None for n in data))
+    if not is_shape:
+        return None
+    sizes = _sizes(data)
+    if not sizes:
+        raise UsageError(
+            f"the input shape is {data!r}; it must be whole numbers of at least 1, without the batch. {_WANTED_DATA}"
+        )
+    return sizes
+
+
+def _output_shape(value: object, input_shape: object, loss: object) -> tuple[int, ...]:
+    """The shape of one dense target. Raises UsageError where it is none, or nothing uses it."""
+    sizes = _sizes(value)
+    if sizes is None:
+        raise UsageError(
+            f"output_shape is {value!r}; it must be a tuple of whole numbers of at least 1, without the batch: (10,), "
+            "(3, 224, 224), or () for one number per sample."
+        )
+    if input_shape is None:
+        raise UsageError(
+            f"output_shape is {value!r}, but the second argument is a dataset, which has targets of its own. Leave "
+            "output_shape out, or pass the shape of one sample instead of the dataset."
+        )
+    if loss is None:
+        raise UsageError(
+            f"output_shape is {value!r}, but no loss was given, and the default, cross entropy, takes class indices. "
+            "Pass a loss for such targets, for example loss=torch.nn.MSELoss()."
+        )
+    return sizes
+
+
+def _check_kinds(model: object, data: object) -> None:
+    if not (isinstance(model, str) or callable(model)):
+        raise UsageError(
+            f"the model is a {type(model).__name__}; pass a torch.nn.Module, a function without arguments that returns "
+            "one, the name of a model of torchvision or timm, an import path `pkg.mod:factory`, or a loadtune.Job."
+        )
+    if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__") or is_loader(data)):
+        raise UsageError(f"the second argument is a {type(data).__name__}. {_WANTED_DATA}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from scipy.special import bdtrc
 
@@ -11,18 +11,10 @@ from loadtune.late_batches import usually_late
 from loadtune.model.answers import allowed, change, explained, formed, limits, predicted
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job
-from loadtune.records import (
-    Bottleneck,
-    ChangeKind,
-    Finalist,
-    Measurement,
-    Objective,
-    PredictedChange,
-    RooflinePoint,
-    Trial,
-    TrialConfig,
-    WorkloadFacts,
-)
+from loadtune.records.config import Objective, TrialConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Bottleneck, ChangeKind, Finalist, PredictedChange, RooflinePoint, Trial
 from loadtune.run import Run
 from loadtune.search.search import Search
 from loadtune.search.searching import known_job
@@ -42,29 +34,25 @@ BEYOND = 2
 """How many times as many workers as were tried the roofline shows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What a run measured, as far as the model knows of it."""
+def bottleneck(
+    job: Job,
+    measured: Sequence[tuple[TrialConfig, Measurement]],
+    winner: Finalist,
+    num_workers: Sequence[int],
+    trials: Sequence[Trial] = (),
+    objective: Objective = "samples-per-s",
+) -> Bottleneck:
+    """Of the winner.
 
-    job: Job
-    measured: Sequence[tuple[TrialConfig, Measurement]]
-    """Trials, and runs of the confirmation. The winner is among them."""
-    trials: Sequence[Trial]
-    num_workers: Sequence[int]
-    """Of the roofline, fewest first; the winner's own is among them."""
-    objective: Objective = "samples-per-s"
-
-
-def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
-    """Of the winner; it has to be among what was measured."""
-    rates = [measurement.samples_per_s for _, measurement in known.measured]
-    model = ThroughputModel(known.job, segments_of(known.measured, rates, known.job))
-    here = points_at([winner.config], known.job)
-    tested = [trial for trial in known.trials if trial.predicted is not None and trial.measurement is not None]
-    num_missed = sum(not _held(trial, known.objective) for trial in tested)
+    ``measured``: trials, and runs of the confirmation; the winner is among them. ``num_workers``: of the roofline,
+    fewest first; the winner's own is among them. ``trials``: whose predictions are judged.
+    """
+    model = ThroughputModel(job, segments_of(measured, [each.samples_per_s for _, each in measured], job))
+    here = points_at([winner.config], job)
+    tested = [trial for trial in trials if trial.predicted is not None and trial.measurement is not None]
+    num_missed = sum(not _held(trial, objective) for trial in tested)
     share = explained(formed(model, here), winner.samples_per_s)
-    others = [_with_workers(winner.config, number) for number in known.num_workers]
-    points = points_at(others, known.job)
+    points = points_at([_with_workers(winner.config, number) for number in num_workers], job)
     return Bottleneck(
         config=winner.config,
         num_predicted=len(tested),
@@ -73,10 +61,12 @@ def bottleneck(known: Known, winner: Finalist) -> Bottleneck:
         holds=not _misses(num_missed, len(tested)) and abs(math.log(share)) < math.log(UNEXPLAINED),
         late=usually_late([run.workers for run in winner.runs]),
         limits=limits(model, here),
-        changes=_changes(known, model, winner.config),
+        changes=_changes(model, winner.config),
         roofline=tuple(
-            RooflinePoint(num_workers=config.loader.num_workers, samples_per_s=rate, limits=each)
-            for config, rate, each in zip(others, predicted(model, points), allowed(model, points, here), strict=True)
+            RooflinePoint(num_workers=number, samples_per_s=rate, limits=each)
+            for number, rate, each in zip(
+                num_workers, predicted(model, points), allowed(model, points, here), strict=True
+            )
         ),
     )
 
@@ -86,15 +76,15 @@ def _held(trial: Trial, objective: Objective) -> bool:
     assert found is not None
     assert measured is not None
     rate = measured.samples_per_s if objective == "samples-per-s" else measured.score(objective)  # as it was predicted
-    return found.low <= rate <= found.high
+    return bool(found.holds(rate))
 
 
 def _misses(num_missed: int, num_predicted: int) -> bool:
     return num_missed > 0 and float(bdtrc(num_missed - 1, num_predicted, 0.05)) < MISSED
 
 
-def _changes(known: Known, model: ThroughputModel, config: TrialConfig) -> tuple[PredictedChange, ...]:
-    job, twice = known.job, _with_workers(config, 2 * config.loader.num_workers)
+def _changes(model: ThroughputModel, config: TrialConfig) -> tuple[PredictedChange, ...]:
+    job, twice = model.job, _with_workers(config, 2 * config.loader.num_workers)
     halved = replace(job, sample_s=job.sample_s / 2, sample_cpu_s=job.sample_cpu_s / 2)
     candidates: list[tuple[ChangeKind, TrialConfig, Job]] = [
         ("twice_the_cores", twice, replace(job, num_cores=2 * job.num_cores)),
@@ -125,11 +115,5 @@ def name_bottleneck(run: Run, facts: WorkloadFacts, search: Search) -> None:
         if config.precision in searched.recipes and (search.is_modelled(config) or config == winner.config)
     ]
     numbers = {*searched.num_workers, own, round(top * BEYOND**0.5), top * BEYOND} if top else {0, own}
-    known = Known(
-        job=known_job(run, facts, searched),
-        measured=measured,
-        trials=run.trials,
-        num_workers=sorted(numbers),
-        objective=run.config.objective,
-    )
-    run.bottleneck = bottleneck(known, winner)
+    job = known_job(run, facts, searched)
+    run.bottleneck = bottleneck(job, measured, winner, sorted(numbers), run.trials, run.config.objective)

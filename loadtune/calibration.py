@@ -5,30 +5,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loadtune.contention import free_bytes, gpu_of
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
 from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe, verifying_seconds
 from loadtune.probe.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
 from loadtune.probe.tries import StepLimit
-from loadtune.records import (
-    MEMORY_FORMATS,
-    CeilingLimit,
-    ComputePoint,
-    Device,
-    FitReport,
-    HostFacts,
-    MemoryCeiling,
-    Precision,
-    Recipe,
-    RecipeChoice,
-    TrialConfig,
-    Window,
-    WorkloadFacts,
-)
+from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe, TrialConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, RecipeChoice, Window
+from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
+from loadtune.report.machine import others_text
 from loadtune.report.store import load_result
-from loadtune.report.wording import limit_text, others_text, precision_name, recipe_line
+from loadtune.report.wording import limit_text, precision_name, recipe_line
 from loadtune.resuming import check_same_workload
 from loadtune.run import Run
 from loadtune.seams import Bench
@@ -90,7 +79,7 @@ def calibrate(run: Run, facts: WorkloadFacts) -> Mapping[Precision, Recipe]:
             for choice in run.recipes:
                 run.compute_points += _bound_batches(run, facts, choice.point)
             run.note(*(note for ceiling in run.ceilings for note in ceiling.notes))
-            run.free_bytes = free_bytes(run)
+            run.free_bytes = run.free_gpu_bytes()
             run.save()
     return {choice.chosen.precision: choice.chosen for choice in run.recipes}
 
@@ -252,7 +241,7 @@ def _host_cap(facts: WorkloadFacts, host: HostFacts) -> dict[CeilingLimit, int]:
 
 def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFacts, device: Device) -> MemoryCeiling:
     """With the device's memory and who shared it."""
-    gpu = gpu_of(host_before, device)
+    gpu = next((gpu for gpu in host_before.gpus if gpu.uuid == device.uuid), None)
     return replace(
         ceiling,
         capacity_bytes=facts.memory_capacity_bytes,

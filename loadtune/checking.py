@@ -11,28 +11,24 @@ from dataclasses import dataclass, replace
 from loadtune.bench import BenchClient
 from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, UsageError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
-from loadtune.records import (
-    SCORE_UNITS,
+from loadtune.records.answer import chosen_winner, compute_rate, finalist_of
+from loadtune.records.config import SCORE_UNITS, Objective
+from loadtune.records.facts import Device, HostFacts
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
+from loadtune.records.result import Finalist, TuningResult, Winner
+from loadtune.report.compare import (
     Change,
     Check,
     CheckOutcome,
-    ComputePoint,
-    Device,
-    Finalist,
-    HostFacts,
-    Measurement,
-    Objective,
-    Ratio,
-    TrialFailure,
-    TuningResult,
-    Winner,
+    Mean,
+    figure_changes,
+    machine_changes,
+    mean_of,
+    ratio_of,
 )
-from loadtune.records.chosen import chosen_winner, finalist_of
-from loadtune.records.confirmed import compute_rate
-from loadtune.report.compare import Mean, figure_changes, machine_changes, mean_of, ratio_of
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.search.segment import Segment, run_trial
-from loadtune.search.timing import segment_seconds
+from loadtune.search.segment import Segment, run_trial, segment_seconds
 from loadtune.units import counted, percent_text, seconds_text
 
 RUN_SHARE = 0.1
@@ -124,7 +120,7 @@ class Baseline:
         """Of what it was picked for."""
         return mean_of(self.finalist.runs, [each.runs for each in self.result.finalists], self.objective)
 
-    def ratio(self, runs: Sequence[Measurement]) -> Ratio | None:
+    def ratio(self, runs: Sequence[Measurement]) -> Interval | None:
         """Now over then. None: nothing ran."""
         return ratio_of(self.mean, mean_of(runs, (), self.objective)) if runs else None
 
@@ -132,7 +128,7 @@ class Baseline:
         return outcome_of(self.ratio(runs), len(runs), self.tolerance_fraction)
 
 
-def outcome_of(ratio: Ratio | None, num_runs: int, tolerance_fraction: float) -> CheckOutcome:
+def outcome_of(ratio: Interval | None, num_runs: int, tolerance_fraction: float) -> CheckOutcome:
     """What the interval says of a loss of more than the tolerance."""
     if ratio is None or ratio.low is None or ratio.high is None or num_runs < MIN_RUNS:
         return "unclear"
@@ -188,7 +184,7 @@ def check_on(
                 )
                 break
             runs.append(run)
-            share = mean_of([run], (), objective).score.value / baseline.mean.score.value
+            share = mean_of([run], (), objective).value / baseline.mean.value
             tell(f"run {len(runs)}: {percent_text(share)} of the baseline's {SCORE_UNITS[objective]}")
             if baseline.outcome(runs) != "unclear":
                 break
@@ -252,8 +248,8 @@ def conclude(
         baseline_num_runs=len(baseline.finalist.runs),
         ratio=baseline.ratio(runs),
         runs=tuple(runs),
-        throughput=mean_of(runs).score if runs else None,
-        efficiency=mean_of(runs, (), "samples-per-joule").score if runs and by_energy else None,
+        throughput=mean_of(runs).interval if runs else None,
+        efficiency=mean_of(runs, (), "samples-per-joule").interval if runs and by_energy else None,
         changes=changes,
         figures=figures,
         seconds=seconds,
@@ -268,12 +264,12 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
         return f"Only {fitted} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
     if outcome == "fell":
         return (
-            f"It lost {percent_text(1 - ratio.ratio, 1)} of its {unit} ({percent_text(1 - ratio.high, 1)} to"
+            f"It lost {percent_text(1 - ratio.value, 1)} of its {unit} ({percent_text(1 - ratio.high, 1)} to"
             f" {percent_text(1 - ratio.low, 1)}), more than the tolerance of {tolerance}."
         )
     if outcome == "held":
         return f"It lost no more of its {unit} than the tolerance of {tolerance}: the whole interval lies above it."
-    known = baseline.mean.score.half_width_fraction
+    known = baseline.mean.half_width_fraction
     advice = "Raise --time-budget for more runs, or --tolerance."
     if known is not None and known > allowed:
         advice = (

@@ -17,23 +17,23 @@ import typer
 from loadtune import __version__, options
 from loadtune.arguments import (
     check,
-    check_options,
+    check_together,
     fixed_of,
     memory_of,
-    objective_of,
+    one_of,
+    precision_of,
     precisions_of,
-    probe_of,
-    remedies_of,
     resumed_config,
     tuned_of,
-    yours_of,
 )
 from loadtune.cli_exec import exec_
 from loadtune.cli_memory import memory
 from loadtune.cli_results import check as check_command
 from loadtune.cli_results import compare, dashboard, export, report
 from loadtune.ending import exit_code, termination_as_interruption, told_plainly
-from loadtune.records import HostFacts, TuneConfig, TuningResult, WorkloadSpec
+from loadtune.records.config import OBJECTIVES, PROBE_MODES, REMEDY_MODES, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.facts import HostFacts
+from loadtune.records.result import TuningResult
 from loadtune.terminal import LastingStream, print_whatever_the_locale, show
 from loadtune.units import counted
 
@@ -138,7 +138,13 @@ def run(
             batch_dim=batch_dim,
             seed=seed,
         )
-        yours = yours_of(batch_size, num_workers, pin_memory, persistent_workers, amp)
+        yours = YourSettings(
+            batch_size=batch_size,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            precision=None if amp is None else precision_of("--amp", amp),
+        )
         config = TuneConfig(
             workload=workload,
             yours=yours,
@@ -153,14 +159,14 @@ def run(
             tune=tuned_of(tune or []),
             fix=fixed_of(fix or []),
             warm_start=warm_start,
-            objective=objective_of(objective),
-            probe=probe_of(probe),
-            remedies=remedies_of(remedies),
+            objective=one_of("--objective", objective, OBJECTIVES),
+            probe=one_of("--probe", probe, PROBE_MODES),
+            remedies=one_of("--remedies", remedies, REMEDY_MODES),
             max_gpu_memory_bytes=None if max_gpu_memory is None else memory_of("--max-gpu-memory", max_gpu_memory),
             ranks_per_node=ranks_per_node,
         )
         given = options.given(ctx)
-        check_options(given)
+        check_together(given)
         folder, config = (None, check(config)) if resume is None else _resumed(resume, config, given)
         reopen = folder is not None and "trials" in given
         _run(config, folder, Printed(as_json=json, quiet=quiet), reopen=reopen, debug=debug)
@@ -187,10 +193,9 @@ def doctor(
     """
     with told_plainly(debug):
         from loadtune import host as machine
+        from loadtune.report.machine import banner, telemetry_rows
         from loadtune.report.store import as_json
         from loadtune.report.text import banner_text
-        from loadtune.report.utilization import telemetry_rows
-        from loadtune.report.view import banner
 
         facts = machine.read_host()
         if freest_gpu:
@@ -260,7 +265,7 @@ def _tune(config: TuneConfig, folder: Path, quiet: bool, *, resume: bool, reopen
 def _print_machine(facts: HostFacts, requested: str | None, printed: Printed) -> None:
     """The device is chosen even where nothing is printed: one that is not there ends the run before it begins."""
     from loadtune.host import choose_device
-    from loadtune.report.view import machine_line
+    from loadtune.report.machine import machine_line
 
     device = choose_device(facts, requested)
     if not printed.quiet:

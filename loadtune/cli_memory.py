@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from loadtune import options
-from loadtune.arguments import check_at_least, check_job, check_options, memory_of, precision_of
+from loadtune.arguments import check_at_least, check_job, check_together, memory_of, precision_of
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
-from loadtune.records import Device, FootprintReport, WorkloadSpec
+from loadtune.records.config import WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.footprint import FootprintReport
 from loadtune.terminal import show
 
 if TYPE_CHECKING:
@@ -100,7 +102,10 @@ def memory(
             if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
                 raise UsageError("--trace runs a script; of the other options it takes --only and --json only.")
             _trace(trace, arguments or [], only, as_json=json)
-        _check_of_no_script(only, arguments)
+        if only:
+            raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
+        if arguments:
+            raise UsageError(f"{options.stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
         for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
             check_at_least(flag, value, 1)
         if checkpoint_segments is not None and not (checkpoint or what_if):
@@ -119,7 +124,7 @@ def memory(
             optimizer=optimizer,
             batch_dim=batch_dim,
         )
-        check_options(options.given(ctx))
+        check_together(options.given(ctx))
         check_job(spec)
         from loadtune.step_memory import Wanted, step_report
 
@@ -134,14 +139,6 @@ def memory(
         )
         report = step_report(spec, wanted, None if estimate else _measuring(spec, device))
         _print_report(report, as_json=json)
-
-
-def _check_of_no_script(only: list[str] | None, arguments: list[str] | None) -> None:
-    """These belong to --trace."""
-    if only:
-        raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
-    if arguments:
-        raise UsageError(f"{options.stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
 
 
 def _trace(script: Path, arguments: list[str], only: list[str] | None, *, as_json: bool) -> NoReturn:
@@ -184,6 +181,6 @@ def _print_report(report: FootprintReport, *, as_json: bool) -> None:
         typer.echo(store.as_json(report), nl=False)
         return
     from loadtune.report.footprint import footprint_view
-    from loadtune.report.text import footprint_text
+    from loadtune.report.text import view_text
 
-    show(footprint_text(footprint_view(report)), sys.stdout)
+    show(view_text(footprint_view(report)), sys.stdout)

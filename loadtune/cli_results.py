@@ -13,7 +13,8 @@ import typer
 from loadtune.arguments import check_seconds, share_of
 from loadtune.ending import NO_ANSWER, interruption_code, termination_as_interruption, told_plainly
 from loadtune.errors import UsageError
-from loadtune.records import Check, CheckOutcome, Comparison, TuneConfig
+from loadtune.records.config import TuneConfig
+from loadtune.report.compare import Check, CheckOutcome, Comparison
 from loadtune.terminal import show
 
 EXIT_CODES: dict[CheckOutcome, int] = {"held": 0, "fell": 1, "unclear": 3}
@@ -235,9 +236,9 @@ def check(
 def _print(found: Comparison | Check, *, as_json: bool) -> None:
     from loadtune.report import store
     from loadtune.report.comparison import view
-    from loadtune.report.text import handover_text
+    from loadtune.report.text import view_text
 
     if as_json:
         typer.echo(store.as_json(found), nl=False)
     else:
-        show(handover_text(view(found)), sys.stdout)
+        show(view_text(view(found)), sys.stdout)

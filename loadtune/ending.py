@@ -15,7 +15,7 @@ from types import FrameType
 import typer
 
 from loadtune.errors import LoadtuneError, WorkloadError
-from loadtune.records import TuningResult
+from loadtune.records.result import TuningResult
 from loadtune.terminal import to_nowhere
 
 NO_ANSWER, USER_CAN_MEND, READER_GONE = 1, 2, 128 + signal.SIGPIPE

@@ -9,7 +9,8 @@ worker is called slow by its own clock, and the waits only say whether that matt
 import statistics
 from collections.abc import Sequence
 
-from loadtune.records import LateBatches, WorkerShare
+from loadtune.records.measurement import WorkerShare
+from loadtune.records.result import LateBatches
 
 MIN_BATCHES = 4
 """Batches each worker should have made before they are compared: one of them is left out, and two say little."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from loadtune.arguments import check_at_least, check_together
 from loadtune.errors import UsageError
-from loadtune.records import (
+from loadtune.records.config import (
     DEFAULT_DATASET,
     DEFAULT_MODEL,
     PRECISIONS,
@@ -135,7 +135,10 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
         from loadtune.workload.loaders import LoaderParts
 
         parts["loader"] = LoaderParts.of(job.loader)  # type: ignore[arg-type]  # no function that returns one
-    labels: dict[str, Any] = {name: label_of(part) for name, part in given.items()}
+    labels: dict[str, Any] = {
+        name: part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
+        for name, part in given.items()
+    }
     return replace(spec, **labels, objects=tuple(given)), pack_parts(LiveParts(**parts))
 
 
@@ -147,11 +150,6 @@ def refuse_recursion(function: str) -> None:
             f"{function} was called again in the training process, while it imported the module that calls it. Put the "
             'call under `if __name__ == "__main__":`, or move the model and the dataset to a module of their own.'
         )
-
-
-def label_of(part: object) -> str:
-    """A name as it is; of an object that of its function or class."""
-    return part if isinstance(part, str) else str(getattr(part, "__name__", type(part).__name__))
 
 
 def as_argument(name: str) -> str:

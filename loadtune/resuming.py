@@ -7,7 +7,9 @@ search spaces: a difference is named and nothing is measured. Smaller difference
 from dataclasses import asdict, fields
 
 from loadtune.errors import ResultError
-from loadtune.records import Device, HostFacts, TuneConfig, WorkloadFacts
+from loadtune.records.answer import barred_by
+from loadtune.records.config import TuneConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.run import Run
 from loadtune.run_file import Resumable
 from loadtune.search.baseline import with_facts
@@ -31,7 +33,8 @@ _OF_THE_WORKLOAD = ("dataset_length", "input_shape", "input_dtype", "num_classes
 def restore(kept: Resumable, run: Run, *, reopen: bool) -> None:
     """Put what was found before into `run`. Raises ResultError where this is not the same machine or the same job.
 
-    `reopen`: a search that had ended by itself goes on too.
+    What had ended goes on where more trials or time are given now, or what failed once is to be asked again; with
+    `reopen` the search does in any case.
     """
     _refuse_if(_differences(kept, run.config, run.host, run.device))
     for each in fields(Resumable):
@@ -40,8 +43,13 @@ def restore(kept: Resumable, run: Run, *, reopen: bool) -> None:
     run.earlier_versions += (kept.version,)
     run.earlier_hostnames += (kept.host.hostname,)
     run.num_before = len(run.trials)
-    if reopen:
+    if reopen or len(run.standing) < len(run.trials) or not (run.searched and run.searched.covers(run.config)):
         run.searched = None
+    failed = [(each.config, each.failure) for each in run.confirmed if each.failure is not None]
+    last = {each.config: each.failure for each in run.confirmed}
+    owed = {config for config, failure in last.items() if failure is not None} - barred_by(failed)
+    if owed or run.config.time_budget_s > (run.concluded_s or 0.0):
+        run.concluded_s = None
     run.notes = [note for note in run.early_notes if not note.startswith(_RESUMED)]  # once, of the last time
     before = counted(len(kept.trials), "trial")
     run.note(f"{_RESUMED}, with {before} measured before. The time taken is that of this part alone.")

@@ -14,23 +14,12 @@ from typing import TypeVar
 from loadtune.changes.stack import Stack
 from loadtune.errors import LoadtuneError
 from loadtune.probe.memory import MemoryProbe
-from loadtune.records import (
-    Bottleneck,
-    Finalist,
-    HostFacts,
-    Measurement,
-    Precision,
-    Progress,
-    Reading,
-    Recipe,
-    Telemetry,
-    Trial,
-    TrialConfig,
-    TuningResult,
-    Window,
-    Winner,
-)
-from loadtune.records.confirmed import Failed, is_barred
+from loadtune.records.answer import Failed, barred_by
+from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.facts import HostFacts
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Bottleneck, Finalist, Trial, TuningResult, Winner
+from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.run_file import Resumable, write_run
 from loadtune.seams import Bench, Clock, Listener, Sensor
 
@@ -105,21 +94,11 @@ class Run(Resumable):
         return self.is_resumed and self.stage_name == "start"
 
     @property
-    def is_over(self) -> bool:
-        """Whether the final had ended before an interruption, and no more is asked for now."""
-        asks = self.remedies is None and self.config.remedies != "none"
-        ended_s = self.concluded_s if self.is_resumed and not asks else None
-        return ended_s is not None and self.config.time_budget_s <= ended_s
-
-    @property
     def standing(self) -> list[Trial]:
         """The trials without those that failed before the run was resumed, and once: they are asked again."""
-
-        def counts(number: int, trial: Trial) -> bool:
-            failures = [each.failure for each in self.trials if each.config == trial.config and each.failure]
-            return trial.failure is None or number >= self.num_before or is_barred(failures)
-
-        return [trial for number, trial in enumerate(self.trials) if counts(number, trial)]
+        barred = barred_by(self.failed)
+        early = (trial for trial in self.trials[: self.num_before] if trial.failure is None or trial.config in barred)
+        return [*early, *self.trials[self.num_before :]]
 
     @property
     def tried(self) -> list[tuple[TrialConfig, Measurement]]:
@@ -135,6 +114,10 @@ class Run(Resumable):
     def timed(self) -> list[tuple[TrialConfig, Measurement]]:
         """All segments that were measured, of the search and of the final."""
         return self.tried + [(finalist.config, each) for finalist in self.finalists for each in finalist.runs]
+
+    def free_gpu_bytes(self) -> int | None:
+        """Of the run's GPU, now. None: it is a CPU, or the driver does not say."""
+        return next((gpu.free_bytes for gpu in self.host_now().gpus if gpu.uuid == self.device.uuid), None)
 
     # Time
 

@@ -10,21 +10,11 @@ from pathlib import Path
 import msgspec
 
 from loadtune.errors import ResultError
-from loadtune.records import (
-    SCHEMA_VERSION,
-    ComputePoint,
-    Device,
-    HostFacts,
-    Measurement,
-    MemoryCeiling,
-    RecipeChoice,
-    Remedies,
-    Trial,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    WorkloadFacts,
-)
+from loadtune.records.config import TrialConfig, TuneConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
+from loadtune.records.memory import MemoryCeiling
+from loadtune.records.result import SCHEMA_VERSION, Remedies, Trial
 from loadtune.report.store import RESULT_FILE, newest_with, read_record, write_whole
 
 RUN_FILE = "run.json"
@@ -85,11 +75,11 @@ class Resumable:
     """Of before the first trial. The stages after it write theirs anew."""
     trials: list[Trial] = field(default_factory=list)
     searched: Searched | None = None
-    """None: the search has not ended, or goes on."""
+    """None: the search has not ended, or goes on, as more is asked for."""
     confirmed: list[Confirmed] = field(default_factory=list)
     """In the order of the runs, since the last trial: before it, the finalists may have been others."""
     concluded_s: float | None = None
-    """The time budget within which the confirmation ended by itself. None: it has not."""
+    """The time budget within which the confirmation ended by itself. None: it has not, or goes on."""
     remedies: Remedies | None = None
     """As the confirmation judged them."""
 

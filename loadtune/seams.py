@@ -3,21 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    Examined,
-    FitReport,
-    Progress,
-    Reading,
-    Recipe,
-    Telemetry,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    Window,
-    WorkloadFacts,
-)
+from loadtune.records.config import Recipe, TrialConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.result import Examined
+from loadtune.records.telemetry import Progress, Reading, Telemetry
 
 Watch = Callable[[Window], bool]
 """Told each window as it ends; True: go on, False: enough."""

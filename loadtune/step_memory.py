@@ -7,28 +7,23 @@ nor study. The bench measures; this process estimates, and creates no CUDA conte
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.records import (
-    PRECISIONS,
-    Checkpoint,
-    FootprintReport,
-    Precision,
-    Recipe,
-    StepAccount,
-    StepOptimizer,
-    StepVariant,
-    TrialFailure,
-    WhatIf,
-    WorkloadFacts,
-    WorkloadSpec,
+from loadtune.footprint.estimate import (
+    CUDA_CONTEXT_BYTES,
+    estimate_layers,
+    estimate_step,
+    largest_batch,
+    with_loss_if_it_applies,
 )
+from loadtune.footprint.plan import StepPlan, plan_of_spec, varied
+from loadtune.records.config import PRECISIONS, Precision, Recipe, WorkloadSpec
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.footprint import Checkpoint, FootprintReport, StepAccount, StepOptimizer, StepVariant, WhatIf
+from loadtune.records.measurement import TrialFailure
 from loadtune.report.footprint import OPTIMIZER_TEXT, checkpointed_text
 from loadtune.report.wording import PRECISION_TEXT
-
-if TYPE_CHECKING:
-    from loadtune.footprint.plan import StepPlan
 
 _STEP_OPTIMIZERS: tuple[StepOptimizer, ...] = ("sgd", "sgd_plain", "adamw")
 
@@ -56,24 +51,6 @@ class Wanted:
         return replace(self.given, checkpoint=Checkpoint(segments=self.checkpoint_segments))
 
 
-class _Room(NamedTuple):
-    """Memory that a step may use."""
-
-    memory_bytes: int | None
-    """None: not known."""
-    has_context: bool
-    """Whether the CUDA context is already subtracted, as from what a bench finds free."""
-
-    def largest_batch(self, plan: "StepPlan", checkpoint: Checkpoint | None) -> int | None:
-        """By the line through two estimates. Raises WorkloadError where shapes are not enough."""
-        from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
-
-        if self.memory_bytes is None:
-            return None
-        context = 0 if self.has_context else CUDA_CONTEXT_BYTES
-        return largest_batch(plan, self.memory_bytes, checkpoint=checkpoint, context_bytes=context).batch_size
-
-
 class Meter(Protocol):
     """What measures: a bench on a GPU."""
 
@@ -89,9 +66,6 @@ def step_report(
 
     Raises WorkloadError, NothingFitsError, BenchError.
     """
-    from loadtune.footprint.estimate import with_loss_if_it_applies
-    from loadtune.footprint.plan import plan_of_spec
-
     plan = with_loss_if_it_applies(plan_of_spec(spec, wanted.precision), wanted.batch_size)
     if open_meter is None or not plan.has_loss:
         return _report(plan, spec, wanted, None)
@@ -99,57 +73,45 @@ def step_report(
         return _report(plan, spec, wanted, meter)
 
 
-def _report(plan: "StepPlan", spec: WorkloadSpec, wanted: Wanted, meter: Meter | None) -> FootprintReport:
-    from loadtune.footprint.estimate import estimate_layers, largest_batch
-
-    room = _Room(wanted.memory_bytes, has_context=False)
-    if meter is not None and room.memory_bytes is None:
-        room = _Room(meter.describe().memory_budget_bytes, has_context=True)
+def _report(plan: StepPlan, spec: WorkloadSpec, wanted: Wanted, meter: Meter | None) -> FootprintReport:
+    memory_bytes, context_bytes = wanted.memory_bytes, CUDA_CONTEXT_BYTES
+    if meter is not None and memory_bytes is None:  # what a bench finds free is without its context
+        memory_bytes, context_bytes = meter.describe().memory_budget_bytes, 0
+    estimate = None
+    if meter is not None:
+        with suppress(WorkloadError):  # the forward pass depends on the values of tensors: shapes are not enough
+            estimate = estimate_step(plan, wanted.batch_size)
+    rows: Iterator[WhatIf] = iter(())
+    if wanted.what_if:
+        precisions = PRECISIONS if meter is None else meter.describe().precisions
+        images = plan.input_shape if plan.has_images else ()
+        rows = (
+            _row(plan, name, variant, meter, memory_bytes, context_bytes)
+            for name, variant in variants(wanted, spec.optimizer, images, precisions)
+        )
     return FootprintReport(
         account=_found(plan, wanted.given, meter),
-        estimate=None if meter is None else _estimate_or_none(plan, wanted.batch_size),
+        estimate=estimate,
         checkpointed=_found(plan, wanted.with_checkpoint, meter) if wanted.checkpoint else None,
         layers=estimate_layers(plan, wanted.batch_size) if wanted.per_layer else (),
         largest_batch=None if wanted.memory_bytes is None else largest_batch(plan, wanted.memory_bytes),
-        what_if=tuple(_what_if(plan, spec.optimizer, wanted, meter, room)) if wanted.what_if else (),
-        memory_bytes=room.memory_bytes,
+        what_if=tuple(rows),
+        memory_bytes=memory_bytes,
     )
 
 
-def _measured(meter: Meter, asked: StepVariant) -> StepAccount:
-    found = meter.account(asked)
+def _found(plan: StepPlan, variant: StepVariant, meter: Meter | None) -> StepAccount:
+    """Measured by the meter; without one, estimated from the plan, which has to be the variant's."""
+    if meter is None:
+        return estimate_step(plan, variant.batch_size, variant.checkpoint)
+    found = meter.account(variant)
     if isinstance(found, StepAccount):
         return found
     if found.is_of_memory:
         raise NothingFitsError(
-            f"A batch of {asked.batch_size} does not fit into GPU memory: {found.message} Lower --batch-size."
+            f"A batch of {variant.batch_size} does not fit into GPU memory: {found.message} Lower --batch-size."
         )
     raise WorkloadError(f"The memory of the step could not be measured: {found.message}", found.log_tail or None)
-
-
-def _found(plan: "StepPlan", variant: StepVariant, meter: Meter | None) -> StepAccount:
-    """Measured by the meter; without one, estimated from the plan, which has to be the variant's."""
-    from loadtune.footprint.estimate import estimate_step
-
-    if meter is None:
-        return estimate_step(plan, variant.batch_size, variant.checkpoint)
-    return _measured(meter, variant)
-
-
-def _estimate_or_none(plan: "StepPlan", batch_size: int) -> StepAccount | None:
-    """None: the forward pass depends on the values of tensors, so shapes are not enough."""
-    from loadtune.footprint.estimate import estimate_step
-
-    try:
-        return estimate_step(plan, batch_size)
-    except WorkloadError:
-        return None
-
-
-def _what_if(plan: "StepPlan", optimizer: str, wanted: Wanted, meter: Meter | None, room: _Room) -> Iterator[WhatIf]:
-    precisions = PRECISIONS if meter is None else meter.describe().precisions
-    for name, variant in variants(wanted, optimizer, plan.input_shape if plan.has_images else (), precisions):
-        yield _row(plan, name, variant, meter, room)
 
 
 def variants(
@@ -171,9 +133,10 @@ def variants(
             yield f"{size}×{size} images", replace(given, image_size=size)
 
 
-def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None, room: _Room) -> WhatIf:
-    from loadtune.footprint.plan import varied
-
+def _row(
+    plan: StepPlan, name: str, variant: StepVariant, meter: Meter | None, memory_bytes: int | None, context_bytes: int
+) -> WhatIf:
+    """What changes with this step, and the largest batch of it where the memory for it is known."""
     changed = varied(plan, variant)
     row = WhatIf(name=name, peak_bytes=None, estimated=meter is None)
     try:
@@ -182,6 +145,8 @@ def _row(plan: "StepPlan", name: str, variant: StepVariant, meter: Meter | None,
         row = replace(row, peak_bytes=found.peak_bytes, step_s=found.step_s, remark=remark)
     except (WorkloadError, NothingFitsError) as error:
         row = replace(row, remark=str(error))
-    with suppress(WorkloadError):  # the row's remark says why, or shapes are not enough
-        return replace(row, largest_batch=room.largest_batch(changed, variant.checkpoint))
+    if memory_bytes is not None:
+        with suppress(WorkloadError):  # the row's remark says why, or shapes are not enough
+            most = largest_batch(changed, memory_bytes, checkpoint=variant.checkpoint, context_bytes=context_bytes)
+            return replace(row, largest_batch=most.batch_size)
     return row

@@ -10,23 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from loadtune.errors import OutOfTimeError
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    Examined,
-    FitReport,
-    GpuFacts,
-    HostFacts,
-    Precision,
-    Reading,
-    Recipe,
-    Telemetry,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    Window,
-    WorkloadFacts,
-)
+from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.facts import GpuFacts, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.result import Examined
+from loadtune.records.telemetry import Reading, Telemetry
 from loadtune.seams import Watch
 
 GIB = 1024**3

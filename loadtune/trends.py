@@ -12,11 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadtune.bench.exits import GROWTH_ADVICE
-from loadtune.records import Measurement, TrialConfig
-from loadtune.records.intervals import students_t
+from loadtune.bench.process import GROWTH_ADVICE
+from loadtune.records.config import TrialConfig
+from loadtune.records.interval import students_t
+from loadtune.records.measurement import Measurement
 from loadtune.run import Run
-from loadtune.units import bytes_text, count_text, counted, percent_text, seconds_text
+from loadtune.units import bytes_text, count_text, percent_text, seconds_text
 
 SHARE_OF_RAM = 0.1
 """Told is what takes more than this of the RAM in an epoch: a training lasts for ten epochs or more."""
@@ -114,17 +115,17 @@ def data_source(measured: Iterable[Measurement], sample_bytes: int) -> str | Non
 
 def tell_growth(run: Run) -> None:
     """A note where memory grows, from what was measured; else from a trial that was ended for it."""
-    length, ram = run.facts.dataset_length if run.facts else None, run.host.ram_limit_bytes
+    length, ram_bytes = run.facts.dataset_length if run.facts else None, run.host.ram_limit_bytes
     fits = (memory_growth(run.timed, of_workers=of_workers) for of_workers in (True, False))
-    grown = [fit for fit in fits if fit is not None and fit.matters(length, ram)]
-    if grown:  # the same dataset: where it keeps objects in workers, it keeps them without workers too
-        run.note(_sentence(run, grown[0], length))
+    # The same dataset: where it keeps objects in workers, it keeps them without workers too.
+    grown = next((fit for fit in fits if fit is not None and fit.matters(length, ram_bytes)), None)
+    if grown is not None:
+        run.note(_growth_text(run, grown, length))
         return
     failures = [failure for _, failure in run.failed]
     failures += [failure for finalist in run.finalists for failure in finalist.failures]
-    ended = [failure for failure in failures if failure.grown_bytes is not None]
-    worst = max(ended, key=lambda failure: failure.grown_bytes or 0, default=None)
-    run.note(None if worst is None else worst.message)
+    worst = max(failures, key=lambda failure: failure.grown_bytes or 0, default=None)
+    run.note(worst.message if worst is not None and worst.grown_bytes is not None else None)
 
 
 def tell_source(run: Run) -> None:
@@ -133,32 +134,19 @@ def tell_source(run: Run) -> None:
     run.note(data_source((measured for _, measured in run.timed), sample_bytes))
 
 
-def _sentence(run: Run, fit: MemoryGrowth, length: int | None) -> str:
+def _growth_text(run: Run, fit: MemoryGrowth, length: int | None) -> str:
+    """By how much, and when RAM is full. Workers that end with an epoch give their memory back."""
     who = "the workers" if fit.of_workers else "the training process"
     seen = [measured.telemetry for _, measured in run.timed if measured.telemetry]
     peak = max((telemetry.ram_used_bytes or 0 for telemetry in seen), default=0)
     reached = f" RAM in use reached {bytes_text(peak)} of {bytes_text(run.host.ram_limit_bytes)}." if peak else ""
     low, high = (fit.bytes_per_sample + sign * fit.half_width_bytes for sign in (-1, 1))
+    samples = int(run.host.ram_available_bytes / fit.bytes_per_sample)
+    rate = run.best.samples_per_s if run.best else max(measured.samples_per_s for _, measured in run.timed)
+    kept = " if persistent_workers=True keeps the workers" if fit.of_workers and samples > (length or samples) else ""
     return (
         f"The memory of {who} grows with each sample loaded, by {bytes_text(fit.bytes_per_sample)} (95% interval "
-        f"{bytes_text(low)} to {bytes_text(high)}).{reached} {_full_text(run, fit, length)} {GROWTH_ADVICE}"
-    )
-
-
-def _full_text(run: Run, fit: MemoryGrowth, length: int | None) -> str:
-    """When RAM is full: within the first epoch, or in a later one if the growth goes on from epoch to epoch.
-
-    `length` None: a stream that does not tell. Nothing is said of its epochs.
-    """
-    samples = int(run.host.ram_available_bytes / fit.bytes_per_sample)
-    rates = [measured.samples_per_s for _, measured in run.timed]
-    rate = run.best.samples_per_s if run.best else max(rates)
-    when = f"{count_text(samples)} samples, {seconds_text(samples / rate)} at {rate:,.0f} samples/s"
-    if length is None or samples <= length:
-        return f"The {bytes_text(run.host.ram_available_bytes)} available at the start are full after {when}."
-    epochs = counted(max(1, samples // length), "epoch")
-    kept = " if persistent_workers=True keeps the workers" if fit.of_workers else ""
-    return (
-        f"One epoch takes {bytes_text(fit.bytes_per_sample * length)}. The "
-        f"{bytes_text(run.host.ram_available_bytes)} available at the start are full after {epochs}{kept} ({when})."
+        f"{bytes_text(low)} to {bytes_text(high)}).{reached} The {bytes_text(run.host.ram_available_bytes)} available "
+        f"at the start are full after {count_text(samples)} samples{kept}, {seconds_text(samples / rate)} at "
+        f"{rate:,.0f} samples/s. {GROWTH_ADVICE}"
     )

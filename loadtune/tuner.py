@@ -18,16 +18,17 @@ from loadtune.errors import DeviceError, OutOfTimeError, ResultError
 from loadtune.final.confirmation import confirmation
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
 from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
-from loadtune.records import Device, HostFacts, Progress, Telemetry, TuneConfig, TuningResult
+from loadtune.records.config import TuneConfig
+from loadtune.records.facts import Device, HostFacts
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress, Telemetry
 from loadtune.report.page.write import PAGE_FILE, write_page
 from loadtune.report.store import LOG_FILE, RESULT_FILE, owned, result_in, run_folder, write_result
 from loadtune.resuming import restore
 from loadtune.run import Run
 from loadtune.run_file import RUN_FILE, read_run
 from loadtune.seams import Bench, Clock, Listener, Sensor
-from loadtune.search.codes import changes
-from loadtune.search.notes import hung
-from loadtune.search.searching import study
+from loadtune.search.searching import changes, hung, study
 from loadtune.search.span import space
 from loadtune.trends import tell_growth, tell_source
 from loadtune.units import bytes_text, counted, seconds_text

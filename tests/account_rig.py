@@ -13,10 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from loadtune.bench.blocks import Event, Mark
+from loadtune.footprint.blocks import Event, Mark
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_spec, varied
-from loadtune.records import TrialFailure, block_bytes
+from loadtune.objects import Job, pack_job
+from loadtune.records.config import WorkloadSpec
+from loadtune.records.footprint import block_bytes
+from loadtune.records.measurement import TrialFailure
 from loadtune.testing import GIB, Surface, fake_facts
 
 WORKSPACE_BYTES = 3 << 20
@@ -24,6 +27,13 @@ KEPT_BYTES = 1 << 20
 KEPT_ADDRESS = 0x40
 WORKSPACE_ADDRESS = 0x80
 SLACK_BYTES = 700
+
+
+def plan_of(make_model, input_shape, *, optimizer="sgd", precision="fp32"):
+    """The step of a classifier on inputs of this shape, without the batch dimension."""
+    job = Job(model=make_model, optimizer=optimizer)
+    spec, objects = pack_job(WorkloadSpec(), job, input_shape=input_shape)
+    return plan_of_spec(spec, precision, objects)
 
 
 class Blocks(nn.Sequential):
@@ -51,6 +61,13 @@ class Uncalled(nn.Module):
 
     def forward(self, images):
         return nn.functional.linear(self.called(images.flatten(1)), self.uncalled.weight, self.uncalled.bias)
+
+
+class Decides(Blocks):
+    """What it does depends on the values of a tensor, not on shapes alone."""
+
+    def forward(self, images):
+        return super().forward(images if images.sum() > 0 else -images)
 
 
 class Autoencoder(nn.Sequential):
@@ -95,6 +112,9 @@ class FakeBooks(TorchDispatchMode):
 
     def mark(self):
         return Mark(len(self._events), SLACK_BYTES + self._taken - self._asked)
+
+    def address_of(self, tensor):
+        return tensor.untyped_storage().data_ptr()
 
     def standing(self):
         return dict(self._alive)

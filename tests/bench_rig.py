@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from loadtune.bench import BenchClient
-from loadtune.records import Device, LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device
 
 TESTS = Path(__file__).resolve().parent
 CPU = Device(kind="cpu", name="cpu")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from loadtune.bench import own_memory
+from loadtune.bench import memory as bench_memory
 from loadtune.bench.memory import CpuMemory
 
 NUM_CLASSES = 3
@@ -305,7 +305,7 @@ class Wide(nn.Module):
 
 def wide_on_a_small_budget():
     """Room for half a GiB more than is taken while the model is built."""
-    budget = own_memory.rss_bytes() + (512 << 20)
+    budget = bench_memory.rss_bytes() + (512 << 20)
     CpuMemory.budget_bytes = lambda self: budget
     return Wide()
 

@@ -4,7 +4,8 @@ import dataclasses
 import importlib.util
 from pathlib import Path
 
-from loadtune.records import Device, LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import Device
 from loadtune.report.store import load_result
 
 KEPT = Path(__file__).parent / "golden" / "result.json"

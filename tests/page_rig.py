@@ -4,22 +4,18 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from loadtune.records import (
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement, TrialFailure, Window
+from loadtune.records.result import (
     Bottleneck,
     ChangeKind,
-    Estimate,
-    LoaderConfig,
-    Measurement,
     PredictedChange,
-    Recipe,
     Resource,
     ResourceLimit,
     RooflinePoint,
     Trial,
-    TrialConfig,
-    TrialFailure,
     TuningResult,
-    Window,
 )
 from loadtune.report.store import load_result
 
@@ -71,8 +67,8 @@ def with_trials(count: int, seed: int = 0) -> TuningResult:
     return replace(golden(), trials=tuple(trials))
 
 
-def about(value: float, half: float = 0.08) -> Estimate:
-    return Estimate(value=value, low=value * (1 - half), high=value * (1 + half))
+def about(value: float, half: float = 0.08) -> Interval:
+    return Interval(value=value, low=value * (1 - half), high=value * (1 + half))
 
 
 def explained(changes: dict[ChangeKind, float] | None = None, **more: object) -> TuningResult:

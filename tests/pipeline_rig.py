@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.records import Device, HostFacts, Progress, TuneConfig, TuningResult
+from loadtune.records.config import TuneConfig
+from loadtune.records.facts import Device, HostFacts
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.seams import Listener
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 from loadtune.tuner import tune_on

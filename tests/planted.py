@@ -8,23 +8,15 @@ from pathlib import Path
 import pytest
 
 from loadtune.bench import BenchClient
-from loadtune.bottleneck import Known, bottleneck
+from loadtune.bottleneck import bottleneck
 from loadtune.host import MonotonicClock, Sampler, read_host
-from loadtune.records import (
-    Bottleneck,
-    ComputePoint,
-    Device,
-    Finalist,
-    LoaderConfig,
-    Measurement,
-    Recipe,
-    TrialConfig,
-    TuneConfig,
-    WorkloadSpec,
-)
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.measurement import ComputePoint, Measurement
+from loadtune.records.result import Bottleneck, Finalist
 from loadtune.run import Run
+from loadtune.search.segment import timed
 from loadtune.search.throughput import job_of
-from loadtune.search.timing import timed
 
 TESTS = Path(__file__).resolve().parent
 
@@ -65,10 +57,6 @@ def judged(plant: Plant, device: Device, folder: Path) -> Judged:
             outcome = timed(run, each)
             assert isinstance(outcome, Measurement), outcome
             measured.append((each, outcome))
-        known = Known(
-            job=job_of(facts, host, device, {"fp32": config.recipe}, [point]),
-            measured=measured,
-            trials=(),
-            num_workers=(0, half.loader.num_workers, config.loader.num_workers),
-        )
-        return Judged(outcome, bottleneck(known, Finalist(config=config, runs=(outcome,))))
+        job = job_of(facts, host, device, {"fp32": config.recipe}, [point])
+        num_workers = (0, half.loader.num_workers, config.loader.num_workers)
+        return Judged(outcome, bottleneck(job, measured, Finalist(config=config, runs=(outcome,)), num_workers))

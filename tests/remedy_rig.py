@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import FakeData, ImageFolder
 
 from loadtune.changes import REMEDIES, Situation, in_order
-from loadtune.records import Device, Examined, LoaderConfig, Recipe, TrialConfig, WorkloadFacts, WorkloadSpec
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.result import Examined
 from loadtune.workload import Batch, LoaderParts, Workload
 
 CPU = Device(kind="cpu", name="cpu")
@@ -53,8 +55,6 @@ def situation(
         "device": GPU,
         "num_cores": 8,
         "ram_bytes": 1 << 33,
-        "late": None,
-        "wait_fraction": 0.5,
     }
     config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)
     return Situation(config=config, facts=replace(FACTS, **(facts or {})), **(plain | given))

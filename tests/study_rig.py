@@ -2,7 +2,10 @@
 
 import itertools
 
-from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure, Window
+from loadtune.records.result import Trial
+from loadtune.records.telemetry import Telemetry
 from loadtune.report.store import write_whole
 from loadtune.search.space import SearchSpace
 from loadtune.search.study import OptunaStudy
@@ -24,10 +27,13 @@ def begun_study(folder, objective="samples-per-s"):
     def save(content):
         write_whole(folder / "study.db", content())
 
-    study = OptunaStudy(space, lambda: next(configs), save, objective=objective)
-    study.tell(trial(study.ask(), MEASURED_PER_S))
-    study.tell(trial(study.ask(), None))
-    return study, study.ask()
+    study = OptunaStudy(space, save, objective=objective)
+    study.ask(next(configs))
+    study.tell(trial(0, MEASURED_PER_S))
+    study.ask(next(configs))
+    study.tell(trial(1, None))
+    study.ask(next(configs))
+    return study, 2
 
 
 def trial(number: int, rate: float | None) -> Trial:

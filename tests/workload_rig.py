@@ -4,9 +4,10 @@ from typing import Any
 
 from torch import nn
 
-from loadtune.records import WorkloadSpec
-from loadtune.workload import Epoch, LoaderParts, Task, Workload, class_loss, epoch_of
-from loadtune.workload.tasks import forward_for, on_pairs
+from loadtune.records.config import WorkloadSpec
+from loadtune.workload import LoaderParts, Workload, class_loss
+from loadtune.workload.loaders import Epoch, epoch_of
+from loadtune.workload.tasks import Task, on_pairs
 
 
 def workload_of(
@@ -20,9 +21,7 @@ def workload_of(
         "loader": loader,
         "epoch": Epoch(num_draws=None) if loader.dataset is None else epoch_of(loader, 0),
         "model": nn.Identity() if model is None else model,
-        "task": task,
         "compute_loss": on_pairs(task, any_structure=False),
-        "forward": forward_for("classification"),
         "num_classes": num_classes,
     }
     return Workload(**(plain | given))

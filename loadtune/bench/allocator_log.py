@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from loadtune.bench.blocks import Event, Mark
 from loadtune.errors import BenchError
+from loadtune.footprint.blocks import Event, Mark
 from loadtune.host import read_alloc_conf
-from loadtune.records import AllocationTrace
+from loadtune.records.memory import AllocationTrace
 
 # Three steps of the models tried came to 5,000 to 11,000 events; a longer trace is cut off, and so not used.
 MAX_EVENTS = 400_000
@@ -104,6 +104,11 @@ class AllocatorLog:
         count = stats["allocation"]["all"]
         handed_out, asked_for = (stats[name]["all"]["current"] for name in ("allocated_bytes", "requested_bytes"))
         return Mark(count["allocated"] + count["freed"] - self._start, handed_out - asked_for)
+
+    def address_of(self, tensor: torch.Tensor) -> int | None:
+        """None: it does not lie on this device, or not in one block."""
+        is_here = tensor.device.type == self.device.type and tensor.layout == torch.strided
+        return tensor.untyped_storage().data_ptr() if is_here else None
 
     def standing(self) -> dict[int, int]:
         """Address → bytes asked for, of every block in use."""

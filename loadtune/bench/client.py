@@ -12,9 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from loadtune.bench.exits import classify_exit, exit_text, hang_text, ram_failure
 from loadtune.bench.lifeline import Scratch
-from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess
+from loadtune.bench.process import (
+    LAST_WORDS_LINES,
+    BenchProcess,
+    classify_exit,
+    exit_text,
+    hang_text,
+    ram_failure,
+)
 from loadtune.bench.protocol import (
     COMPILING,
     Answer,
@@ -33,24 +39,12 @@ from loadtune.bench.protocol import (
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
 from loadtune.host.memory import read_oom_kills
 from loadtune.host.processes import RamGuard, RamShort
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    Device,
-    Examined,
-    FitReport,
-    LiveObjects,
-    Recipe,
-    StepAccount,
-    StepVariant,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    Window,
-    WorkloadFacts,
-    WorkloadSpec,
-    raise_for_the_user,
-)
+from loadtune.records.config import LiveObjects, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.footprint import StepAccount, StepVariant
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window, raise_for_the_user
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.result import Examined
 from loadtune.seams import Watch
 from loadtune.stream.sample_table import Loading, Stillness, did_not_return_text, samples_text
 
@@ -199,7 +193,7 @@ class BenchClient:
         else:
             self._failed_starts, self._oom_kills = 0, read_oom_kills()
             if isinstance(reply, Refused):
-                raise reply.to_error()
+                raise reply.error
             if not reply.healthy:
                 self._end()
             value = reply.value
@@ -238,7 +232,7 @@ class BenchClient:
             sample_s = 0.0 if self._facts is None else self._facts.sample_s
             stuck_s = max(_STUCK_S, _STUCK_SAMPLES * sample_s, _STUCK_OF_SILENCE * (now - silent_since))
             stuck = still.longest(now, stuck_s)
-            if now >= self._until_s:
+            if time.monotonic() >= self._until_s:  # the watch may have taken its time, and have set this moment
                 raise self._out_of_time(process, *stuck)
             if message is not None:
                 silent_since = now

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torchvision
 
 from loadtune.bench.failures import classify_error
 from loadtune.bench.memory import DeviceMemory
@@ -13,7 +14,8 @@ from loadtune.bench.protocol import Line
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.errors import WorkloadError
-from loadtune.records import Device, Precision, WorkloadFacts
+from loadtune.records.config import Precision
+from loadtune.records.facts import Device, WorkloadFacts
 from loadtune.units import counted
 from loadtune.workload import (
     IGNORED_TARGET,
@@ -32,7 +34,6 @@ from loadtune.workload import (
     sample_text,
     structure_text,
     tensors_of,
-    torchvision_version,
     user_traceback,
 )
 
@@ -148,7 +149,7 @@ def describe(
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
         code=code_of(workload),
-        torchvision=torchvision_version(),
+        torchvision=str(torchvision.__version__),
         own_loader=loader.settings(samples.num) if workload.own_loader else None,
         loader_class=loader.loader_class,
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
@@ -164,11 +165,6 @@ def _checked_classes(workload: Workload, model: ResidentModel, samples: Batch, b
     if workload.answers_with_logits:
         with torch.no_grad():
             num_classes = num_classes_of_output(model.module(batch[0]), batch[1])
-    elif batch[1].dim() > 1 and workload.family != "segmentation":
-        raise WorkloadError(
-            f"the target of a sample is a tensor of shape {tuple(batch[1].shape[1:])}; for {workload.spec.model} it "
-            "has to be a class index: one whole number."
-        )
     check_labels(samples, num_classes)
     return num_classes
 

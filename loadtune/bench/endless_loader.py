@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
-from loadtune.records import LoaderConfig, WorkerShare
+from loadtune.records.config import LoaderConfig
+from loadtune.records.measurement import WorkerShare
 from loadtune.stream import torch_private
 from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable

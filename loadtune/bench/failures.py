@@ -15,7 +15,7 @@ from multiprocessing import synchronize
 from loadtune.bench.endless_loader import is_of_a_start
 from loadtune.bench.memory import DeviceMemory
 from loadtune.host.memory import SHM_ADVICE, read_oom_kills
-from loadtune.records import FailureKind, TrialFailure
+from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, samples_text
 from loadtune.units import bytes_text
 from loadtune.workload.user_code import cause, last_line, user_traceback

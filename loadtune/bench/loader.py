@@ -12,7 +12,8 @@ from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
 from loadtune.bench.memory import page_lock_s
 from loadtune.bench.protocol import Line
 from loadtune.bench.training import Feed, Trainer
-from loadtune.records import TrainingRun, TrialConfig, TrialFailure, Window
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.stream.counters import Depth
 from loadtune.units import counted
 from loadtune.workload import Batch, num_tokens

@@ -1,15 +1,18 @@
 """The device's memory behind one face: CUDA's caching allocator, or on the CPU this process's resident memory."""
 
+import ctypes
 import gc
+import resource
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
 
 import torch
 
-from loadtune.bench import own_memory
 from loadtune.host.memory import read_ram
-from loadtune.records import LoaderConfig
+from loadtune.host.processes import field_bytes
+from loadtune.records.config import LoaderConfig
 
 # Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, the
 # backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
@@ -172,7 +175,7 @@ class CpuMemory(DeviceMemory):
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._most_bytes = most_bytes
-        self._peak = own_memory.PeakRss()
+        self._peak = PeakRss()
 
     def capacity_bytes(self) -> int:
         return read_ram().limit_bytes
@@ -185,7 +188,7 @@ class CpuMemory(DeviceMemory):
         """
         ram = read_ram()
         reserve = min(int(RESERVE * ram.limit_bytes), ram.available_bytes // 2)
-        free = own_memory.rss_bytes() + ram.available_bytes - reserve
+        free = rss_bytes() + ram.available_bytes - reserve
         return free if self._most_bytes is None else min(free, self._most_bytes)
 
     def reset_peaks(self) -> None:
@@ -198,11 +201,11 @@ class CpuMemory(DeviceMemory):
         """Refuse allocations beyond the budget, before the kernel has to kill for them."""
         # OpenMP starts its threads: each maps a stack, and where that is refused OpenMP ends the process.
         torch.ones(_GRAIN * torch.get_num_threads(), dtype=torch.uint8)
-        return own_memory.growth_limited(self.budget_bytes() - own_memory.rss_bytes())
+        return growth_limited(self.budget_bytes() - rss_bytes())
 
     def recovers(self) -> bool:
         gc.collect()
-        own_memory.give_back_memory()
+        give_back_memory()
         return True  # what is not freed shows as resident memory and cannot be told from caches
 
 
@@ -266,3 +269,69 @@ def page_lock_s(device: torch.device) -> float | None:
     CUDA, or not told."""
     micros = host_books("host_alloc_time", "total") if device.type == "cuda" else None
     return None if micros is None else micros / 1e6
+
+
+_OWN = Path("/proc/self")
+
+
+def rss_bytes() -> int:
+    """Resident memory right now; 0 where the platform does not say."""
+    return status_bytes("VmRSS") or 0
+
+
+class PeakRss:
+    """The kernel's high-water mark of resident memory, started anew where that works.
+
+    Where it does not, a mark that has risen since is still the peak; one that has not only bounds it, and what is
+    resident at the time of reading has to do.
+    """
+
+    def __init__(self) -> None:
+        self._stale = 0
+
+    def reset(self) -> None:
+        """Start the mark anew (``5`` does that, see proc(5)); sandboxes may refuse, or ignore it."""
+        with suppress(OSError):
+            (_OWN / "clear_refs").write_text("5")
+        mark = status_bytes("VmHWM") or 0
+        # Believed where it came down to what is resident: a stale mark would be some earlier, larger batch's.
+        # 5%: the two numbers are read one after the other.
+        self._stale = 0 if mark <= rss_bytes() * 1.05 else mark
+
+    def read_bytes(self) -> int:
+        """The highest since `reset`."""
+        mark = status_bytes("VmHWM") or 0
+        return max(mark if mark > self._stale else 0, rss_bytes())
+
+
+@contextmanager
+def growth_limited(num_bytes: int) -> Iterator[None]:
+    """Refuse private memory beyond what is mapped now and `num_bytes`: allocations fail instead of being killed for.
+
+    The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched, so what was mapped earlier and
+    never touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
+    the kernel does not count it, and nothing is loosened that somebody else has set.
+    """
+    mapped = status_bytes("VmData")
+    if mapped is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    # Below 0 stands for none, as in RLIM_INFINITY.
+    limit = min(limit for limit in (mapped + max(0, num_bytes), soft, hard) if limit >= 0)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def give_back_memory() -> None:
+    """Return freed heap to the system, so that one batch's peak does not stand in the next one's (glibc only)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def status_bytes(field: str) -> int | None:
+    """A field of ``/proc/self/status``. None: not there."""
+    return field_bytes(_OWN / "status", field)

@@ -1,7 +1,9 @@
-"""One bench process from the outside: started, spoken to, ended with its whole group. Needs no torch."""
+"""One bench process from the outside: started, spoken to, its log, ended with its whole group, and what its end means
+for a trial. Needs no torch."""
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,11 +14,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-from loadtune.bench.bounded_log import BoundedLog
 from loadtune.bench.protocol import Message
-from loadtune.records import Device
+from loadtune.host.memory import SHM_ADVICE
+from loadtune.host.processes import RamShort
+from loadtune.records.config import LoaderConfig
+from loadtune.records.facts import Device
+from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.stream.sample_table import Loading, SampleTable
 from loadtune.stream.shm_cleanup import kill_group
+from loadtune.units import bytes_text
 
 LAST_WORDS_LINES = 1000
 """What an abort writes and the stacks of all threads below it, up to 100 frames each."""
@@ -24,6 +30,76 @@ LAST_WORDS_LINES = 1000
 _GRACE_S = 1.0
 # What writing all threads' stacks to the log takes, many times over.
 _STACKS_S = 0.3
+
+
+MAX_BYTES = 1 << 20
+"""The log is cut when it is longer; between two looks it may grow beyond that."""
+
+_HEAD_BYTES, _TAIL_BYTES = MAX_BYTES // 4, MAX_BYTES // 2
+LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its beginning and its newest part]\n"
+_TAIL_READ_BYTES = 131_072
+TAIL_LINES = 40
+
+
+class BoundedLog:
+    """The part of a log that one process and its workers write, from where the file ended when this was made.
+
+    They write to the file themselves, each line appended by the kernel, so nobody waits for a reader, and what was
+    written is there whoever is killed. The controller cuts the file from time to time, to its beginning and its newest
+    part. What they write in the moment of a cut may be lost, as is what was cut.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._start = self.size()
+
+    def size(self) -> int:
+        """Bytes in the file now."""
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def tail(self, num_lines: int = TAIL_LINES) -> str:
+        """The last lines of this part."""
+        try:
+            with self._path.open("rb") as log:
+                log.seek(max(self._start, self.size() - _TAIL_READ_BYTES))
+                lines = log.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-num_lines:])
+
+    def cut(self) -> None:
+        """Leave lines out where the file is too long."""
+        size = self.size()
+        if size > MAX_BYTES:
+            with contextlib.suppress(OSError):  # a full disk: the log is not what a run ends for
+                self._cut(size)
+
+    def _cut(self, size: int) -> None:
+        with self._path.open("rb") as log:
+            head = _begin(log.read(_HEAD_BYTES))
+            log.seek(size - _TAIL_BYTES)
+            read = log.read()  # all that was written until now
+        tail = _end(read)
+        with self._path.open("ab") as log:
+            log.truncate(len(head))
+            log.write(LEFT_OUT + tail)
+        cut_to, moved_to = size - _TAIL_BYTES + len(read) - len(tail), len(head) + len(LEFT_OUT)
+        self._start = min(self._start, moved_to) if self._start < cut_to else self._start - cut_to + moved_to
+
+
+def _begin(text: bytes) -> bytes:
+    """Its whole lines, up to where an earlier cut begins."""
+    return text[: text.rfind(b"\n") + 1].partition(LEFT_OUT)[0]
+
+
+def _end(text: bytes) -> bytes:
+    """Its whole lines; all of it where it has none, as a progress bar writes."""
+    _, newline, rest = text.partition(b"\n")
+    return rest if newline else text
 
 
 class BenchProcess:
@@ -146,3 +222,88 @@ def _environment(device: Device, scratch: Path) -> dict[str, str]:
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{home}{os.pathsep}{known}" if known else str(home)
     return environment
+
+
+# What C++ and OpenMP write with their last breath when memory is refused outside of any `try`. Only words that nobody
+# survives: the log may also hold the traceback of an allocation that failed and was answered.
+_DYING_OF_MEMORY = re.compile(
+    r"terminate called after throwing an instance of '(std::bad_alloc|std::bad_array_new_length)'"
+    r"|terminate called .*\n\s*what\(\):.*(DefaultCPUAllocator: (can't allocate|not enough) memory|std::bad_alloc)"
+    r"|libgomp: (Thread creation failed|Out of memory)"
+    r"|OMP: Error #34\b"
+    r"|Fatal Python error: .*(MemoryError|out of memory)",
+    re.IGNORECASE,
+)
+
+
+def classify_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> FailureKind:
+    """The kind of failure a process that ended by itself died of.
+
+    `oom_kills` is how many processes the kernel killed for memory meanwhile; None: nothing counts them, and then a
+    SIGKILL is most likely its own. `log` is what the process wrote last, with the stacks that Python's fault handler
+    adds.
+    """
+    return _cause(returncode, oom_kills, log)[0]
+
+
+def exit_text(returncode: int, *, oom_kills: int | None = None, log: str = "") -> str:
+    """How the process ended, for people: ``was ended by SIGABRT``."""
+    if returncode == -signal.SIGKILL and oom_kills == 0:
+        return "was killed by SIGKILL, not by the kernel for lack of memory"
+    why = _cause(returncode, oom_kills, log)[1]
+    if returncode >= 0:
+        return f"exited with code {returncode}{why}"
+    number = -returncode
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"was ended by {name}{why}"
+
+
+def _cause(returncode: int, oom_kills: int | None, log: str) -> tuple[FailureKind, str]:
+    if returncode == -signal.SIGKILL:
+        if oom_kills is None:
+            return "host_oom", ": killed, most likely for lack of host memory"
+        return ("host_oom", ": killed by the kernel for lack of host memory") if oom_kills else ("crash", "")
+    if returncode == -signal.SIGBUS:
+        return "shm", f" ({SHM_ADVICE})"
+    # C++ ends by an abort, OpenMP by an exit
+    if (returncode == -signal.SIGABRT or returncode > 0) and _DYING_OF_MEMORY.search(log):
+        return "host_oom", ": an allocation of host memory was refused"
+    return "crash", ""
+
+
+def hang_text(log: str) -> str:
+    """Why nothing came any more, where the log tells; empty where it does not."""
+    if "AF_UNIX path too long" in log:  # a worker that cannot hand over its batch says so, and waits for ever
+        return " Its workers can open no socket: the temporary folder has too long a path. Set TMPDIR to a short one."
+    return ""
+
+
+GROWTH_ADVICE = (
+    "The usual cause is a dataset that keeps Python objects on itself, such as a list that __getitem__ appends to, or "
+    "a cache without a limit. Keep nothing of a sample once it is returned."
+)
+COPY_ADVICE = (
+    "Another cause are large Python lists or dicts in the dataset: workers started by fork copy them as they read "
+    "them. Keep such data in a NumPy array or a tensor."
+)
+
+
+def ram_failure(
+    short: RamShort, loader: LoaderConfig, phase: str, num_trained: int, sample_bytes: int | None
+) -> TrialFailure:
+    """`num_trained`: samples that were trained on by the end of the last window."""
+    num_loaded = num_trained + (loader.num_prefetched + 1) * loader.batch_size
+    sample = "" if sample_bytes is None else f", where one sample has {bytes_text(sample_bytes)}"
+    who = "The training process and its workers" if loader.num_workers else "The training process"
+    return TrialFailure(
+        kind="host_oom",
+        phase=phase,
+        message=(
+            f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
+            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded{sample}. Only "
+            f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
+            f"ended before the kernel would kill a process. {GROWTH_ADVICE}"
+            f"{f' {COPY_ADVICE}' if loader.num_workers else ''}"
+        ),
+        grown_bytes=short.grown_bytes,
+    )

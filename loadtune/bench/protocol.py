@@ -8,24 +8,13 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
-from loadtune import errors
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    Device,
-    Examined,
-    FitReport,
-    LiveObjects,
-    Recipe,
-    StepAccount,
-    StepVariant,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    Window,
-    WorkloadFacts,
-    WorkloadSpec,
-)
+from loadtune.errors import LoadtuneError
+from loadtune.records.config import LiveObjects, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.footprint import StepAccount, StepVariant
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, Window
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.result import Examined
 from loadtune.stream.sample_table import SampleTable
 
 COMPILING = "compile"
@@ -112,25 +101,11 @@ class Answer:
     """False: memory or the device's context was lost, a fresh bench has to take over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """The user has to mend something: an error of `loadtune.errors`, taken apart so that it pickles."""
+    """The user has to mend something."""
 
-    error: str
-    message: str
-    user_traceback: str | None
-
-    @classmethod
-    def of(cls, error: errors.LoadtuneError) -> "Refused":
-        trace = getattr(error, "user_traceback", None)
-        return cls(error=type(error).__name__, message=str(error), user_traceback=trace)
-
-    def to_error(self) -> errors.LoadtuneError:
-        """The same error again, to be raised on this side."""
-        kind = getattr(errors, self.error, errors.BenchError)
-        if issubclass(kind, errors.WorkloadError):
-            return kind(self.message, self.user_traceback)
-        return kind(self.message)
+    error: LoadtuneError
 
 
 Message = Phase | Streamed | Answer | Refused

@@ -11,7 +11,8 @@ from loadtune.bench.protocol import Line
 from loadtune.bench.samples import busy_s, one_thread
 from loadtune.changes import FEWEST_EXAMINED, REMEDIES, NotApplicableError, Remedy, in_order, num_examined
 from loadtune.changes.datasets import batch_of
-from loadtune.records import Examined, Loading, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import Examined, Loading
 from loadtune.workload import Batch, Workload, last_line, map_tensors, num_bytes, tensors_of
 
 NUM_ROUNDS = 3

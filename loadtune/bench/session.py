@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -19,11 +20,9 @@ from loadtune.bench import describe
 from loadtune.bench.account import StepMeter
 from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.compiling import Compiler
-from loadtune.bench.compute import WarmUp, time_windows
 from loadtune.bench.describe import match_random_targets
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.failures import Circumstances, Witness, failure_from, leaves_context_intact
-from loadtune.bench.fit import try_steps
 from loadtune.bench.loader import TrainingLoop
 from loadtune.bench.memory import PinnedBlocks, memory_of
 from loadtune.bench.protocol import (
@@ -43,24 +42,15 @@ from loadtune.bench.protocol import (
 )
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
+from loadtune.bench.steps import WarmUp, time_windows, try_steps
 from loadtune.bench.training import NO_MODEL, LossWatch, OwnStep, ResidentModel, Trainer, resident_batch, resized
 from loadtune.errors import DeviceError, LoadtuneError
 from loadtune.host import read_gpus
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    FitReport,
-    LoaderConfig,
-    Recipe,
-    StepAccount,
-    StepOptimizer,
-    StepVariant,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    WorkloadFacts,
-    non_finite_loss,
-)
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.footprint import StepAccount, StepOptimizer, StepVariant
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, non_finite_loss
+from loadtune.records.memory import BatchTry, FitReport
 from loadtune.stream.sample_table import SampleTable
 from loadtune.units import counted
 from loadtune.workload import build_workload, checkpointed, sample_shape
@@ -73,7 +63,9 @@ class Session:
         line.enter("build")
         self._line = line
         self._chosen = begin.device
-        free_before = _free_bytes(begin)
+        free_before = None
+        if begin.device.kind == "cuda":  # asked of the driver before this process takes any
+            free_before = next((gpu.free_bytes for gpu in read_gpus()), None)  # the only one visible
         self._device = _device(begin)
         self.memory = memory_of(self._device, free_before, begin.max_memory_bytes)
         self._workload = build_workload(begin.spec, begin.objects, self._device)
@@ -243,13 +235,6 @@ class Session:
         return self._compiler if recipe.compile else None
 
 
-def _free_bytes(begin: Begin) -> int | None:
-    """Free memory of the GPU, asked of the driver before this process takes any. None: on a CPU, or not told."""
-    if begin.device.kind != "cuda":
-        return None
-    return next((gpu.free_bytes for gpu in read_gpus()), None)  # the only one visible
-
-
 def _device(begin: Begin) -> torch.device:
     if begin.device.kind != "cuda":
         return torch.device("cpu")
@@ -320,7 +305,7 @@ class Server:
             return work()
         except LoadtuneError as error:
             traceback.print_exc()  # into the log
-            return _Failed(failure=Refused.of(error), context_intact=True)
+            return _Failed(failure=Refused(copy(error)), context_intact=True)  # the copy has no traceback
         except Exception as error:
             traceback.print_exc()
             found = Circumstances(on_cuda=self._on_cuda) if self._witness is None else self._witness.testify()

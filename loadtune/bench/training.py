@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.bench.compiling import Compiler
 from loadtune.errors import WorkloadError
-from loadtune.records import MemoryFormat, Precision, Recipe, StepOptimizer
+from loadtune.records.config import MemoryFormat, Precision, Recipe
+from loadtune.records.footprint import StepOptimizer
 from loadtune.workload import (
     AUTOCAST_DTYPES,
     PAIR,
@@ -71,7 +72,6 @@ class ResidentModel:
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         self.compute_loss = workload.compute_loss
-        self.forward = workload.forward
         self.own_batches = workload.own_batches
         self.device = device
         self.own_step: Callable[[Batch], Any] | None = None
@@ -211,7 +211,7 @@ class Trainer:
                 if self._model.own_batches or not is_pair(batch):
                     self._model.compute_loss(self._model.module, batch)
                 else:
-                    self._model.forward(self._model.module, own_structure(batch[0]))
+                    self._model.module(own_structure(batch[0]))
         finally:
             self._model.module.train()
 

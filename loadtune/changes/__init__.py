@@ -6,24 +6,19 @@ Needs no torch: methods that run in the training process import it when they are
 from collections.abc import Sequence
 
 from loadtune.changes.base import FEWEST_EXAMINED, NotApplicableError, Remedy, Situation, num_examined
-from loadtune.changes.decoding import DraftDecoding, GpuDecoding, TensorDecoding
+from loadtune.changes.decoding import DraftDecoding
 from loadtune.changes.fetching import BatchedFetch, Cached
-from loadtune.changes.recipe import Compiled, FusedOptimizer
+from loadtune.changes.recipe import FusedOptimizer
 from loadtune.changes.transfer import CopyAhead, HalfTransfer, Uint8Transfer
-from loadtune.changes.workers import OpencvThreads, StartMethod, Unordered, WorkerThreads
+from loadtune.changes.workers import OpencvThreads, WorkerThreads
 
 _ALL: tuple[Remedy, ...] = (
     DraftDecoding(),
-    TensorDecoding(),
-    GpuDecoding(),
     Uint8Transfer(),
     HalfTransfer(),
     BatchedFetch(),
     CopyAhead(),
     FusedOptimizer(),
-    Compiled(),
-    Unordered(),
-    StartMethod(),
     WorkerThreads(),
     OpencvThreads(),
     Cached(),

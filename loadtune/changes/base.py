@@ -9,16 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from loadtune.model.resources import Job
-from loadtune.records import (
-    Device,
-    Estimate,
-    Examined,
-    LateBatches,
-    Precision,
-    TrialConfig,
-    WorkloadFacts,
-    WorkloadSpec,
-)
+from loadtune.records.config import Precision, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.result import Examined
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -52,10 +45,6 @@ class Situation:
     """Usable ones."""
     ram_bytes: int
     """Of RAM that is available."""
-    late: LateBatches | None
-    """What held up batches that were ready, in the best configuration's trial. None: nothing did."""
-    wait_fraction: float
-    """Share of the best configuration's time that is spent blocked in ``next(loader)``."""
     precisions: tuple[Precision, ...] = ()
     """That the search could choose."""
 
@@ -87,10 +76,6 @@ class Remedy:
     """Tried with ``--remedies all`` alone."""
     changes_recipe: bool = False
     """Whether it changes what only concerns compute. Its steps are then timed without a loader before it is tried."""
-    takes_s: float = 0.0
-    """Seconds that this takes, where it is long."""
-    hoped: float = 1.0
-    """Gain of compute that is hoped for. It is timed only if that much would be worth trying."""
 
     def offer(self, situation: Situation) -> TrialConfig | None:
         """The configuration to try, without this remedy's name in it. None: it does not apply."""
@@ -107,10 +92,6 @@ class Remedy:
     def loading(self) -> AbstractContextManager[None]:
         """Around the timing of loading with this remedy: what a worker would begin with."""
         return nullcontext()
-
-    def gain(self, situation: Situation) -> Estimate | None:
-        """What is predicted without the throughput model. None: ask the model."""
-        return None
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
         """The job as the throughput model takes it. None: the model cannot predict its gain.

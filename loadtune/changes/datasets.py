@@ -13,7 +13,6 @@ from torch.utils.data import Subset, default_convert
 from torchvision import transforms as v1
 from torchvision.datasets.vision import StandardTransform
 from torchvision.transforms import v2
-from torchvision.transforms.functional import convert_image_dtype, to_tensor
 
 from loadtune.changes.base import NotApplicableError
 from loadtune.workload import (
@@ -43,9 +42,13 @@ def small_batch(workload: Workload) -> Batch:
     return batch_of(workload, [drawn[at % len(drawn)] for at in range(2)])
 
 
-def is_pair_of_tensors(batch: Batch) -> bool:
-    """Whether it is (inputs, targets), both tensors: what the lines to paste take apart."""
-    return is_pair(batch) and all(isinstance(part, torch.Tensor) for part in batch)
+def pair_of_tensors(workload: Workload) -> tuple[torch.Tensor, torch.Tensor]:
+    """A small batch, where it is (inputs, targets), which the lines to paste take apart. Raises NotApplicableError."""
+    batch = small_batch(workload)
+    if not is_pair(batch) or not all(isinstance(part, torch.Tensor) for part in batch):
+        raise NotApplicableError("a batch is no pair (inputs, targets) of tensors")
+    inputs, targets = batch
+    return inputs, targets
 
 
 def equal(one: Any, other: Any) -> bool:
@@ -64,6 +67,10 @@ class OnInputs:
     def __call__(self, batch: Batch) -> Batch:
         waiting = [self.change]
         return map_tensors(batch, lambda tensor: waiting.pop()(tensor) if waiting else tensor)
+
+
+def collate_halved(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    return OnInputs(torch.Tensor.half)(collate(samples))
 
 
 def owner_of(dataset: Any) -> Any:
@@ -128,29 +135,3 @@ def transform_lines(dataset: Any, steps: Sequence[str]) -> list[str]:
     path = path_of(dataset)
     second = f"{path}.transforms.transform = {path}.transform  # where torchvision holds it a second time"
     return [f"{path}.transform = Compose([{', '.join(steps)}])", *([second] if _has_second(dataset) else [])]
-
-
-def as_tensor_steps(dataset: Any) -> list[Any]:
-    """The steps of its transform for images that are tensors from the start. Raises NotApplicableError."""
-    return [to_floats if isinstance(step, v1.ToTensor) else step for step in steps_of(dataset)]
-
-
-def to_floats(image: Any) -> torch.Tensor:
-    """What ToTensor does, for tensors too."""
-    return convert_image_dtype(image) if isinstance(image, torch.Tensor) else to_tensor(image)  # type: ignore[no-any-return]
-
-
-def takes_tensors_lines(dataset: Any) -> list[str]:
-    """Lines that make the dataset's transform take tensors; none where it does."""
-    steps, kept = steps_of(dataset), f"*{path_of(dataset)}.transform.transforms"
-    at = next((at for at, step in enumerate(steps) if isinstance(step, v1.ToTensor)), None)
-    if at is None:
-        return []
-    made = [f"{kept}[:{at}]"] if at else []
-    made += ["ConvertImageDtype(torch.float32)"]
-    made += [f"{kept}[{at + 1}:]"] if at + 1 < len(steps) else []
-    return [
-        "from torchvision.transforms import Compose, ConvertImageDtype",
-        "# the transform gets tensors now: another step in place of ToTensor()",
-        *transform_lines(dataset, made),
-    ]

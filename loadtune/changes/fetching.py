@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loadtune.changes.base import NotApplicableError, Remedy, Situation
-from loadtune.records import Examined, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import Examined
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
@@ -52,14 +53,13 @@ class BatchedFetch(Remedy):
 
         from loadtune.changes.datasets import batch_of, equal, owner_of
 
-        loader = workload.loader
-        if loader.collate_fn not in (None, default_collate):
+        if workload.loader.collate_fn not in (None, default_collate):
             raise NotApplicableError("its loader has a collate function of its own")
         if hasattr(owner_of(workload.dataset), "__getitems__"):
             raise NotApplicableError("the dataset has __getitems__, so PyTorch already fetches a batch with one call")
         drawn = workload.epoch.indices
         indices = [drawn[at] for at in (2, 0, 1) if at < len(drawn)]  # as they are shuffled
-        changed = replace(workload, loader=replace(loader, batched_fetch=True, collate_fn=None))
+        changed = replace(workload, loader=replace(workload.loader, batched_fetch=True, collate_fn=None))
         try:
             at_once = batch_of(changed, indices)
         except Exception as error:
@@ -97,7 +97,7 @@ class Cached(Remedy):
         facts = situation.facts
         if facts.dataset_length is None or facts.fixed_batch_size is not None:
             return None
-        if facts.start_method != "fork" or situation.has("start_method", "worker_threads"):
+        if facts.start_method != "fork" or situation.has("worker_threads"):
             return None  # each worker would have a copy of its own
         if situation.has("batched_fetch"):
             return None  # the whole table is in RAM already

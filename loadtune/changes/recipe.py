@@ -1,10 +1,11 @@
-"""What only concerns compute: a fused optimizer, and torch.compile."""
+"""What only concerns compute: a fused optimizer."""
 
 from dataclasses import replace
 
 from loadtune.changes.base import Remedy, Situation
 from loadtune.model.resources import Job
-from loadtune.records import Examined, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import Examined
 
 FUSED = """\
 # once, before the training loop, in place of your optimizer
@@ -41,21 +42,3 @@ class FusedOptimizer(Remedy):
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:
         return replace(job, syncing=job.syncing - {"fp16"})
-
-
-class Compiled(Remedy):
-    """Where the GPU limits, and there is time to compile."""
-
-    name = "compiled"
-    title = "torch.compile of the model"
-    changes = "rounding; compiling takes most of a minute at each start"
-    lines = "model = torch.compile(model, dynamic=False)"
-    changes_recipe = True
-    takes_s = 60.0
-    hoped = 1.3
-
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        recipe = situation.config.recipe
-        if not situation.on_gpu or recipe.compile or recipe.precision == "own":
-            return None
-        return replace(situation.config, recipe=replace(recipe, compile=True))

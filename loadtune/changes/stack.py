@@ -14,20 +14,10 @@ from loadtune.errors import OutOfTimeError
 from loadtune.model.answers import Changed, best_of, change
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import Job, Points
-from loadtune.records import (
-    ComputePoint,
-    Estimate,
-    Examined,
-    Finalist,
-    LeftOut,
-    Objective,
-    Ratio,
-    Remedies,
-    TrialConfig,
-    TrialFailure,
-    TriedRemedy,
-)
-from loadtune.records.confirmed import Failed, compute_fraction
+from loadtune.records.config import TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.result import Examined, LeftOut
 from loadtune.seams import Bench
 
 T = TypeVar("T")
@@ -37,9 +27,6 @@ MOST = 7
 
 WORTH_TRYING = 1.03
 """Expected gain from which on a change is tried."""
-
-WORTH_KEEPING = 1.01
-"""Measured gain from which on a change of the code is worth it."""
 
 OF_LEFT = 0.25
 """Share of the time left that examining them may take: the answer comes first."""
@@ -59,7 +46,7 @@ class Step:
 
     remedy: Remedy
     seen: Examined
-    predicted: Estimate | None = None
+    predicted: Interval | None = None
     """Gain on top of those before it. None: not known."""
     compute_gain: float | None = None
     """Of a changed recipe without a loader. None: not timed."""
@@ -84,8 +71,9 @@ def applied(names: Sequence[str], config: TrialConfig, at: Situation) -> TrialCo
 def job_with(step: Step, job: Job, at: Situation) -> Job | None:
     """With one more change. None: the model does not know what it brings."""
     config = applied([step.remedy.name], at.config, at) or at.config
-    gain = step.remedy.hoped if step.compute_gain is None else step.compute_gain
-    curve = tuple((size, seconds / gain) for size, seconds in job.compute.get(config.precision, ()))
+    curve = tuple(
+        (size, seconds / (step.compute_gain or 1.0)) for size, seconds in job.compute.get(config.precision, ())
+    )
     compute = {**job.compute, config.precision: curve} if curve else job.compute
     return step.remedy.job(replace(job, compute=compute), step.seen, replace(at, config=config))
 
@@ -154,17 +142,19 @@ class Stack:
             self._leave_out(name, "it does not apply to this job with the best settings")
         return offered is not None
 
-    def _on_top(self) -> TrialConfig:
+    @property
+    def config(self) -> TrialConfig:
+        """The best of the configurations with all that is stacked."""
         return applied(self.names, self.at.config, self.at) or self.at.config
 
     def _examined(self, names: Sequence[str]) -> dict[str, Step]:
         """Those that can be used. All are examined at once on top of the stack; where that fails, one by one, so that
         only what fails by itself is out."""
-        seen = self.bench.examine(self._on_top(), tuple(names)) if names else ()
+        seen = self.bench.examine(self.config, tuple(names)) if names else ()
         if isinstance(seen, TrialFailure) and len(names) > 1:
             return {name: step for each in names for name, step in self._examined([each]).items()}
         if isinstance(seen, TrialFailure):
-            seen = (Examined(name=names[0], refused=_failed_text(seen)),)
+            seen = (Examined(name=names[0], refused=failed_text(seen)),)
         for each in seen:
             if each.refused is not None:
                 self._leave_out(each.name, each.refused)
@@ -175,8 +165,6 @@ class Stack:
         """The one that is expected to gain most, or None: none is worth trying. Predictions are kept in ``waiting``."""
         gains, base = dict[str, float](), self._base()
         for name, step in list(waiting.items()):
-            if step.is_to_time and step.remedy.takes_s > OF_LEFT * self.left_s():
-                continue
             found = self._guarded(name, lambda step=step: self._gain(step, base))  # type: ignore[misc]
             if name in self.left_out:
                 del waiting[name]
@@ -208,9 +196,6 @@ class Stack:
 
     def _gain(self, step: Step, base: tuple[Job, Points] | None) -> Changed | None:
         """At the settings that are best with it, over those that are best with what is stacked. None: not known."""
-        own = step.remedy.gain(replace(self.at, config=self._on_top()))
-        if own is not None:
-            return Changed(own, own, own.value)
         then = None if base is None else job_with(step, base[0], self.at)
         if self.model is None or base is None or then is None:
             return None
@@ -227,7 +212,7 @@ class Stack:
 
     def _compute_gain(self, name: str) -> float | None:
         """Of a changed recipe, without a loader. None: it could not be timed."""
-        changed, before = applied([*self.names, name], self.at.config, self.at), self._on_top().recipe
+        changed, before = applied([*self.names, name], self.at.config, self.at), self.config.recipe
         assert changed is not None
         if changed.precision != before.precision:
             before = next((each.recipe for each in self.able if each.precision == changed.precision), before)
@@ -245,65 +230,12 @@ class Stack:
             self._leave_out(name, f"crashed: {type(error).__name__}: {error}")
             return None
 
-    def _leave_out(self, name: str, reason: str | None, predicted: Estimate | None = None) -> None:
+    def _leave_out(self, name: str, reason: str | None, predicted: Interval | None = None) -> None:
         """For the first reason that there was."""
         if reason is None and predicted is None:
             reason = "its gain cannot be predicted; --remedies all tries it"
         self.left_out.setdefault(name, LeftOut(name=name, reason=reason, predicted=predicted))
 
-    def outcome(
-        self,
-        best: Finalist,
-        changed: Finalist | None,
-        gain: Ratio | None,
-        failed: Sequence[Failed],
-        *,
-        compute_points: Sequence[ComputePoint] = (),
-        objective: Objective = "samples-per-s",
-    ) -> Remedies:
-        """What the final says of them.
 
-        ``changed``: the contestant with changes. None: none ran. ``gain``: of it over the best. ``failed``: all
-        configurations that failed.
-        """
-        is_sure = gain is not None and gain.ratio >= WORTH_KEEPING and gain.low is not None and gain.low > 1.0
-        kept = changed if changed is not None and is_sure and changed.unconfirmed is None else None
-        config = self._on_top() if changed is None else changed.config
-        runs, ran = ((), ()) if changed is None else (changed.runs, config.remedies)
-        why = {name: _failed_text(failure) for other, failure in reversed(failed) for name in other.remedies}
-        tried = list[TriedRemedy]()
-        for number, step in enumerate(self.steps):
-            name, alone = step.remedy.name, ran == (step.remedy.name,)
-            why_not = why.get(name, NO_TIME if changed is None else "the model expects more without it")
-            differs = [text for text in (step.remedy.changes, step.seen.difference) if text not in (None, "nothing")]
-            one = TriedRemedy(
-                name=name,
-                title=step.remedy.title,
-                changes="; ".join(differs) or "nothing",
-                code=step.remedy.code(replace(self.at, config=config), step.seen),
-                base=best.config if alone else replace(self.at.config, remedies=in_order(self.names[:number])),
-                config=config,
-                predicted=step.predicted if objective == "samples-per-s" else None,
-                gain=gain if alone else None,
-                runs=runs if alone else (),
-                base_runs=best.runs if alone else (),
-                kept=kept is not None and name in ran,
-                reason=None if alone else "measured with the others" if name in ran else why_not,
-            )
-            tried.append(one)
-        found = Remedies(tried=tuple(tried), left_out=tuple(self.left_out.values()), gain=gain)
-        if kept is None:
-            return found
-        return replace(
-            found,
-            config=kept.config,
-            samples_per_s=kept.samples_per_s,
-            half_width_fraction=kept.half_width_fraction,
-            runs=kept.runs,
-            base_runs=best.runs,
-            compute_fraction=compute_fraction(compute_points, kept.config, kept.samples_per_s),
-        )
-
-
-def _failed_text(failure: TrialFailure) -> str:
+def failed_text(failure: TrialFailure) -> str:
     return f"it failed: {failure.message.rstrip('.')}"

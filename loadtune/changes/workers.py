@@ -1,4 +1,4 @@
-"""How workers start, with how many threads, and in which order their batches are delivered."""
+"""With how many threads workers run."""
 
 import pickle
 import sys
@@ -11,62 +11,13 @@ from typing import TYPE_CHECKING
 
 from loadtune.changes.base import NotApplicableError, Remedy, Situation
 from loadtune.model.resources import Job
-from loadtune.records import Estimate, Examined, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import Examined
 
 if TYPE_CHECKING:
     from loadtune.workload import Workload
 
 NUM_THREADS = 2
-
-
-class Unordered(Remedy):
-    """Batches are delivered as they are made: where single slow samples hold up others that are ready."""
-
-    name = "unordered"
-    title = "in_order=False"
-    changes = "the order of batches differs from run to run"
-    lines = "loader = DataLoader(dataset, in_order=False, ...)"
-
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        loader = situation.config.loader
-        if loader.num_workers < 2 or not loader.in_order:
-            return None
-        return replace(situation.config, loader=replace(loader, in_order=False))
-
-    def gain(self, situation: Situation) -> Estimate | None:
-        """At the most what is waited for late batches is gained, at the least nothing."""
-        if situation.late is None:
-            return None
-        waited = min(0.9, situation.late.wait_fraction * situation.wait_fraction)
-        most = 1 / (1 - waited)
-        return Estimate(value=(1 + most) / 2, low=1.0, high=most)
-
-
-class StartMethod(Remedy):
-    """Forkserver instead of fork: workers then share nothing with the training process."""
-
-    name = "start_method"
-    title = "start workers by forkserver"
-    changes = (
-        "workers take seconds longer to start; the dataset has to pickle, and the script needs "
-        '`if __name__ == "__main__":`'
-    )
-    lines = 'loader = DataLoader(dataset, multiprocessing_context="forkserver", ...)'
-
-    def offer(self, situation: Situation) -> TrialConfig | None:
-        config = situation.config
-        starts = config.loader.num_workers > 0 and situation.facts.start_method == "fork"
-        return config if starts and not situation.has("cached") else None  # each worker would get a copy
-
-    def apply(self, workload: "Workload") -> "Workload":
-        loader = workload.loader
-        if loader.multiprocessing_context not in (None, "fork"):
-            raise NotApplicableError(f"its workers start by {loader.multiprocessing_context} already")
-        try:
-            pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-        except Exception as error:
-            raise NotApplicableError("the dataset does not pickle") from error
-        return replace(workload, loader=replace(loader, multiprocessing_context="forkserver"))
 
 
 class Threads(Remedy):
@@ -125,7 +76,10 @@ class WorkerThreads(Threads):
 
     name = "worker_threads"
     title = f"{NUM_THREADS} threads in each worker, started by forkserver"
-    changes = f"nothing, or rounding in operations that threads share; {StartMethod.changes}"
+    changes = (
+        "nothing, or rounding in operations that threads share; workers take seconds longer to start; the dataset has "
+        'to pickle, and the script needs `if __name__ == "__main__":`'
+    )
     library, getter, setter = "torch", "get_num_threads", "set_num_threads"
     num, init = NUM_THREADS, "set_threads"
     lines = 'loader = DataLoader(dataset, worker_init_fn=set_threads, multiprocessing_context="forkserver", ...)'
@@ -135,8 +89,13 @@ class WorkerThreads(Threads):
         return situation.config if fits and not situation.has("cached") else None  # each worker would get a copy
 
     def apply(self, workload: "Workload") -> "Workload":
-        if workload.loader.multiprocessing_context in (None, "fork"):
-            workload = StartMethod().apply(workload)
+        loader = workload.loader
+        if loader.multiprocessing_context in (None, "fork"):
+            try:
+                pickle.dumps((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+            except Exception as error:
+                raise NotApplicableError("the dataset does not pickle") from error
+            workload = replace(workload, loader=replace(loader, multiprocessing_context="forkserver"))
         return super().apply(workload)
 
     def job(self, job: Job, seen: Examined, situation: Situation) -> Job | None:

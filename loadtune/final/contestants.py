@@ -6,12 +6,14 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from loadtune.contention import batch_excess
 from loadtune.final.rounds import Outcome, barred
 from loadtune.final.statistics import finalists
-from loadtune.records import Measurement, Objective, Precision, Trial, TrialConfig
+from loadtune.records.config import Objective, Precision, TrialConfig
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Trial
 from loadtune.run import Run
 from loadtune.search.search import MIN_RUNS, Search
+from loadtune.search.span import largest_batch
 
 WITH_THE_REST = 1.5
 """Times its first batch and its windows that a run lasts, with its preparing, warming up and ending: 1.3 to 1.5 in the
@@ -51,10 +53,10 @@ def _typed(run: Run, search: Search) -> list[TrialConfig]:
 
 def _within_ceiling(run: Run, config: TrialConfig) -> TrialConfig:
     """The same at its precision's safe size, where that was verified after the search and is below its batch."""
-    excess = batch_excess(run, config.precision, config.batch_size)
-    if excess <= 0:
+    ceiling = next((each for each in run.ceilings if each.precision == config.precision), None)
+    size = config.batch_size if ceiling is None else largest_batch(run, ceiling)
+    if config.batch_size <= size:
         return config
-    size = config.batch_size - excess
     run.note(
         f"Some trials in {config.precision} had a batch size above {size}, the safe size found after the search. "
         f"The confirmation uses {size} instead."
@@ -89,16 +91,13 @@ def pick_finalists(
     rivals = [config for config in ranked if config != yours]
     at_batch = [config for config in at_your_batch if config != yours]
     needed = [*ranked[:1], *([] if yours is None else [yours]), *rivals[:1], *at_batch[:2]]
-    fixed = list(dict.fromkeys([*needed, *kept]))
-    wanted = [(each, time_s) for each in (changed, typed)] + [
-        (each, spare_s) for each in (*ranked[:2], highest, smallest)
-    ]
-    picked, took_s = fixed, math.fsum(MIN_RUNS * _lasts_s(config, trials, expected_s) for config in fixed)
+    picked = list(dict.fromkeys([*needed, *kept]))
+    wanted = [(each, time_s) for each in (changed, typed)]
+    wanted += [(each, spare_s) for each in (*ranked[:2], highest, smallest)]
     for config, within_s in wanted:  # a short one may fit where a long one did not
         if config is not None and config not in picked:
-            more_s = MIN_RUNS * _lasts_s(config, trials, expected_s)
-            if took_s + more_s <= within_s:
-                picked, took_s = [*picked, config], took_s + more_s
+            took_s = math.fsum(MIN_RUNS * _lasts_s(each, trials, expected_s) for each in (*picked, config))
+            picked += [config] if took_s <= within_s else []
     return tuple(picked)
 
 

@@ -8,8 +8,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from loadtune.records import Measurement, TrialConfig, TrialFailure
-from loadtune.records.confirmed import is_barred
+from loadtune.records.answer import barred_by
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.seams import Clock
 from loadtune.search.search import MIN_RUNS
 
@@ -82,8 +83,7 @@ def alternate(
 
 def barred(outcomes: Sequence[Outcome]) -> set[TrialConfig]:
     """Those that failed too often to be run again."""
-    failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
-    return {config for config, _ in failed if is_barred([each for other, each in failed if other == config])}
+    return barred_by([(config, each) for config, each in outcomes if isinstance(each, TrialFailure)])
 
 
 def _num_measured(outcomes: Sequence[Outcome]) -> Counter[TrialConfig]:

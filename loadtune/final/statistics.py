@@ -9,9 +9,10 @@ import statistics
 from collections.abc import Sequence
 
 from loadtune.final.rounds import ERROR, LOOKS, Outcome
-from loadtune.records import Finalist, Measurement, Objective, Trial, TrialConfig, TrialFailure
-from loadtune.records.intervals import quantile_of_t
-from loadtune.records.spread import Spread, between_run_spread, rate_spread
+from loadtune.records.config import Objective, TrialConfig
+from loadtune.records.interval import quantile_of_t
+from loadtune.records.measurement import Measurement, Spread, TrialFailure, between_run_spread, rate_spread
+from loadtune.records.result import Finalist, Trial
 from loadtune.search.search import MIN_RUNS
 
 

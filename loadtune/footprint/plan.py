@@ -1,8 +1,9 @@
 """What one step trains, by shapes alone: a model of fake tensors, the shape of a sample, the loss, the optimizer.
 
-In: a `WorkloadSpec`, or a factory and a shape. Out: a `StepPlan`. The dataset is real: a sample of it is looked at.
+In: a `WorkloadSpec`. Out: a `StepPlan`. The dataset is real: a sample of it is looked at.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,18 +15,15 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import init
 
 from loadtune.errors import WorkloadError
-from loadtune.records import OptimizerName, Precision, StepOptimizer, StepVariant, WorkloadSpec
+from loadtune.records.config import LiveObjects, Precision, WorkloadSpec
+from loadtune.records.footprint import StepVariant
 from loadtune.workload import (
-    PAIR,
     Batch,
     ComputeLoss,
     Places,
-    Task,
     build_workload,
-    class_loss,
     is_pair,
     make_optimizer,
-    on_pairs,
     sample_shape,
     small_batch,
     structure_text,
@@ -73,10 +71,10 @@ class StepPlan:
         return self.places.zeros(self.example, batch_size)
 
 
-def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
+def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: LiveObjects | None = None) -> StepPlan:
     """The workload's step. Targets of any kind are taken. Raises WorkloadError as a run of it would."""
     fake = _OneFakeMode()
-    workload = build_workload(spec, making=_making(fake))
+    workload = build_workload(spec, objects, making=_making(fake))
     example, places = small_batch(workload)
     if not places.are_known:
         raise WorkloadError(
@@ -103,37 +101,11 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32") -> StepPlan:
         example=example,
         places=places,
         optimizer=spec.optimizer,
-        make_optimizer=lambda model: make_optimizer(workload.optimizer, model, fused=False),
+        make_optimizer=functools.partial(make_optimizer, workload.optimizer, fused=False),
         precision=precision,
-        scores_classes=workload.task is class_loss,
+        scores_classes=workload.answers_with_logits and not workload.own_loss,
         takes_inputs=is_pair_of_ours,
         has_loss=has_loss,
-    )
-
-
-def plan_of_factory(
-    make_model: Callable[[], nn.Module],
-    input_shape: tuple[int, ...],
-    *,
-    optimizer: OptimizerName | MakeOptimizer = "sgd",
-    precision: Precision = "fp32",
-    task: Task = class_loss,
-) -> StepPlan:
-    """A classifier of one's own on float32 inputs of this shape, without the batch dimension."""
-    fake = _OneFakeMode()
-    with _making(fake):
-        model = make_model()
-    return StepPlan(
-        fake=fake,
-        name=type(model).__name__,
-        model=model,
-        compute_loss=on_pairs(task, any_structure=False),
-        example=(torch.zeros(2, *input_shape), torch.zeros(2, dtype=torch.long)),
-        places=PAIR,
-        scores_classes=task is class_loss,
-        optimizer=optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "own"),
-        make_optimizer=_maker(optimizer) if isinstance(optimizer, str) else optimizer,
-        precision=precision,
     )
 
 
@@ -141,7 +113,8 @@ def varied(plan: StepPlan, variant: StepVariant) -> StepPlan:
     """The same step under the variant's precision, optimizer and image size."""
     changed = replace(plan, precision=variant.recipe.precision)
     if variant.optimizer is not None:
-        changed = replace(changed, optimizer=variant.optimizer, make_optimizer=_maker(variant.optimizer))
+        make = functools.partial(make_optimizer, variant.optimizer, fused=False)
+        changed = replace(changed, optimizer=variant.optimizer, make_optimizer=make)
     if variant.image_size is not None:
         pixels = (variant.image_size, variant.image_size)
         inputs, targets = plan.example
@@ -179,7 +152,3 @@ def _making(fake: FakeTensorMode) -> Iterator[None]:
 
 def _as_it_is(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     return tensor
-
-
-def _maker(name: StepOptimizer) -> MakeOptimizer:
-    return lambda model: make_optimizer(name, model, fused=False)

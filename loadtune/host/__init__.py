@@ -3,7 +3,6 @@
 Importing it costs nothing: psutil, pynvml and the readers of the machine are loaded by the first question.
 """
 
-from loadtune.host.devices import choose_device, freest_gpu
 from loadtune.host.facts import rank_cores, rank_facts, read_alloc_conf, read_host
-from loadtune.host.gpu import read_gpus
+from loadtune.host.gpu import choose_device, freest_gpu, read_gpus
 from loadtune.host.telemetry import MonotonicClock, Sampler, read_telemetry

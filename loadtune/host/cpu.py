@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadtune.host.cgroup import UNIFIED, CpuQuota, parse_counters, read_cpu_quota, read_group_folders, read_text
-from loadtune.host.sensing import Growth, Look, Missing, Probe
-from loadtune.host.timeline import BUSY_CORES, OWN_CORES
+from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Growth, Look, Missing, Probe
 
 
 def read_num_usable_cores() -> int:
@@ -101,26 +100,6 @@ def cpu_use(num_usable_cores: int, cores: tuple[int, ...], system: Path = Path("
     if quota is None or counter is None:
         return CpuUse(core_counter(cores), num_usable_cores)
     return CpuUse(counter, min(quota.cores, num_usable_cores))
-
-
-class CoreUse(Probe):
-    """Each core this process may run on. The kernel takes longer to tell than for the whole: 1 ms on 200 cores."""
-
-    figures = ("core_utilization_fractions",)
-
-    def __init__(self, cores: tuple[int, ...]) -> None:
-        self._cores = cores
-        self._growth = Growth[int]()
-
-    def look(self, now_s: float) -> Look:
-        import psutil
-
-        every = psutil.cpu_times(percpu=True)
-        grown = self._growth.since(now_s, {core: _busy_s(every[core]) for core in self._cores if core < len(every)})
-        if grown is None:
-            return {}
-        elapsed_s, more = grown
-        return {self.figures[0]: tuple(min(1.0, max(0.0, busy_s / elapsed_s)) for busy_s in more.values())}
 
 
 def core_counter(cores: tuple[int, ...]) -> Callable[[], float | None]:

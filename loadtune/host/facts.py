@@ -10,12 +10,13 @@ import os
 import platform
 import re
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 from loadtune.errors import UsageError
 from loadtune.host import cgroup, cpu, gpu, memory
-from loadtune.records import HostFacts
+from loadtune.records.facts import HostFacts
 from loadtune.units import counted
 
 # PyTorch is renaming the first to the second.
@@ -35,7 +36,9 @@ def _torch_version() -> str | None:
 
 
 def read_host() -> HostFacts:
-    """Read afresh on every call: free memory changes, and virtual machines grow."""
+    """Read afresh on every call: free memory changes, and virtual machines grow. Raises UsageError off Linux."""
+    if sys.platform != "linux":
+        raise UsageError(f"loadtune runs on Linux, and this is {platform.system()}. Use a Linux machine or container.")
     ram, (shm_total, shm_free) = memory.read_ram(), memory.read_shm()
     return HostFacts(
         hostname=socket.gethostname(),

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram, read_ram
-from loadtune.host.sensing import Growth, Look, Probe
-from loadtune.host.timeline import ANONYMOUS, EACH_WORKERS_CORES, EACH_WORKERS_RSS
+from loadtune.host.sensing import ANONYMOUS, Growth, Look, Probe
 
 Role = Literal["main", "worker", "other"]
 Number = TypeVar("Number", int, float)
@@ -29,8 +28,6 @@ CHILDREN_EVERY_S = 0.5
 CHILDREN_SHARE = 0.02
 """On a machine with thousands of processes the search is made rarer, to take at most this share of one core."""
 
-_PROC = Path("/proc")
-
 
 class Used(NamedTuple):
     """By one process until now."""
@@ -39,6 +36,8 @@ class Used(NamedTuple):
     waited_s: float
     """CPU time of the children that ended and were waited for, and of theirs."""
     rss_bytes: int
+    anonymous_bytes: int
+    """Resident, less files it mapped and shared memory: what it allocated itself."""
 
 
 class ProcessTree(Probe):
@@ -52,12 +51,8 @@ class ProcessTree(Probe):
         "bench_cpu_cores",
         "bench_rss_bytes",
         "main_cpu_cores",
-        "main_rss_bytes",
         "workers_cpu_cores",
-        EACH_WORKERS_CORES,
-        EACH_WORKERS_RSS,
         "other_cpu_cores",
-        "other_rss_bytes",
     )
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
@@ -98,23 +93,15 @@ class ProcessTree(Probe):
                 for process in self.of(role)
             ]
 
-        def rss(role: Role) -> list[int]:
-            return [self._last[process].rss_bytes for process in self.of(role)]
-
         main, workers, others = cores("main"), cores("worker"), cores("other")
         others += [self._brief_s(last) / elapsed_s] if last and elapsed_s > 0 else []
-        main_rss, workers_rss, others_rss = rss("main"), rss("worker"), rss("other")
         return {
             "bench_cpu_cores": _sum([*main, *workers, *others]),
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "bench_rss_bytes": _sum([*main_rss, *workers_rss]),
+            "bench_rss_bytes": _sum([self._last[each].rss_bytes for each in (*self.of("main"), *self.of("worker"))]),
             "main_cpu_cores": _sum(main),
-            "main_rss_bytes": _sum(main_rss),
             "workers_cpu_cores": _sum(workers),
-            EACH_WORKERS_CORES: tuple(workers) or None,
-            EACH_WORKERS_RSS: tuple(workers_rss) or None,
             "other_cpu_cores": _sum(others),
-            "other_rss_bytes": _sum(others_rss),
         }
 
     def _brief_s(self, last: Mapping[Any, Used]) -> float:
@@ -173,7 +160,8 @@ def _used(process: Any) -> Used | None:
     times, memory = _asked(process.cpu_times), _asked(process.memory_info)
     if times is None or memory is None:
         return None
-    return Used(times.user + times.system, times.children_user + times.children_system, memory.rss)
+    waited_s = times.children_user + times.children_system
+    return Used(times.user + times.system, waited_s, memory.rss, memory.rss - memory.shared)
 
 
 def _asked(question: Callable[[], Any]) -> Any:
@@ -239,28 +227,26 @@ class AnonymousMemory(Probe):
         self._tree = tree
 
     def look(self, now_s: float) -> Look:
-        main = [anonymous_bytes(process.pid) for process in self._tree.of("main")]
-        workers = [anonymous_bytes(process.pid) for process in self._tree.of("worker")]
-        if not main:
+        main, workers = ([anonymous_bytes(each.pid) for each in self._tree.of(role)] for role in ("main", "worker"))
+        if not main or main[0] is None:
             return {ANONYMOUS: None}
-        if main[0] is None:
-            return self.all_missing("the kernel does not tell a process's own memory from files it mapped")
-        value: Any = (main[0], sum(held or 0 for held in workers), sum(held is not None for held in workers))
-        return {ANONYMOUS: value}
+        return {ANONYMOUS: (main[0], sum(held or 0 for held in workers), sum(held is not None for held in workers))}
 
 
-def anonymous_bytes(pid: int, proc: Path = _PROC) -> int | None:
-    """Resident now; pages shared with other processes are in it. None: it ended, or the kernel does not say."""
-    return field_bytes(proc / str(pid) / "status", "RssAnon")
+def anonymous_bytes(pid: int) -> int | None:
+    """Resident now; pages shared with other processes are in it. None: it ended."""
+    process = _process(pid)
+    used = None if process is None else _used(process)
+    return None if used is None else used.anonymous_bytes
 
 
-def proportional_bytes(pid: int, proc: Path = _PROC) -> int | None:
+def proportional_bytes(pid: int) -> int | None:
     """The same, with each page divided by the number of processes that share it; undivided where that is not told.
 
     It takes 20 ms where 0.9 GB are resident, and 0.03 ms undivided, so it is asked only when RAM is short.
     """
-    own = field_bytes(proc / str(pid) / "smaps_rollup", "Pss_Anon")
-    return anonymous_bytes(pid, proc) if own is None else own
+    own = field_bytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon")
+    return anonymous_bytes(pid) if own is None else own
 
 
 def field_bytes(file: Path, name: str) -> int | None:

@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from loadtune.host.cpu import CoreUse, GroupCpu, cpu_use, read_affinity
+from loadtune.host.cpu import GroupCpu, cpu_use, read_affinity
 from loadtune.host.gpu_probes import Gpm, GpuEnergy, GpuFigure, GpuOthers, GpuUtilization
 from loadtune.host.memory import RamUse
 from loadtune.host.nvml import NVML, Nvml, NvmlDevice
 from loadtune.host.processes import AnonymousMemory, ProcessTree, Reads
-from loadtune.host.sensing import Missing, Probe, Stretch
-from loadtune.host.timeline import KEPT_S, Tracks, telemetry
-from loadtune.records import Device, Reading, Telemetry
+from loadtune.host.sensing import KEPT_S, Missing, Probe, Stretch, Tracks, telemetry
+from loadtune.records.facts import Device
+from loadtune.records.telemetry import Reading, Telemetry
 
 EVERY_OTHER, OFTEN, SELDOM = 2, 5, 10
 """Five times a second, twice and once, at ten readings a second: every trial's span has several of each. NVIDIA asks
@@ -96,7 +96,6 @@ def machine_probes(
         Scheduled(AnonymousMemory(tree), EVERY_OTHER),
         Scheduled(GroupCpu(), OFTEN),
         Scheduled(Reads(tree), OFTEN),
-        Scheduled(CoreUse(watched), SELDOM),
         Scheduled(RamUse(), SELDOM),
     )
     if device.uuid is None:

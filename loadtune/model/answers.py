@@ -13,7 +13,8 @@ import numpy as np
 
 from loadtune.model.fit import ThroughputModel
 from loadtune.model.resources import RESOURCES, Array, Demands, Job, Points, demands
-from loadtune.records import Estimate, Part, Resource, ResourceLimit
+from loadtune.records.interval import Interval
+from loadtune.records.result import Part, Resource, ResourceLimit
 
 NUM_DRAWS = 400
 """Draws from the posterior: the ends of a 95% interval are its tenth draws from either end."""
@@ -32,9 +33,9 @@ gains are larger, by 0.3 to 0.7."""
 class Changed(NamedTuple):
     """What a change would bring."""
 
-    rate: Estimate
+    rate: Interval
     """Samples/s."""
-    gain: Estimate
+    gain: Interval
     expected_gain: float
     """Mean of the gain if a change that does not gain is given up, which counts as 1."""
 
@@ -99,11 +100,11 @@ def best_of(model: ThroughputModel, points: Points, job: Job) -> int:
     return int(np.argmax(model.mean(points) - np.log(ratio)))
 
 
-def predicted(model: ThroughputModel, points: Points) -> list[Estimate]:
+def predicted(model: ThroughputModel, points: Points) -> list[Interval]:
     """Samples/s at each of some settings."""
     found = model.predict(points)
     spans = [np.exp(mean + np.array([-1.96, 0.0, 1.96]) * sd) for mean, sd in zip(found.mean, found.sd, strict=True)]
-    return [Estimate(value=float(middle), low=float(low), high=float(high)) for low, middle, high in spans]
+    return [Interval(value=float(middle), low=float(low), high=float(high)) for low, middle, high in spans]
 
 
 def allowed(model: ThroughputModel, points: Points, at: Points) -> list[dict[Resource, float]]:
@@ -146,6 +147,6 @@ def _row(values: Array) -> Array:
     return np.broadcast_to(values, (NUM_DRAWS, 1))[:, 0]
 
 
-def _estimate(draws: Sequence[float] | Array) -> Estimate:
+def _estimate(draws: Sequence[float] | Array) -> Interval:
     low, middle, high = np.quantile(draws, QUANTILES)
-    return Estimate(value=float(middle), low=float(low), high=float(high))
+    return Interval(value=float(middle), low=float(low), high=float(high))

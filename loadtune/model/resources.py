@@ -42,7 +42,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtune.records import Part, Resource
+from loadtune.records.result import Part, Resource
 
 Array = NDArray[np.float64]
 

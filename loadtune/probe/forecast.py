@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
 
-from loadtune.records import AllocationTrace, FitReport
+from loadtune.records.memory import AllocationTrace, FitReport
 
 MIB = 1 << 20
 _ROUND = 512

@@ -2,7 +2,8 @@
 
 import math
 
-from loadtune.records import HostFacts, LoaderConfig
+from loadtune.records.config import LoaderConfig
+from loadtune.records.facts import HostFacts
 from loadtune.units import bytes_text, counted
 
 SHM_SHARE = 0.8

@@ -12,18 +12,13 @@ from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.forecast import forecast_from
 from loadtune.probe.proposals import LOW, SCARCE, next_hard, next_safe, predicted_ceilings, second_size
 from loadtune.probe.tries import StepLimit, Tries
-from loadtune.records import BatchTry, CeilingLimit, FitReport, MemoryCeiling, Recipe, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.memory import CeilingLimit, FitReport, MemoryCeiling
 from loadtune.seams import Bench
 
 MAX_PROBES = 6
 """Of the search for both ceilings, from the first size that fits on. Four are the rule; one is kept for the safe."""
-
-SMALL = (1, 3)
-"""Sizes that show how memory departs from the line where workspaces and rounding weigh as much as the samples."""
-
-QUICK_S = 1.0
-"""Small sizes are only looked at where the first one of the line took no longer: a new shape can cost ten seconds of
-kernel loading, for a curiosity."""
 
 VERIFYING_PROBES = 3
 """That a bound is expected to need to be verified: the hard ceiling, the safe one, and one step back."""
@@ -91,7 +86,6 @@ class MemoryProbe:
         notes = (left_over_note(self._dataset_length, size, tries.smallest) for size in (safe, hard))
         return replace(
             self._ceiling(hard, safe, limit),
-            small_sizes=_small_sizes(tries),
             notes=tuple(dict.fromkeys(note for note in notes if note is not None)),
         )
 
@@ -198,15 +192,6 @@ def _second(tries: Tries, most: int) -> None:
         if fails:
             return
         tries.forecast = forecast_from(tries.traces, tries.fitting[-1])
-
-
-def _small_sizes(tries: Tries) -> tuple[FitReport, ...]:
-    first = tries.reports[0]
-    if not first.fits or first.seconds > QUICK_S:
-        return ()
-    sizes = (size for size in SMALL if tries.smallest <= size < first.batch_size)
-    asked = (BatchTry(recipe=tries.recipe, batch_size=size, num_steps=tries.num_steps) for size in sizes)
-    return tuple(report for report in map(tries.bench.try_batch, asked) if report.fits)
 
 
 def _out_of_memory(report: FitReport) -> bool:

@@ -9,18 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtune.errors import NothingFitsError, WorkloadError
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    MemoryFormat,
-    OptimizerName,
-    Precision,
-    Recipe,
-    RecipeChoice,
-    TrialFailure,
-    WorkloadFacts,
-    raise_for_the_user,
-)
+from loadtune.records.config import MemoryFormat, OptimizerName, Precision, Recipe
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import ComputePoint, RecipeChoice, TrialFailure, raise_for_the_user
+from loadtune.records.memory import BatchTry
 from loadtune.seams import Bench
 from loadtune.units import counted, ratio_text, seconds_text
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from loadtune.probe.forecast import Forecast
-from loadtune.records import AllocationTrace, BatchTry, FitReport, Recipe
+from loadtune.records.config import Recipe
+from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
 from loadtune.seams import Bench
 
 OVERSHOOT = 2.0

@@ -1,4 +1,4 @@
-"""Where the memory of a training step goes: the account, its layers, the largest batch that follows from two sizes.
+"""Where the memory of a training step goes: its account, its layers, the largest batch.
 
 All bytes are of the device's memory, each storage counted once and rounded up as CUDA's allocator does.
 """
@@ -6,7 +6,7 @@ All bytes are of the device's memory, each storage counted once and rounded up a
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from loadtune.records.configs import Precision, Recipe
+from loadtune.records.config import Precision, Recipe
 
 # CUDA's caching allocator hands out multiples of this (c10/cuda/CUDACachingAllocator: kMinBlockSize).
 _BLOCK_BYTES = 512
@@ -39,11 +39,9 @@ class MemoryLines:
     temporary_bytes: int = 0
     """Tensors that an operation made and nothing above keeps: outputs on their way, gradients of activations."""
     workspace_bytes: int | None = None
-    """What libraries take without a tensor: for the length of one operation, or, as cuBLAS does, for good. None: not
-    seen without running."""
+    """What libraries take without a tensor. None, here and below: not seen without running."""
     rounding_bytes: int | None = None
-    """What the allocator hands out beyond the next multiple of 512 bytes, where it leaves a block whole. None: not
-    seen without running."""
+    """What the allocator gives beyond the next multiple of 512 bytes, where it leaves a block whole."""
 
     @property
     def total_bytes(self) -> int:
@@ -55,8 +53,7 @@ class Checkpoint:
     """Activation checkpointing is wanted: the model's blocks, or segments of its longest nn.Sequential."""
 
     segments: int | None = None
-    """Number of segments, at least 2. None: each block of the model; for a model without blocks, about as many segments
-    as the square root of the number of layers."""
+    """At least 2. None: each block of the model; without blocks, about the square root of the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +81,8 @@ class StepAccount:
     estimated: bool
     """True: worked out from shapes, nothing was run. False: measured."""
     has_loss: bool = True
-    """False: the model's output is not class scores, so cross entropy does not apply. The backward pass starts from the
-    mean of the outputs; the memory of a loss and of its targets is not counted."""
+    """False: cross entropy does not fit the model's output, so the backward pass starts from the mean of the output.
+    The memory of a loss and of its targets is not counted."""
     checkpointed: Checkpointed | None = None
     """What of the model was computed a second time in the backward pass. None: nothing."""
     num_parameters: int
@@ -96,8 +93,7 @@ class StepAccount:
     peak_bytes: int
     """Most that was alive at one moment of a step whose optimizer has its state already."""
     forward_only: MemoryLines | None
-    """The same at the peak of a forward pass without gradients, optimizer or its state: what inference takes. None: the
-    user's loss cannot be computed in evaluation mode."""
+    """The same at the peak of inference. None: the user's loss cannot be computed in evaluation mode."""
     forward_only_peak_bytes: int | None
     fragmentation_bytes: int | None = None
     """Held by the allocator and not in use at the peak. None: there is no CUDA allocator to ask."""
@@ -174,8 +170,7 @@ class WhatIf:
     """The step with one thing changed."""
 
     name: str
-    """What was changed: ``bf16 (AMP)``, ``SGD without momentum``, ``448×448 images``. The first row is the step as
-    given, and its name lists precision and optimizer."""
+    """What was changed: ``bf16 (AMP)``, ``448×448 images``. The first row is the step as given."""
     peak_bytes: int | None
     """None: the model does not take it, or there is no room to measure it; `remark` says so."""
     step_s: float | None = None

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from loadtune.records.configs import Precision, Recipe
-from loadtune.records.timing import TrialFailure
+from loadtune.records.config import Precision, Recipe
+from loadtune.records.measurement import TrialFailure
 from loadtune.units import MISSING, bytes_text
 
 
@@ -82,11 +82,6 @@ class FitReport:
         return max(known, default=None)
 
 
-ProbeMode = Literal["bound", "all"]
-"""Memory ceilings of a run. ``bound``: two sizes are run in each precision and predict its ceiling; that of the
-precision about to win is verified. ``all``: every precision's ceiling is verified before the search."""
-PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
-
 CeilingLimit = Literal["memory", "failure", "dataset", "fixed", "cap", "host_memory", "time"]
 """What keeps the batch from being larger: the device's memory, a failure of larger ones that is not of
 memory (no kernel for so many elements, a crash, no sign of life), the length of an epoch, a loader that makes batches
@@ -113,8 +108,8 @@ class MemoryCeiling:
     batch_size: int
     """The largest that was run and trains. If not ``verified``: the largest that is predicted to fit."""
     safe_batch_size: int
-    """The largest to train with for hours. It was run as well, left memory to spare, and PyTorch's allocator did not
-    have to free its cache and retry in a steady step. If not ``verified``: predicted with the same margins."""
+    """The largest to train with for hours: memory is left over, and PyTorch's allocator did not have to free its cache
+    in a steady step. It was run as well; if not ``verified``, predicted with the same margins."""
     limit: CeilingLimit
     """Why no larger size trains."""
     probes: tuple[FitReport, ...]
@@ -125,8 +120,6 @@ class MemoryCeiling:
     """The line at batch 0: model, gradients, optimizer state."""
     line_error_fraction: float | None = None
     """Largest departure of a measured peak from the line, relative, among the sizes the line is meant for."""
-    small_sizes: tuple[FitReport, ...] = ()
-    """Sizes below the line's, run only to show how memory departs from it there."""
     capacity_bytes: int | None = None
     """Total memory of the device; on CPU the RAM limit in force."""
     budget_bytes: int | None = None
@@ -155,7 +148,7 @@ class MemoryCeiling:
     @property
     def seconds(self) -> float:
         """What the probes took, all told."""
-        return sum(probe.seconds for probe in (*self.probes, *self.small_sizes))
+        return sum(probe.seconds for probe in self.probes)
 
     @property
     def first_failed(self) -> int | None:
@@ -169,29 +162,23 @@ class MemoryCeiling:
 
     def __str__(self) -> str:
         """A table of at most 80 columns: every size that was run, smallest first."""
-        rows = sorted((*self.small_sizes, *self.probes), key=lambda report: report.batch_size)
         lines = [
             f"{'Largest' if self.verified else 'Predicted largest'} batch size in {self.precision}: "
             f"{self.batch_size:,}; safe batch size: {self.safe_batch_size:,}",
             f"Limited by {_LIMITED_BY[self.limit]}.",
             "",
             "  batch size   allocated    reserved  retries  result",
-            *(self._row(report) for report in rows),
-            "",
-            "Peak memory as PyTorch's allocator counts it; on a CPU, resident memory.",
         ]
+        for each in sorted(self.probes, key=lambda report: report.batch_size):
+            marks = {"largest": self.batch_size, "safe": self.safe_batch_size}
+            outcome = ", ".join(["trained", *(name for name, size in marks.items() if size == each.batch_size)])
+            if each.failure is not None:
+                outcome = "out of memory" if each.failure.is_of_memory else f"failed: {each.failure.kind}"
+            peaks = f"{bytes_text(each.peak_bytes):>12}{bytes_text(each.reserved_peak_bytes):>12}"
+            retries = MISSING if each.num_alloc_retries is None else f"{each.num_alloc_retries:,}"
+            lines.append(f"{each.batch_size:>12,}{peaks}{retries:>9}  {outcome}")
+        lines += ["", "Peak memory as PyTorch's allocator counts it; on a CPU, resident memory."]
         if self.budget_bytes is not None:
             capacity = "" if self.capacity_bytes is None else f" of {bytes_text(self.capacity_bytes)}"
             lines.append(f"Memory for training: {bytes_text(self.budget_bytes)}{capacity}.")
         return "\n".join(lines)
-
-    def _row(self, report: FitReport) -> str:
-        retries = MISSING if report.num_alloc_retries is None else f"{report.num_alloc_retries:,}"
-        peaks = f"{bytes_text(report.peak_bytes):>12}{bytes_text(report.reserved_peak_bytes):>12}"
-        return f"{report.batch_size:>12,}{peaks}{retries:>9}  {self._result(report)}"
-
-    def _result(self, report: FitReport) -> str:
-        if report.failure is not None:
-            return "out of memory" if report.failure.is_of_memory else f"failed: {report.failure.kind}"
-        named = {"largest": self.batch_size, "safe": self.safe_batch_size}
-        return ", ".join(["trained", *(name for name, size in named.items() if size == report.batch_size)])

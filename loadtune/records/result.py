@@ -3,32 +3,187 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from loadtune.records.bottleneck import Bottleneck
-from loadtune.records.configs import Precision, TrialConfig
-from loadtune.records.host import Device, HostFacts
+from loadtune.records.config import Objective, Precision, TrialConfig, TuneConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.interval import Interval, around
+from loadtune.records.measurement import ComputePoint, Measurement, RecipeChoice, TrialFailure
 from loadtune.records.memory import MemoryCeiling
-from loadtune.records.remedies import Remedies
-from loadtune.records.score import Objective, Score
-from loadtune.records.timing import ComputePoint, Measurement, RecipeChoice, TrialFailure
-from loadtune.records.workload import TuneConfig, WorkloadFacts
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
+
+Resource = Literal["workers", "cores", "pinning", "main", "device"]
+"""``workers`` the worker processes that load samples; ``cores`` the usable CPU cores, shared by loading and training;
+``pinning`` the one thread that copies batches to page-locked memory; ``main`` the training process's own thread, which
+launches steps, and loads where there are no workers; ``device`` what computes, copies to it included."""
+
+Part = Literal["waiting", "loading", "collating", "computing", "copying", "launching", "synchronizing"]
+"""What a resource spends its time with. ``waiting`` is a worker's, for storage, a network or a sleep; ``synchronizing``
+GradScaler's wait for the device in each step."""
+
+ChangeKind = Literal["twice_the_cores", "half_the_loading"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceLimit:
+    """What one resource allows by itself."""
+
+    resource: Resource
+    samples_per_s: Interval
+    probability: float
+    """That it is the one that limits; of all resources together 1."""
+    shares: dict[Part, float]
+    """Of its busy time, in the median; together 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedChange:
+    """What a change is predicted to bring at the winner's settings. It was not tried."""
+
+    kind: ChangeKind
+    num_workers: int
+    """With the change."""
+    samples_per_s: Interval
+    gain: Interval
+    """Throughput after the change ÷ before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RooflinePoint:
+    """The winner with another number of workers."""
+
+    num_workers: int
+    samples_per_s: Interval
+    limits: dict[Resource, float]
+    """Samples/s that each resource allows, in the median. Without those that are not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateBatches:
+    """Batches that came late, and held up others that were ready, because batches are delivered in order."""
+
+    by: Literal["worker", "samples"]
+    """``worker``: one worker process is slow in all it makes; ``samples``: single batches are, whoever makes them."""
+    ratio: float
+    """Seconds a batch of that worker, or of the longest batch, ÷ the usual ones."""
+    wait_fraction: float
+    """Of all time blocked in ``next(loader)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Of the winner."""
+
+    config: TrialConfig
+    num_predicted: int
+    """Trials that were predicted before they ran."""
+    num_missed: int
+    """Those of them that were measured outside the 95% interval of their prediction."""
+    explained: float
+    """Samples/s that the resources alone give for the winner ÷ samples/s that it was measured with; 1 between the
+    rate of all resources together and that of the slowest alone."""
+    holds: bool
+    """Whether the model describes this job. False: its predictions missed too often, or its resources give another
+    throughput than was measured; then no resource is named."""
+    late: LateBatches | None
+    """None: no worker and no batch stood out in most of its runs."""
+    limits: tuple[ResourceLimit, ...]
+    """The one that limits most probably comes first."""
+    changes: tuple[PredictedChange, ...]
+    """Those that are predicted to gain 3% or more, most first."""
+    roofline: tuple[RooflinePoint, ...]
+    """By number of workers, fewest first; each is a number that can run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """What one process with one thread needs to make a sample in a batch, collating included."""
+
+    sample_s: float
+    """Wall seconds."""
+    sample_cpu_s: float
+    """CPU seconds of that."""
+    sample_bytes: float
+    """Bytes of a sample in a batch, as a worker sends it."""
+    prepare_s: float = 0.0
+    """Seconds on the device, before the batch is trained on: to make floats of bytes, say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What the training process found out about one remedy before it was tried."""
+
+    name: str
+    refused: str | None = None
+    """Why the remedy cannot be used for this job. None: it can."""
+    before: Loading | None = None
+    """Without the remedy, timed in turn with `after`. None: the remedy does not change what is loaded."""
+    after: Loading | None = None
+    difference: str | None = None
+    """How the samples differ, as measured: ``equal to the last bit``. None: they were not compared."""
+    code: str = ""
+    """Lines to paste, where they depend on the job. Empty: the remedy's own lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedRemedy:
+    """One remedy: what was predicted of it, what was measured, and what to write."""
+
+    name: str
+    """As in ``loadtune.changes.REMEDIES``: ``uint8_transfer``."""
+    title: str
+    """What to do, in a few words: ``send uint8 images``."""
+    changes: str
+    """What changes for training: pixels, order, memory."""
+    code: str
+    """Lines of Python to paste."""
+    base: TrialConfig
+    """What it was compared with: the best configuration, with the remedies that were kept before."""
+    config: TrialConfig
+    """With the remedy."""
+    predicted: Interval | None = None
+    """Throughput with it ÷ without it. None: the model does not know."""
+    gain: Interval | None = None
+    """Measured throughput with it ÷ without it, 99%. None: it was not measured by itself."""
+    kept: bool = False
+    """Whether it is among those that gain for sure together."""
+    reason: str | None = None
+    """Why it was not tried, or how it failed. None: it was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One remedy that was not worth trying."""
+
+    name: str
+    reason: str | None
+    """As a clause: ``the dataset has __getitems__``. None: the expected gain is too small."""
+    predicted: Interval | None = None
+    """Throughput with it ÷ without it. None: it does not apply, or the model does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """Of the best configuration."""
+
+    tried: tuple[TriedRemedy, ...] = ()
+    """Those that were tried, in order, then those that were only predicted."""
+    left_out: tuple[LeftOut, ...] = ()
+    """The others, on top of what was kept."""
+    config: TrialConfig | None = None
+    """The best configuration with all remedies that were kept. None: none was."""
+    samples_per_s: Interval | None = None
+    """With all that were kept."""
+    gain: Interval | None = None
+    """Of the contestant with changes, over the best configuration without any, 99%. None: none ran."""
+    compute_fraction: float | None = None
+    """Share of the compute-only rate at this batch size and recipe. None: that rate was not timed."""
+
 
 SCHEMA_VERSION = 1
 """Of result.json. 1 (2026-11): first."""
 
 TrialOrigin = Literal["yours", "warm start", "search"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predicted:
-    """What the throughput model said of a trial before it was run, with its 95% interval."""
-
-    score: float
-    """samples/s, or samples per joule where those are looked for."""
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +195,9 @@ class Trial:
     origin: TrialOrigin
     measurement: Measurement | None = None
     failure: TrialFailure | None = None
-    predicted: Predicted | None = None
-    """None: it was no proposal of the model's."""
+    predicted: Interval | None = None
+    """Samples/s, or samples per joule where those are looked for, as the throughput model said before it was run. None:
+    it was no proposal of the model's."""
 
     @property
     def outcome(self) -> Measurement | TrialFailure | None:
@@ -75,8 +231,8 @@ class Finalist:
     """Its run in the search, which counts for the spread between runs alone: it was picked for what it read there."""
     failures: tuple[TrialFailure, ...] = ()
     half_width_fraction: float | None = None
-    """Of the 95% interval of the mean, as a share of it, from the spread between runs; it holds for all finalists at
-    once, so also for the one that is picked. None: too few runs."""
+    """Of the 95% interval of the mean, as a share of it. It holds for all finalists at once, so also for the one that
+    is picked. None: too few runs."""
     efficiency_half_width_fraction: float | None = None
     """Likewise of the mean samples per joule. None: too few runs, or of one of them no energy was read."""
     unconfirmed: Unconfirmed | None = None
@@ -97,31 +253,15 @@ class Finalist:
         """Mean over runs of what each is judged by. Raises ValueError where that was not measured."""
         return sum(run.score(objective) for run in self.runs) / len(self.runs)
 
-    def scored(self, objective: Objective) -> Score:
-        """Throughput, or samples per joule where that is the objective, with its interval."""
-        by_speed = objective == "samples-per-s"
-        half = self.half_width_fraction if by_speed else self.efficiency_half_width_fraction
-        value = self.samples_per_s if by_speed else self.score(objective)
-        return Score(objective=objective, value=value, half_width_fraction=half)
+    def scored(self, objective: Objective) -> Interval:
+        """Throughput, or samples per joule where that is the objective."""
+        if objective == "samples-per-s":
+            return around(self.samples_per_s, self.half_width_fraction)
+        return around(self.score(objective), self.efficiency_half_width_fraction)
 
     @property
     def wait_fraction(self) -> float:
         return sum(run.wait_fraction for run in self.runs) / len(self.runs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Efficiency:
-    """Of a winner that was picked for its samples per joule of the GPU's board."""
-
-    samples_per_joule: float
-    """Mean over the confirmed runs."""
-    half_width_fraction: float | None
-    """Of its 95% interval, as that of the throughput."""
-    gain: float | None
-    """Over the user's own configuration; None: that one could not be measured."""
-    gain_low: float | None = None
-    """99% interval of the gain, which allows for having picked the best. None: too few runs to say."""
-    gain_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,47 +274,36 @@ class Winner:
     config: TrialConfig
     samples_per_s: float
     half_width_fraction: float | None
-    speedup: float | None
-    """Over the user's own configuration; None: that one could not be measured."""
-    speedup_low: float | None = None
-    """99% interval of the speed-up, which allows for having picked the fastest. None: too few runs to say."""
-    speedup_high: float | None = None
+    """Of its 95% interval, as a share of it. None: no finalist ran twice."""
+    speedup: Interval | None = None
+    """Over the user's own configuration, with a 99% interval, which allows for having picked the fastest. None, here
+    and below: that one could not be measured."""
     compute_fraction: float | None = None
     """Share of the compute-only rate at this batch size and recipe. Near 1.0 no loader setting can help any more. None:
     that rate was not timed, or contradicts this one."""
-    efficiency: Efficiency | None = None
-    """Set where the objective is samples per joule; the figures above are of its throughput all the same."""
+    samples_per_joule: Interval | None = None
+    """Of the GPU's board. None: the objective is throughput."""
+    efficiency_gain: Interval | None = None
+    """As `speedup`, of the samples per joule."""
 
     @property
     def measured_once(self) -> bool:
-        """Whether no finalist ran twice, so that no interval is known and nothing was confirmed by a second run."""
+        """Whether no finalist ran twice, so that nothing was confirmed by a second run."""
         return self.half_width_fraction is None
 
     @property
-    def throughput(self) -> Score:
-        half = self.half_width_fraction
-        return Score(objective="samples-per-s", value=self.samples_per_s, half_width_fraction=half)
+    def throughput(self) -> Interval:
+        return around(self.samples_per_s, self.half_width_fraction)
 
     @property
-    def picked_by(self) -> Score:
+    def picked_by(self) -> Interval:
         """What the run looked for: samples per joule, or the throughput."""
-        found = self.efficiency
-        if found is None:
-            return self.throughput
-        half = found.half_width_fraction
-        return Score(objective="samples-per-joule", value=found.samples_per_joule, half_width_fraction=half)
+        return self.samples_per_joule or self.throughput
 
     @property
-    def gain(self) -> float | None:
-        """In what it was picked by, over the user's own configuration. None: that one could not be measured."""
-        return self.speedup if self.efficiency is None else self.efficiency.gain
-
-    @property
-    def different(self) -> bool | None:
-        """False: the interval of the speed-up holds 1, there is no difference to be had. None: cannot be told."""
-        if self.speedup_low is None or self.speedup_high is None:
-            return None
-        return not self.speedup_low <= 1.0 <= self.speedup_high
+    def gain(self) -> Interval | None:
+        """In what it was picked by."""
+        return self.speedup if self.samples_per_joule is None else self.efficiency_gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +342,7 @@ class TuningResult:
     bottleneck: Bottleneck | None = None
     """Of ``best``. None: nothing was confirmed, or its precision was not searched."""
     remedies: Remedies | None = None
-    """Changes outside of DataLoader's arguments, tried on ``best``. None: none was looked at."""
+    """Changes of the code, tried on ``best``. None: none was looked at."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
 

@@ -6,6 +6,8 @@ that was late does not bend them.
 
 from dataclasses import dataclass, field
 
+from loadtune.records.config import TrialConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -19,16 +21,6 @@ class Reading:
     cpu_utilization_fraction: float | None = None
     bench_cpu_cores: float | None = None
     bench_rss_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerUse:
-    """What one DataLoader worker used."""
-
-    cpu_cores: float | None = None
-    """Near 1: this worker is full and cannot go faster. Near 0: it waits, for the disk or for room in its queue."""
-    rss_bytes: int | None = None
-    """Peak resident memory; pages it shares with the others are in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +38,7 @@ class MemoryReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Figures over a span, in slices of one length: value ``i`` is the mean from ``i`` to ``i + 1`` times ``slice_s``
-    after the span's start. A series without any value is empty; a slice in which nothing is known is None."""
+    """Means over slices of one length. A series without any value is empty; a slice without one is None."""
 
     slice_s: float
     gpu_utilization_fraction: tuple[float | None, ...] = ()
@@ -93,11 +84,8 @@ class Telemetry:
     """Share of the SMs' time that other processes took. Above 0: the figures are not of this training alone."""
     cpu_utilization_fraction: float | None = None
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
-    core_utilization_fractions: tuple[float, ...] | None = None
-    """Each usable core, in order of its number. Some at 1 beside others at 0: pinned threads, or too few workers."""
     others_cpu_cores: float | None = None
-    """Cores' worth of CPU time that other processes took of the usable cores, and the hypervisor of a virtual
-    machine. Under a CPU quota: processes of our group."""
+    """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
     cgroup_cpu_cores: float | None = None
     """Cores' worth of CPU time that our control group used, whoever else is on the machine."""
     num_cpu_throttles: int | None = None
@@ -107,20 +95,16 @@ class Telemetry:
     bench_cpu_cores: float | None = None
     """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
     bench_rss_bytes: int | None = None
-    """Peak resident memory of the bench and its workers; pages they share are counted once per process. What else it
-    started (`other_rss_bytes`) is not in it. Page-locked blocks that earlier runs left are, as in `main_rss_bytes`."""
+    """Peak resident memory of the training process and its workers; shared pages count once per process. Page-locked
+    blocks of earlier runs are in it, other processes that they started are not."""
     main_cpu_cores: float | None = None
     """The training process itself, all its threads. Near 1 with an idle GPU: Python is the wall."""
-    main_rss_bytes: int | None = None
     workers_cpu_cores: float | None = None
     """All workers together. Near their number: they are the wall."""
-    workers: tuple[WorkerUse, ...] = ()
-    """In order of their start, which is the loader's own numbering. Empty: none, or not known."""
     memory: tuple[MemoryReading, ...] = ()
     """In order of time. Growth from first to last with every sample: the dataset keeps objects. Empty: not known."""
     other_cpu_cores: float | None = None
     """What else the bench and its workers started, for however short a time: compilers, a dataset's own decoders."""
-    other_rss_bytes: int | None = None
     ram_available_bytes: int | None = None
     """At its least, under every limit in force."""
     ram_used_bytes: int | None = None
@@ -128,15 +112,12 @@ class Telemetry:
     shm_used_bytes: int | None = None
     """At its peak: batches on their way from the workers, and everybody else's."""
     disk_read_bytes_per_s: float | None = None
-    """What the bench and its workers had fetched from storage. 0: all came from the page cache or was made up. What a
-    file system in user space (FUSE) fetches is not in it."""
+    """What was fetched from storage. 0: all came from the page cache. Not in it: what FUSE file systems fetch."""
     file_read_bytes_per_s: float | None = None
-    """What the workers read from files and pipes, wherever it came from; what the training process read as long as it
-    had none. Files that are mapped into memory are not in it."""
+    """What the workers, or without any the training process, read from files and pipes. Not in it: mapped files."""
     timeline: Timeline | None = None
     missing: dict[str, str] = field(default_factory=dict)
-    """Which of these fields could not be had, and why. What does not apply here, such as a GPU's figures on a CPU, is
-    None and not in it."""
+    """Which of these fields could not be read, and why. Without what does not apply, such as a GPU's on a CPU."""
 
     @property
     def cpu_throttled_fraction(self) -> float | None:
@@ -145,3 +126,29 @@ class Telemetry:
             return None
         asked_s = self.cpu_throttled_s + self.cgroup_cpu_cores * self.seconds
         return self.cpu_throttled_s / asked_s if asked_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands. A new one comes with every step worth a line, and with every timed window."""
+
+    stage: str
+    """``start``, ``calibrate``, ``study``, ``changes``, ``verify``, ``confirm``."""
+    message: str | None = None
+    """One line that stays: something was found out. None: only the figures moved."""
+    warning: bool = False
+    """The message is something the user should know before trusting the answer."""
+    trial_number: int | None = None
+    num_trials: int | None = None
+    config: TrialConfig | None = None
+    """What is being measured."""
+    current_samples_per_s: float | None = None
+    best_samples_per_s: float | None = None
+    best_samples_per_joule: float | None = None
+    """None: it is not what the run looks for, as well as not measured."""
+    best_config: TrialConfig | None = None
+    reading: Reading | None = None
+    has_gpu: bool = True
+    """Whether it trains on one: else no figure of a GPU is looked for."""
+    left_s: float
+    """Of the time budget."""

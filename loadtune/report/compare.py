@@ -7,30 +7,111 @@ and claims no difference that the runs of both sides do not show. `loadtune chec
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
 
 from loadtune.errors import ResultError
-from loadtune.records import (
-    PRECISIONS,
-    Change,
-    Comparison,
-    Device,
-    HostFacts,
-    Measurement,
-    Objective,
-    Ratio,
-    SameConfig,
-    Score,
-    Side,
-    Telemetry,
-    TrialConfig,
-    TuningResult,
-    Value,
-    Winner,
-)
-from loadtune.records.chosen import finalist_of, was_confirmed_whole
-from loadtune.records.intervals import students_t
-from loadtune.records.spread import between_run_spread, rate_spread
+from loadtune.records.answer import finalist_of, was_confirmed_whole
+from loadtune.records.config import PRECISIONS, Objective, TrialConfig
+from loadtune.records.facts import Device, HostFacts
+from loadtune.records.interval import Interval, around, students_t
+from loadtune.records.measurement import Measurement, between_run_spread, rate_spread
+from loadtune.records.result import Resource, TuningResult, Winner
+from loadtune.records.telemetry import Telemetry
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A fact or a figure, before and after. The name ends in its unit where it has one."""
+
+    name: str
+    before: Value
+    """None: not known, or not there."""
+    after: Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two results: when it was made, and the winner that is compared."""
+
+    created: str
+    loadtune_version: str
+    hostname: str
+    device: str
+    cut_short: str | None
+    winner: Winner | None = None
+    """None, here and below: there is no confirmed winner."""
+    num_runs: int | None = None
+    wait_fraction: float | None = None
+    bottleneck: Resource | None = None
+    """None also where the model named none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SameConfig:
+    """A configuration that both confirmations measured: what the machines differ by, apart from what was chosen."""
+
+    config: TrialConfig
+    ratio: Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two results of one workload, side by side."""
+
+    workload: str
+    before: Side
+    after: Side
+    ratio: Interval | None
+    """Of the winners' throughput. None: one side has none."""
+    changes: tuple[Change, ...]
+    """Machine, versions, workload: only what is not the same."""
+    settings: tuple[Change, ...]
+    """Of the winners: only what is not the same."""
+    ceilings: tuple[Change, ...]
+    """Of each precision, changed or not: best samples/s with the batch on the device already, at any batch size, under
+    the recipe it was trained with; and the largest safe batch. None: that side did not look at it."""
+    same_configs: tuple[SameConfig, ...]
+    """The winners first. Empty: no configuration was confirmed by both."""
+    notes: tuple[str, ...] = ()
+    """What to beware of: whole sentences."""
+
+
+CheckOutcome = Literal["held", "fell", "unclear"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A stored winner, measured again."""
+
+    outcome: CheckOutcome
+    """``fell`` the whole interval of the ratio is below 1 − tolerance; ``held`` it is above; ``unclear`` neither, or
+    nothing could be measured."""
+    reason: str
+    """One or two sentences."""
+    workload: str
+    tolerance_fraction: float
+    objective: Objective
+    """What the winner was picked for, and is held to."""
+    baseline_created: str
+    baseline: Winner
+    baseline_num_runs: int
+    ratio: Interval | None = None
+    """Of the objective's figure. None: nothing was measured."""
+    runs: tuple[Measurement, ...] = ()
+    """Each with workers of its own."""
+    throughput: Interval | None = None
+    """Mean over runs; no interval of fewer than two. None: nothing was measured."""
+    efficiency: Interval | None = None
+    """Likewise of samples per joule, where they are the objective."""
+    changes: tuple[Change, ...] = ()
+    """Machine and versions that are not what they were."""
+    figures: tuple[Change, ...] = ()
+    """What else was measured, then and now: where a loss comes from."""
+    seconds: float
+
 
 _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
 """Of `HostFacts`: what limits in force replace, or what changes while a machine stays as it is."""
@@ -91,10 +172,18 @@ def figure_changes(before: Sequence[Measurement], after: Sequence[Measurement]) 
 class Mean:
     """Of repeated runs of one configuration."""
 
-    score: Score
+    value: float
     variance: float | None
     """Of the mean, as a share of its square, from the spread between runs. None: nothing on that side ran twice."""
     degrees_of_freedom: int = 1
+
+    @property
+    def half_width_fraction(self) -> float | None:
+        return None if self.variance is None else students_t(self.degrees_of_freedom) * math.sqrt(self.variance)
+
+    @property
+    def interval(self) -> Interval:
+        return around(self.value, self.half_width_fraction)
 
 
 def mean_of(
@@ -107,28 +196,26 @@ def mean_of(
         values, spread = [run.samples_per_s for run in runs], rate_spread(among or [runs])
     else:
         values, spread = [run.score(objective) for run in runs], between_run_spread(among or [runs], objective)
-    mean = Score(objective=objective, value=statistics.fmean(values))
     if spread is None:
-        return Mean(mean, None)
-    variance, degrees = spread.relative_sd**2 / len(runs), spread.degrees_of_freedom
-    return Mean(replace(mean, half_width_fraction=students_t(degrees) * math.sqrt(variance)), variance, degrees)
+        return Mean(statistics.fmean(values), None)
+    return Mean(statistics.fmean(values), spread.relative_sd**2 / len(runs), spread.degrees_of_freedom)
 
 
-def ratio_of(before: Mean, after: Mean) -> Ratio:
+def ratio_of(before: Mean, after: Mean) -> Interval:
     """After over before; without an interval where a side has no spread.
 
     Unlike in one confirmation the two sides were not measured in turn, so neither knows the other's spread: Welch's
     interval, with his and Satterthwaite's degrees of freedom (Biometrika 34, 1947), on the log, because noise is a
     share of the mean. It knows nothing of what a machine does from one day to the next.
     """
-    ratio = after.score.value / before.score.value
+    ratio = after.value / before.value
     if before.variance is None or after.variance is None:
-        return Ratio(ratio=ratio)
+        return Interval(value=ratio)
     variance = before.variance + after.variance
     doubt = before.variance**2 / before.degrees_of_freedom + after.variance**2 / after.degrees_of_freedom
     # No doubt is left by identical runs, as only a fake makes them.
     width = students_t(max(1, int(variance**2 / doubt))) * math.sqrt(variance) if doubt else 0.0
-    return Ratio(ratio=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
+    return Interval(value=ratio, low=ratio * math.exp(-width), high=ratio * math.exp(width))
 
 
 def _refuse_other_steps(before: TuningResult, after: TuningResult) -> None:

@@ -1,17 +1,17 @@
 """Two results side by side, and a stored winner measured again, as plain data. Judges nothing.
 
-In: a `Comparison` or a `Check`. Out: a `HandoverView` of tables and sections, which `text` renders.
+In: a `Comparison` or a `Check`. Out: a `View`, which `text` renders.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from loadtune.records import Change, Check, CheckOutcome, Comparison, Ratio, Score, Side, Value
-from loadtune.report.bottleneck import RESOURCE_TEXT
-from loadtune.report.figures import Table
-from loadtune.report.view import Section
-from loadtune.report.wording import interval_text, settings_text
-from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
+from loadtune.records.config import Objective
+from loadtune.records.interval import Interval
+from loadtune.report.compare import Change, Check, CheckOutcome, Comparison, Side, Value
+from loadtune.report.figures import Section, Table, View
+from loadtune.report.sentences import RESOURCE_TEXT
+from loadtune.report.wording import gain_text, interval_text, settings_text
+from loadtune.units import MISSING, bytes_text, efficiency_text, percent_text, rate_text, seconds_text
 
 _LABELS: Mapping[str, str] = {
     "cpu_name": "CPU",
@@ -48,93 +48,73 @@ _UNITS: Mapping[str, Callable[[float], str]] = {
 _OUTCOME: Mapping[CheckOutcome, str] = {"held": "Held", "fell": "Fell", "unclear": "Could not tell"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoverView:
-    """Top to bottom."""
-
-    title: str
-    tables: tuple[Table, ...]
-    sections: tuple[Section, ...]
-
-
-def view(found: Comparison | Check) -> HandoverView:
-    return _check_view(found) if isinstance(found, Check) else _comparison_view(found)
-
-
-def _comparison_view(comparison: Comparison) -> HandoverView:
-    same = () if comparison.changes else ("Machine, versions and workload are the same in both.",)
-    found = tuple(f"{settings_text(each.config)}: {ratio_words(each.ratio)}" for each in comparison.same_configs)
-    return _view(
-        f"{comparison.workload}: {comparison.before.created} → {comparison.after.created}",
-        _sides((comparison.before, comparison.after)),
-        _changes("What changed in the winner", comparison.settings),
-        _changes("Ceilings", comparison.ceilings),
-        _changes("What changed around it", comparison.changes),
-        Section(title="Throughput", lines=(_throughput(comparison.ratio),)),
-        Section(title="At the same settings", lines=found),
-        Section(title="Notes", lines=(*comparison.notes, *same)),
-    )
-
-
-def _check_view(check: Check) -> HandoverView:
-    same = () if check.changes or not check.runs else ("Machine and versions are those of the baseline.",)
-    return _view(
-        check.workload,
-        _then_and_now(check),
-        _changes("What moved with it", check.figures),
-        _changes("What changed around it", check.changes),
-        Section(title=_OUTCOME[check.outcome], lines=(check.reason, *same)),
-    )
-
-
-def _view(title: str, *parts: Table | Section) -> HandoverView:
-    """Without what is empty."""
-    return HandoverView(
+def view(found: Comparison | Check) -> View:
+    if isinstance(found, Comparison):
+        title, parts = f"{found.workload}: {found.before.created} → {found.after.created}", _comparison_parts(found)
+    else:
+        title, parts = found.workload, _check_parts(found)
+    return View(
         title=title,
         tables=tuple(part for part in parts if isinstance(part, Table) and part.rows),
         sections=tuple(part for part in parts if isinstance(part, Section) and part.lines),
     )
 
 
+def _comparison_parts(found: Comparison) -> list[Table | Section]:
+    same = () if found.changes else ("Machine, versions and workload are the same in both.",)
+    settings = tuple(f"{settings_text(each.config)}: {ratio_words(each.ratio)}" for each in found.same_configs)
+    ratio = "There is no winner on one side, so there is no ratio."
+    if found.ratio is not None:
+        remark = _remark(found.ratio)
+        ratio = f"The second is {gain_text(found.ratio)} of the first{f': {remark}' if remark else ''}."
+    return [
+        _sides((found.before, found.after)),
+        _changes("What changed in the winner", found.settings),
+        _changes("Ceilings", found.ceilings),
+        _changes("What changed around it", found.changes),
+        Section(title="Throughput", lines=(ratio,)),
+        Section(title="At the same settings", lines=settings),
+        Section(title="Notes", lines=(*found.notes, *same)),
+    ]
+
+
+def _check_parts(found: Check) -> list[Table | Section]:
+    same = () if found.changes or not found.runs else ("Machine and versions are those of the baseline.",)
+    return [
+        _then_and_now(found),
+        _changes("What moved with it", found.figures),
+        _changes("What changed around it", found.changes),
+        Section(title=_OUTCOME[found.outcome], lines=(found.reason, *same)),
+    ]
+
+
 def _then_and_now(check: Check) -> Table:
     """The ratio stands below what it is of."""
-    ratio = MISSING if check.ratio is None else ratio_words(check.ratio)
-    figures = [("throughput", check.baseline.throughput, check.throughput)]
+    figures = [("throughput", _known(check.baseline.throughput), _known(check.throughput))]
     if check.objective == "samples-per-joule":
-        figures.append(("samples per joule", check.baseline.picked_by, check.efficiency))
-    columns = [("", f"baseline, {check.baseline_created}", "now", "ratio")]
-    columns += [(name, interval_text(then), _known(now), "") for name, then, now in figures]
-    columns[-1] = (*columns[-1][:-1], ratio)
-    names, *rows = zip(*columns, ("runs", str(check.baseline_num_runs), str(len(check.runs)), ""), strict=True)
-    return Table(title=settings_text(check.baseline.config), columns=names, rows=tuple(rows))
+        then, now = (_known(each, check.objective) for each in (check.baseline.picked_by, check.efficiency))
+        figures.append(("samples per joule", then, now))
+    ratios = [*[""] * (len(figures) - 1), MISSING if check.ratio is None else ratio_words(check.ratio)]
+    names, before, after = zip(*figures, strict=True)
+    rows = (
+        (f"baseline, {check.baseline_created}", *before, str(check.baseline_num_runs)),
+        ("now", *after, str(len(check.runs))),
+        ("ratio", *ratios, ""),
+    )
+    return Table(title=settings_text(check.baseline.config), columns=("", *names, "runs"), rows=rows)
 
 
-def ratio_words(ratio: Ratio) -> str:
-    """``0.82× (0.79× to 0.85×)``; what the interval does not tell apart from 1 is called so."""
-    return ", ".join(words for words in (_interval(ratio), _remark(ratio)) if words)
+def ratio_words(ratio: Interval) -> str:
+    """``0.82× (0.79–0.85)``; what the interval does not tell apart from 1 is called so."""
+    return ", ".join(words for words in (gain_text(ratio), _remark(ratio)) if words)
 
 
-def _throughput(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "There is no winner on one side, so there is no ratio."
-    remark = _remark(ratio)
-    return f"The second is {_interval(ratio)} of the first{f': {remark}' if remark else ''}."
+def _remark(ratio: Interval) -> str:
+    return "not told apart" if ratio.holds(1.0) else ""
 
 
-def _interval(ratio: Ratio) -> str:
-    if ratio.low is None or ratio.high is None:
-        return ratio_text(ratio.ratio)
-    return f"{ratio_text(ratio.ratio)} ({ratio_text(ratio.low)} to {ratio_text(ratio.high)})"
-
-
-def _remark(ratio: Ratio) -> str:
-    if ratio.different is None:
-        return "too few runs for an interval"
-    return "" if ratio.different else "not told apart"
-
-
-def _known(score: Score | None) -> str:
-    return MISSING if score is None else interval_text(score)
+def _known(found: Interval | None, objective: Objective = "samples-per-s") -> str:
+    return MISSING if found is None else interval_text(found, objective)
 
 
 def _sides(sides: tuple[Side, Side]) -> Table:

@@ -8,15 +8,13 @@ import ast
 import re
 from dataclasses import replace
 
-from loadtune.records import Recipe, TrialConfig, TuningResult, WorkloadSpec
-from loadtune.records.chosen import loader_kwargs
+from loadtune.records.answer import loader_kwargs
+from loadtune.records.config import Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.result import TuningResult
 
 _AUTOCAST = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}
 # Learning rates are placeholders from PyTorch's examples; the measured speed does not depend on them.
-_OPTIMIZER = {
-    "sgd": "SGD(\n    model.parameters(), lr=0.1, momentum=0.9",
-    "adamw": "AdamW(\n    model.parameters(), lr=1e-3",
-}
+_OPTIMIZER = {"sgd": ("SGD", "lr=0.1, momentum=0.9"), "adamw": ("AdamW", "lr=1e-3")}
 
 # Longest line of the training loop: indented by 4, it fits 80 columns.
 _LINE = 76
@@ -46,19 +44,63 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
     A function of the user's own has the name of the option that takes it. ``structure``: of a batch, as in
     `WorkloadFacts`.
     """
-    whole = _whole_batch(spec, structure)
     if config.precision == "own":
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
-    scaler = f'scaler = torch.amp.GradScaler("{device}")\n' if config.precision == "fp16" else ""
-    return (
-        "import torch\n\n"
-        + f'model = model.to("{device}"{_memory_format(config)})\n'
-        + _optimizer(config, spec)
-        + _compile(config)
-        + scaler
-        + _loop(spec, whole)
-        + "".join(f"    {line}\n" for line in _step(config, spec, device, whole))
-    )
+    # Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer.
+    layout = ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
+    optimizer = ["optimizer = make_optimizer(model.parameters())  # your own function"]
+    if spec.named_optimizer is not None:
+        name, arguments = _OPTIMIZER[spec.named_optimizer]
+        fused = ", fused=True" if config.recipe.fused_optimizer else ""
+        optimizer = [
+            "# set your own learning rate",
+            f"optimizer = torch.optim.{name}(",
+            f"    model.parameters(), {arguments}{fused}",
+            ")",
+        ]
+    # Compiled for one batch size, as it was measured: a graph for any size may be slower.
+    compiled = ["model = torch.compile(model, dynamic=False)"] if config.recipe.compile else []
+    scaler = [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
+    before = ["import torch", "", f'model = model.to("{device}"{layout})', *optimizer, *compiled, *scaler]
+    whole = _whole_batch(spec, structure)
+    batch = "inputs, targets" if whole is None else "batch"
+    loop = f"for {batch} in loader:"
+    if spec.accumulate > 1:
+        loop = f"for number, {f'({batch})' if whole is None else batch} in enumerate(loader, start=1):"
+    copied = ["# move the tensors of the batch to the device"] if whole else _copy(config, device, layout)
+    forward = [f"loss = {whole or 'loss_fn(model(inputs), targets)'}"]
+    if config.precision != "fp32":
+        forward = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward[0]}"]
+    step = (f"    {line}" for line in (*copied, *forward, *_update(config, spec)))
+    return "".join(f"{line}\n" for line in (*before, "", loop, *step))
+
+
+def _whole_batch(spec: WorkloadSpec, structure: str | None) -> str | None:
+    """The loss of a batch that is not taken apart. None: it is (inputs, targets)."""
+    if spec.compute_loss is not None or "compute_loss" in spec.objects:
+        return "compute_loss(model, batch)"
+    return "model(**batch).loss" if structure is not None and structure.endswith("}") else None
+
+
+def _copy(config: TrialConfig, device: str, layout: str) -> list[str]:
+    asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
+    targets = f'targets = targets.to("{device}"{asynchronous})'
+    inputs = f'inputs = inputs.to("{device}"{asynchronous}{layout})'
+    if len(inputs) <= _LINE:
+        return [inputs, targets]
+    return ["inputs = inputs.to(", f'    "{device}"{asynchronous}{layout}', ")", targets]
+
+
+def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
+    backward, update = ["loss.backward()"], ["optimizer.step()"]
+    if config.precision == "fp16":
+        backward, update = ["scaler.scale(loss).backward()"], ["scaler.step(optimizer)", "scaler.update()"]
+    clear = "optimizer.zero_grad(set_to_none=True)"
+    if spec.accumulate == 1:
+        return [clear, *backward, *update]
+    share = f"loss / {spec.accumulate}"
+    backward = [f"scaler.scale({share}).backward()" if config.precision == "fp16" else f"({share}).backward()"]
+    return [*backward, f"if number % {spec.accumulate} == 0:", *(f"    {line}" for line in (*update, clear))]
 
 
 def step_code(result: TuningResult, config: TrialConfig) -> str:
@@ -81,76 +123,3 @@ def _statements(code: str) -> list[str]:
     lines = ast.parse(code).body
     inner = [each for line in lines for each in (line.body if isinstance(line, ast.For) else [line])]
     return [ast.unparse(each).replace("'", '"') for each in inner]
-
-
-def _optimizer(config: TrialConfig, spec: WorkloadSpec) -> str:
-    if spec.named_optimizer is None:
-        return "optimizer = make_optimizer(model.parameters())  # your own function\n"
-    return (
-        f"# set your own learning rate\noptimizer = torch.optim.{_OPTIMIZER[spec.named_optimizer]}{_fused(config)}\n)\n"
-    )
-
-
-def _whole_batch(spec: WorkloadSpec, structure: str | None) -> str | None:
-    """The loss of a batch that is not taken apart. None: it is (inputs, targets)."""
-    if spec.compute_loss is not None or "compute_loss" in spec.objects:
-        return "compute_loss(model, batch)"
-    return "model(**batch).loss" if structure is not None and structure.endswith("}") else None
-
-
-def _loop(spec: WorkloadSpec, whole: str | None) -> str:
-    batch = "inputs, targets" if whole is None else "batch"
-    if spec.accumulate == 1:
-        return f"\nfor {batch} in loader:\n"
-    batch = f"({batch})" if whole is None else batch
-    return f"\nfor number, {batch} in enumerate(loader, start=1):\n"
-
-
-def _step(config: TrialConfig, spec: WorkloadSpec, device: str, whole: str | None) -> list[str]:
-    copied = _copy(config, device) if whole is None else ["# move the tensors of the batch to the device"]
-    return [*copied, *_forward(config, device, whole), *_update(config, spec)]
-
-
-def _copy(config: TrialConfig, device: str) -> list[str]:
-    asynchronous = ", non_blocking=True" if config.loader.pin_memory else ""
-    arguments = f'"{device}"{asynchronous}{_memory_format(config)}'
-    on_one_line = f"inputs = inputs.to({arguments})"
-    fits = len(on_one_line) <= _LINE
-    return [
-        *([on_one_line] if fits else ["inputs = inputs.to(", f"    {arguments}", ")"]),
-        f'targets = targets.to("{device}"{asynchronous})',
-    ]
-
-
-def _forward(config: TrialConfig, device: str, whole: str | None) -> list[str]:
-    forward = f"loss = {whole or 'loss_fn(model(inputs), targets)'}"
-    if config.precision == "fp32":
-        return [forward]
-    return [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward}"]
-
-
-def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
-    scaled = config.precision == "fp16"
-    loss = "loss" if spec.accumulate == 1 else f"loss / {spec.accumulate}"
-    backward = f"scaler.scale({loss}).backward()" if scaled else f"{loss}.backward()"
-    update = ["scaler.step(optimizer)", "scaler.update()"] if scaled else ["optimizer.step()"]
-    if spec.accumulate == 1:
-        return ["optimizer.zero_grad(set_to_none=True)", backward, *update]
-    if not scaled:
-        backward = f"({loss}).backward()"
-    update = [*update, "optimizer.zero_grad(set_to_none=True)"]
-    return [backward, f"if number % {spec.accumulate} == 0:", *(f"    {line}" for line in update)]
-
-
-def _memory_format(config: TrialConfig) -> str:
-    """Of weights and inputs: where only one of them is channels_last, cuDNN converts in every layer."""
-    return ", memory_format=torch.channels_last" if config.recipe.memory_format == "channels_last" else ""
-
-
-def _compile(config: TrialConfig) -> str:
-    """Compiled for one batch size, as it was measured: a graph for any size may be slower."""
-    return "model = torch.compile(model, dynamic=False)\n" if config.recipe.compile else ""
-
-
-def _fused(config: TrialConfig) -> str:
-    return ", fused=True" if config.recipe.fused_optimizer else ""

@@ -3,14 +3,16 @@
 In: a `TuningResult` with a confirmed winner. Out: a `Table` of strings. Only figures of the confirmation are shown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtune.records import Finalist, Measurement, TrialConfig, TuningResult, Winner, sample_tokens
-from loadtune.records.chosen import finalist_of
-from loadtune.records.confirmed import compute_fraction
-from loadtune.report.utilization import mean_known, utilization_cells
-from loadtune.report.wording import memory_format_text, precision_text
+from loadtune.records.answer import compute_fraction, finalist_of
+from loadtune.records.config import TrialConfig
+from loadtune.records.interval import Interval, around
+from loadtune.records.measurement import sample_tokens
+from loadtune.records.result import Finalist, TuningResult, Winner
+from loadtune.report.machine import mean_known, utilization_cells
+from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, number_text, percent_text, ratio_text, seconds_text
 
 _Cells = dict[str, str | None]
@@ -26,12 +28,34 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def figures(result: TuningResult) -> Table | None:
-    """Every row that was measured. None: nothing was confirmed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and whole lines under it, of words or of code."""
+
+    title: str
+    lines: tuple[str, ...]
+    note: str = ""
+    """A sentence between the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a command prints: tables, then what is said of them."""
+
+    title: str = ""
+    tables: tuple[Table, ...]
+    sections: tuple[Section, ...]
+
+
+def best_and_baseline(result: TuningResult) -> Table | None:
+    """None: nothing was confirmed."""
     at_size = f"best at batch {result.config.yours.batch_size}"
     winners = {title: each for title, each in (("best", result.best), (at_size, result.best_at_your_batch)) if each}
-    if not winners:
-        return None
+    return figures(result, winners) if winners else None
+
+
+def figures(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
+    """A column for each, by its title, and for the baseline; every row that was measured."""
     columns = {
         title: _cells(result, each.config, each) for title, each in winners.items() if each.config != result.yours
     }
@@ -40,7 +64,8 @@ def figures(result: TuningResult) -> Table | None:
         columns["baseline"] = _cells(result, result.yours, kept)
     names = dict.fromkeys(name for cells in columns.values() for name, cell in cells.items() if cell is not None)
     rows = tuple((name, *(cells.get(name) or MISSING for cells in columns.values())) for name in names)
-    title = "Measured once, not confirmed" if result.best and result.best.measured_once else "Confirmed"
+    once = result.best is not None and result.best.measured_once
+    title = "Measured once, not confirmed" if once else "Confirmed"
     return Table(title=title, columns=("", *columns), rows=rows)
 
 
@@ -57,8 +82,7 @@ def _cells(result: TuningResult, config: TrialConfig, winner: Winner | None) -> 
     highest = max((each for each in (ram if on_cpu else memory) if each is not None), default=None)
     return {
         **_settings(config, result.assumed if config == result.yours else ()),
-        **_efficiency(result, winner, runs),
-        **_speed(winner, finalist),
+        **_speed(result, winner, finalist),
         **_epoch(result, config, finalist),
         "share of compute-only": percent_text(share),
         "blocked in next(loader)": percent_text(finalist.wait_fraction if finalist else None),
@@ -68,13 +92,13 @@ def _cells(result: TuningResult, config: TrialConfig, winner: Winner | None) -> 
 
 
 def _settings(config: TrialConfig, assumed: Sequence[str]) -> _Cells:
-    loader, recipe = config.loader, config.recipe
+    loader, recipe, own = config.loader, config.recipe, PRECISION_TEXT["own"]
     settings = {
         "batch_size": str(loader.batch_size),
         "num_workers": str(loader.num_workers),
         "pin_memory": str(loader.pin_memory),
-        "precision": precision_text(config.precision),
-        "memory format": memory_format_text(recipe),
+        "precision": own if config.precision == "own" else config.precision,
+        "memory format": own if config.precision == "own" else recipe.memory_format,
         "fused optimizer": "yes" if recipe.fused_optimizer else "no",
         "torch.compile": "yes" if recipe.compile else "no",
         "prefetch_factor": str(loader.prefetch_factor),
@@ -83,45 +107,39 @@ def _settings(config: TrialConfig, assumed: Sequence[str]) -> _Cells:
     return {name: f"{value} (assumed)" if name in assumed else value for name, value in settings.items()}
 
 
-def _efficiency(result: TuningResult, winner: Winner | None, runs: Sequence[Measurement]) -> _Cells:
-    """Where the run looked for samples per joule."""
-    if result.config.objective != "samples-per-joule":
-        return {}
-    found = winner.efficiency if winner else None
-    if found is None:
-        return {"samples/J (95% CI)": number_text(mean_known(run.samples_per_joule for run in runs))}
-    rate = _with_interval(found.samples_per_joule, found.half_width_fraction, len(runs))
-    return {"samples/J (95% CI)": rate, "gain (99% CI)": _gain(found.gain, found.gain_low, found.gain_high)}
-
-
-def _speed(winner: Winner | None, finalist: Finalist | None) -> _Cells:
-    """Tokens only where samples are text, padding included: those of larger batches are padded to more."""
-    known, runs = winner or finalist, finalist.runs if finalist else ()
+def _speed(result: TuningResult, winner: Winner | None, finalist: Finalist | None) -> _Cells:
+    """Samples per joule where the run looked for those. Tokens only where samples are text, padding included: those of
+    larger batches are padded to more."""
+    known, runs, cells = winner or finalist, finalist.runs if finalist else (), _Cells()
+    if result.config.objective == "samples-per-joule":
+        found = winner.samples_per_joule if winner else None
+        mean = number_text(mean_known(run.samples_per_joule for run in runs))
+        cells["samples/J (95% CI)"] = mean if found is None else _with_interval(found, len(runs))
+        cells["gain (99% CI)"] = _gain(winner.efficiency_gain) if winner and found is not None else None
+    rate = None if known is None else around(known.samples_per_s, known.half_width_fraction)
     tokens = sample_tokens([window for run in runs for window in run.windows])
-    return {
-        "samples/s (95% CI)": "not measured"
-        if known is None
-        else _with_interval(known.samples_per_s, known.half_width_fraction, len(runs)),
-        "speed-up (99% CI)": _gain(winner.speedup, winner.speedup_low, winner.speedup_high) if winner else MISSING,
-        "tokens/s": None if known is None or tokens is None else number_text(known.samples_per_s * tokens),
+    return cells | {
+        "samples/s (95% CI)": "not measured" if rate is None else _with_interval(rate, len(runs)),
+        "speed-up (99% CI)": _gain(winner.speedup if winner else None),
+        "tokens/s": None if rate is None or tokens is None else number_text(rate.value * tokens),
     }
 
 
-def _with_interval(value: float, half_width_fraction: float | None, num_runs: int) -> str:
-    if half_width_fraction is not None:
-        return f"{number_text(value)} ± {number_text(value * half_width_fraction)}"
-    return f"{number_text(value)} ({'one run' if num_runs == 1 else 'no interval'})"
+def _with_interval(found: Interval, num_runs: int) -> str:
+    if found.half_width is not None:
+        return f"{number_text(found.value)} ± {number_text(found.half_width)}"
+    return f"{number_text(found.value)} ({'one run' if num_runs == 1 else 'no interval'})"
 
 
-def _gain(ratio: float | None, low: float | None, high: float | None) -> str:
+def _gain(gain: Interval | None) -> str:
     """``none`` where the 99% interval holds 1."""
-    if ratio is None:
+    if gain is None:
         return MISSING
-    if low is None or high is None:
-        return f"{ratio_text(ratio)} (no interval)"
-    if low == high:  # the baseline compared with itself
+    if gain.low is None or gain.high is None:
+        return f"{ratio_text(gain.value)} (no interval)"
+    if gain.low == gain.high:  # the baseline compared with itself
         return "none"
-    return f"{'none' if low <= 1.0 <= high else ratio_text(ratio)} ({low:.2f}–{high:.2f})"
+    return f"{'none' if gain.holds(1.0) else ratio_text(gain.value)} ({gain.low:.2f}–{gain.high:.2f})"
 
 
 def _epoch(result: TuningResult, config: TrialConfig, finalist: Finalist | None) -> _Cells:

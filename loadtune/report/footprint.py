@@ -1,13 +1,12 @@
 """Where memory goes, as plain data: the account of a step, its layers, the largest batch in words.
 
-In: a `FootprintReport`. Out: `Table`s and lines, which `text` renders. A module of its own because nothing of it
+In: a `FootprintReport`. Out: a `View`, which `text` renders. A module of its own because nothing of it
 belongs to a run of the tuner.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
-from loadtune.records import (
+from loadtune.records.footprint import (
     BatchEstimate,
     Checkpointed,
     FootprintReport,
@@ -15,9 +14,8 @@ from loadtune.records import (
     MemoryLines,
     StepAccount,
     StepOptimizer,
-    WhatIf,
 )
-from loadtune.report.figures import Table
+from loadtune.report.figures import Section, Table, View
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, count_text, counted, departure_text, percent_text, seconds_text
 
@@ -45,15 +43,7 @@ ESTIMATED = "≈ "
 """Stands before an estimated figure in a table that also has measured ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FootprintView:
-    """Top to bottom."""
-
-    tables: tuple[Table, ...]
-    lines: tuple[str, ...]
-
-
-def footprint_view(report: FootprintReport) -> FootprintView:
+def footprint_view(report: FootprintReport) -> View:
     tables = [_account_table(report.account, report.estimate)]
     if report.checkpointed is not None:
         tables.append(_checkpoint_table(report.account, report.checkpointed))
@@ -62,7 +52,8 @@ def footprint_view(report: FootprintReport) -> FootprintView:
     if report.what_if:
         tables.append(_what_if_table(report))
     lines = () if report.largest_batch is None else _batch_lines(report.largest_batch)
-    return FootprintView(tables=tuple(tables), lines=(*_notes(report), *_what_if_notes(report), *lines))
+    said = Section(title="", lines=(*_notes(report), *_what_if_notes(report), *lines))
+    return View(tables=tuple(tables), sections=(said,))
 
 
 def checkpointed_text(found: Checkpointed) -> str:
@@ -108,36 +99,20 @@ def _checkpoint_table(plain: StepAccount, checkpointed: StepAccount) -> Table:
 
 
 def _layers_table(layers: tuple[LayerFootprint, ...], account: StepAccount) -> Table:
-    columns = ("layer", "type", "output shape\nof a sample", "param-\neters", "output", "kept for\nbackward")
-    rows = [*map(_layer_cells, layers), *_rest_of_parameters(layers, account), _total_cells(layers, account)]
-    return Table(title=f"Layers at batch size {account.batch_size}", columns=columns, rows=tuple(rows))
-
-
-def _layer_cells(layer: LayerFootprint) -> tuple[str, ...]:
-    shape = MISSING if layer.output_shape is None else "×".join(map(str, layer.output_shape[1:])) or "1"
-    return (
-        _end_of(layer.name),
-        layer.kind[:_KIND_WIDTH],
-        shape,
-        count_text(layer.num_parameters),
-        bytes_text(layer.output_bytes),
-        bytes_text(layer.kept_bytes) + (_LARGEST if layer.is_largest else ""),
-    )
-
-
-def _rest_of_parameters(layers: tuple[LayerFootprint, ...], account: StepAccount) -> list[tuple[str, ...]]:
-    """Of modules that the forward pass uses without calling them, as nn.MultiheadAttention its output projection."""
-    rest = account.num_parameters - sum(layer.num_parameters for layer in layers)
-    return [("(not called)", "", "", count_text(rest), "", "")] if rest else []
-
-
-def _total_cells(layers: tuple[LayerFootprint, ...], account: StepAccount) -> tuple[str, ...]:
+    rows = list[tuple[str, ...]]()
+    for layer in layers:
+        shape = MISSING if layer.output_shape is None else "×".join(map(str, layer.output_shape[1:])) or "1"
+        name = layer.name if len(layer.name) <= _NAME_WIDTH else f"…{layer.name[1 - _NAME_WIDTH :]}"
+        mark = _LARGEST if layer.is_largest else ""
+        sizes = (bytes_text(layer.output_bytes), f"{bytes_text(layer.kept_bytes)}{mark}")
+        rows.append((name, layer.kind[:_KIND_WIDTH], shape, count_text(layer.num_parameters), *sizes))
+    # Of modules that the forward pass uses without calling them, as nn.MultiheadAttention its output projection.
+    if rest := account.num_parameters - sum(layer.num_parameters for layer in layers):
+        rows.append(("(not called)", "", "", count_text(rest), "", ""))
     output, kept = sum(layer.output_bytes for layer in layers), sum(layer.kept_bytes for layer in layers)
-    return ("total", "", "", count_text(account.num_parameters), bytes_text(output), bytes_text(kept))
-
-
-def _end_of(name: str) -> str:
-    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
+    rows.append(("total", "", "", count_text(account.num_parameters), bytes_text(output), bytes_text(kept)))
+    columns = ("layer", "type", "output shape\nof a sample", "param-\neters", "output", "kept for\nbackward")
+    return Table(title=f"Layers at batch size {account.batch_size}", columns=columns, rows=tuple(rows))
 
 
 def _notes(report: FootprintReport) -> tuple[str, ...]:
@@ -169,14 +144,13 @@ def _what_if_table(report: FootprintReport) -> Table:
     columns: tuple[str, ...] = ("", "peak memory\nof a step", "time of\na step")
     if report.memory_bytes is not None:
         columns += (f"largest batch\nin {bytes_text(report.memory_bytes)}",)
-    rows = tuple(_what_if_cells(row)[: len(columns)] for row in report.what_if)
-    return Table(title="What if: the step as given, and with one change in each row", columns=columns, rows=rows)
-
-
-def _what_if_cells(row: WhatIf) -> tuple[str, ...]:
-    mark = ESTIMATED if row.estimated and row.peak_bytes is not None else ""
-    largest = MISSING if row.largest_batch is None else f"{ESTIMATED}{row.largest_batch:,}"
-    return (row.name, f"{mark}{bytes_text(row.peak_bytes)}", seconds_text(row.step_s), largest)
+    rows = list[tuple[str, ...]]()
+    for row in report.what_if:
+        mark = ESTIMATED if row.estimated and row.peak_bytes is not None else ""
+        largest = MISSING if row.largest_batch is None else f"{ESTIMATED}{row.largest_batch:,}"
+        cells = (row.name, f"{mark}{bytes_text(row.peak_bytes)}", seconds_text(row.step_s), largest)
+        rows.append(cells[: len(columns)])
+    return Table(title="What if: the step as given, and with one change in each row", columns=columns, rows=tuple(rows))
 
 
 def _what_if_notes(report: FootprintReport) -> tuple[str, ...]:

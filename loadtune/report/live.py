@@ -8,7 +8,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from loadtune.records import Progress, TrialConfig
+from loadtune.records.config import TrialConfig
+from loadtune.records.telemetry import Progress
 from loadtune.report.wording import STAGE_TEXT, searched_text
 from loadtune.terminal import LastingStream
 from loadtune.units import MISSING, efficiency_text, percent_text, rate_text, seconds_text
@@ -23,31 +24,25 @@ _REDRAWS_PER_S = 4
 
 def progress_rows(progress: Progress) -> tuple[tuple[str, str], ...]:
     """The redrawn part as plain data, always the same number of rows."""
-    reading = progress.reading
+    stage, reading = STAGE_TEXT.get(progress.stage, progress.stage), progress.reading
+    if progress.stage == "study" and progress.trial_number is not None:
+        total = "" if progress.num_trials is None else f"/{progress.num_trials}"
+        stage = f"{stage}, {progress.trial_number}{total} trials"
     gpu = percent_text(reading.gpu_utilization_fraction if reading else None)
     cpu = percent_text(reading.cpu_utilization_fraction if reading else None)
     return (
-        ("stage", f"{_stage(progress)}, at most {seconds_text(max(0.0, progress.left_s))} left"),
+        ("stage", f"{stage}, at most {seconds_text(max(0.0, progress.left_s))} left"),
         ("now", _measured(progress.current_samples_per_s, progress.config)),
         ("best so far", _measured(progress.best_samples_per_s, progress.best_config, progress.best_samples_per_joule)),
         ("utilization", f"GPU {gpu}, CPU {cpu}" if progress.has_gpu else f"CPU {cpu}"),
     )
 
 
-def _stage(progress: Progress) -> str:
-    name = STAGE_TEXT.get(progress.stage, progress.stage)
-    if progress.stage != "study" or progress.trial_number is None:
-        return name
-    total = "" if progress.num_trials is None else f"/{progress.num_trials}"
-    return f"{name}, {progress.trial_number}{total} trials"
-
-
 def _measured(rate: float | None, config: TrialConfig | None, samples_per_joule: float | None = None) -> str:
     if rate is None and config is None:
         return MISSING
     efficiency = "" if samples_per_joule is None else f", {efficiency_text(samples_per_joule)}"
-    figures = f"{rate_text(rate)}{efficiency}"
-    return figures if config is None else f"{figures}  {searched_text(config)}"
+    return f"{rate_text(rate)}{efficiency}" + ("" if config is None else f"  {searched_text(config)}")
 
 
 def plain_line(progress: Progress) -> str | None:

@@ -19,7 +19,8 @@ from typing import TextIO, TypeVar
 import msgspec
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError, UsageError
-from loadtune.records import SCHEMA_VERSION, TuneConfig, TuningResult
+from loadtune.records.config import TuneConfig
+from loadtune.records.result import SCHEMA_VERSION, TuningResult
 from loadtune.units import bytes_text
 
 T = TypeVar("T")
@@ -104,25 +105,21 @@ def _locked(path: Path) -> TextIO:
 
 def new_run_folder(out: Path, label: str, now: datetime | None = None) -> Path:
     """Make ``<out>/<label>/<UTC time>``, which nobody else has; two runs in one second get ``-2``, ``-3``, …"""
-    name = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%SZ")
+    name, number = (now or datetime.now(UTC)).strftime("%Y-%m-%dT%H-%M-%SZ"), 1
+    folder = out / label / name
     try:
-        return _first_free(out / label, name)
+        while True:
+            try:
+                folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
+                return folder
+            except FileExistsError:
+                number += 1
+                folder = out / label / f"{name}-{number}"
     except OSError as error:
         raise UsageError(
             f"--out is {out}, where no folder can be made ({error.strerror or error}). It must be a folder that this "
             "user may write to. Choose another one."
         ) from error
-
-
-def _first_free(parent: Path, name: str) -> Path:
-    folder, number = parent / name, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)  # exclusive: the loser of a race takes the next number
-            return folder
-        except FileExistsError:
-            number += 1
-            folder = parent / f"{name}-{number}"
 
 
 def as_json(record: object) -> bytes:
@@ -172,7 +169,7 @@ def load_result(path: str | os.PathLike[str] | None = None) -> TuningResult:
 
     None is ``./loadtune-results``. Newest goes by the time in the run's folder name: copying changes a file's own time.
     """
-    file = newest_file(Path(path) if path is not None else Path(TuneConfig().out))
+    file = newest_file(Path(TuneConfig().out if path is None else path))
     return read_record(file, TuningResult, "result", or_else="run `loadtune run` again")
 
 
@@ -186,7 +183,7 @@ def result_in(folder: Path) -> TuningResult | None:
 
 def newest_file(path: Path) -> Path:
     """The ``result.json`` that `load_result` reads. Raises ResultError where there is none."""
-    return max(result_files(path), key=lambda file: run_order(file.parent.name))
+    return max(result_files(path), key=run_order)
 
 
 def result_files(path: Path) -> list[Path]:
@@ -198,7 +195,7 @@ def result_files(path: Path) -> list[Path]:
             f"{path} does not exist. Give a result.json, or a folder with one in it or up to two folders below. "
             "`loadtune run` writes them."
         )
-    if found := files_with(path, RESULT_FILE):
+    if found := _files_with(path, RESULT_FILE):
         return found
     raise ResultError(
         f"{path} holds no result: there is no {RESULT_FILE} in it or up to two folders below. A run that was killed has"
@@ -208,17 +205,18 @@ def result_files(path: Path) -> list[Path]:
 
 def newest_with(path: Path, name: str) -> Path | None:
     """The file of this name in the folder, or in the newest run up to two folders below. None: there is none."""
-    return max(files_with(path, name), key=lambda file: run_order(file.parent.name), default=None)
+    return max(_files_with(path, name), key=run_order, default=None)
 
 
-def files_with(path: Path, name: str) -> list[Path]:
+def _files_with(path: Path, name: str) -> list[Path]:
     """Those of this name in the folder, or one folder below, or two."""
     found = (list(path.glob(pattern)) for pattern in (name, f"*/{name}", f"*/*/{name}"))
     return next((files for files in found if files), [])
 
 
-def run_order(name: str) -> tuple[str, int, str]:
-    """Sorts run folders by age, ``…Z-10`` after ``…Z-2``; a folder somebody renamed counts as older than any."""
+def run_order(file: Path) -> tuple[str, int, str]:
+    """Sorts by the age in a run folder's name, ``…Z-10`` after ``…Z-2``; a renamed folder counts as older than any."""
+    name = file.parent.name
     match = _RUN_NAME.fullmatch(name)
     return (match[1], int(match[2] or 1), "") if match else ("", 0, name)
 

@@ -10,14 +10,21 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from loadtune.records import Finalist, Recipe, Score, TrialConfig, TuningResult, Winner
-from loadtune.records.chosen import finalist_of, loader_kwargs
-from loadtune.records.confirmed import compute_rate
-from loadtune.report.bottleneck import late_lines, one_sentence
+from loadtune.records.answer import compute_rate, finalist_of, loader_kwargs
+from loadtune.records.config import SCORE_UNITS, Recipe, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.export import changed_statements, has_own_loader
-from loadtune.report.remedies import best_with_changes
-from loadtune.report.view import batch_caution, seen_once, warning
-from loadtune.report.wording import keep_text, settings_text
+from loadtune.report.sentences import (
+    batch_caution,
+    best_with_changes,
+    bottleneck_sentence,
+    keep_text,
+    late_sentence,
+    seen_once,
+    warning,
+)
+from loadtune.report.wording import gain_text, settings_text
 from loadtune.units import counted, number_text, ratio_text
 
 LINES, CODE_END, WIDTH = 22, 12, 100
@@ -36,7 +43,7 @@ def terminal_answer(result: TuningResult, report: Path, resume_command: str | No
         head = [_headline(result, winner)]
         beside = (*_other_batch(result, winner), *([warned] if warned else []))
         code = _code(result, winner)
-        said = _wrapped([*_gains(result, winner), *one_sentence(result)])
+        said = _wrapped([*_gains(result, winner), *bottleneck_sentence(result)])
     head, more = _wrapped(head), _wrapped(beside)
     if len(head) + len(more) + len(code) <= CODE_END:
         head, more = [*head, *more], []
@@ -46,11 +53,11 @@ def terminal_answer(result: TuningResult, report: Path, resume_command: str | No
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
     table = _table(result, winner, room - len(said))
-    notes = (*late_lines(result), *result.notes)
+    notes = (*late_sentence(result), *result.notes)
     shown = len(notes)
     while shown and len(_wrapped(notes[:shown])) > room - len(said) - len(table) - (2 if winner else 0):
         shown -= 1
-    left = f" (with {counted(len(notes) - shown, 'more note' if shown else 'note')})" if notes[shown:] else ""
+    left = f", with {counted(len(notes) - shown, 'more note' if shown else 'note')}" if notes[shown:] else ""
     end = [*_wrapped(notes[:shown]), f"Report{left}: {report}", *end]
     return _spaced(head, [*code, *below], [*table, *said], end)
 
@@ -75,25 +82,21 @@ def _headline(result: TuningResult, winner: Winner) -> str:
     """The rate, the gain over the user's settings, and how many runs each is from."""
     if winner.config == result.yours:
         return f"{keep_text(result, winner)} {_rate(result, winner)}."
-    at = f"At batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
+    at = f"Batch {winner.config.batch_size}: " if winner == result.best_at_your_batch else ""
     base = "PyTorch's defaults" if set(_ASSUMED) <= set(result.assumed) else "your settings"
-    gain = _gain(winner)
-    over = f"; {base} could not be measured" if gain is None else f", {gain} {base}{_runs(result, result.yours)}"
+    over = f"; {base} could not be measured"
+    if winner.gain is not None:
+        over = f", {_gain(winner.gain)} {base}{_runs(result, result.yours)}"
     return f"{at}{_rate(result, winner)}{over}."
 
 
 def _rate(result: TuningResult, winner: Winner) -> str:
-    return f"{_figure(winner.picked_by)} {_unit(result)}{_runs(result, winner.config)}"
+    return f"{_figure(winner.picked_by)} {SCORE_UNITS[result.config.objective]}{_runs(result, winner.config)}"
 
 
-def _unit(result: TuningResult) -> str:
-    return "samples/s" if result.config.objective == "samples-per-s" else "samples/J"
-
-
-def _figure(score: Score) -> str:
+def _figure(found: Interval) -> str:
     """``2,890 ± 479``; the value alone where there is no interval."""
-    half = score.half_width_fraction
-    return number_text(score.value) + ("" if half is None else f" ± {number_text(half * score.value)}")
+    return number_text(found.value) + ("" if found.half_width is None else f" ± {number_text(found.half_width)}")
 
 
 def _runs(result: TuningResult, config: TrialConfig | None) -> str:
@@ -101,21 +104,17 @@ def _runs(result: TuningResult, config: TrialConfig | None) -> str:
     return f" ({counted(len(found.runs), 'run')})" if found else ""
 
 
-def _gain(winner: Winner) -> str | None:
-    """``1.72× (99%: 1.31–2.27)``. None: the user's settings could not be measured."""
-    by = winner.efficiency
-    low, high = (winner.speedup_low, winner.speedup_high) if by is None else (by.gain_low, by.gain_high)
-    interval = "no interval" if low is None or high is None else f"99%: {low:.2f}–{high:.2f}"
-    return None if winner.gain is None else f"{ratio_text(winner.gain)} ({interval})"
-
-
 def _other_batch(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     """What another batch size than the user's brings. It changes the optimization, so it is said apart."""
     best = result.best
     if best is None or best.config.batch_size == winner.config.batch_size:
         return batch_caution(result)
-    over = "" if (gain := _gain(best)) is None else f", {gain}"
-    return (f"At batch {best.config.batch_size}: {_rate(result, best)}{over}; tune the learning rate again.",)
+    over = "" if best.gain is None else f", {_gain(best.gain)}"
+    return (f"Batch {best.config.batch_size}: {_rate(result, best)}{over}. Retune the learning rate.",)
+
+
+def _gain(gain: Interval) -> str:
+    return gain_text(gain, "99% interval ")
 
 
 def _code(result: TuningResult, winner: Winner) -> list[str]:
@@ -134,16 +133,19 @@ def _code(result: TuningResult, winner: Winner) -> list[str]:
 def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     """The contestants of the final, fastest first; where not all fit, the answers and the baseline stay."""
     labels = {} if result.best is None else {result.best.config: f"at {result.best.config.batch_size}"}
-    labels |= {} if winner is None else {winner.config: "best"}
+    labels |= {} if winner is None else {winner.config: _ANSWER}
     labels |= {} if result.yours is None else {result.yours: "baseline"}
     labels |= {found.config: _CHANGE for found in result.finalists if found.config.remedies}
-    places = ["best", "baseline", *labels.values(), _CHANGE, ""]
+    places = [_ANSWER, "baseline", *labels.values(), _CHANGE, ""]
     rows = [_row(result, found, labels.get(found.config, "")) for found in result.finalists if found.runs]
     rows = sorted(rows, key=lambda row: (places.index(row[1]), -row[0]))[: max(0, room - 1)]
     if not rows:
         return []
-    title = f"{result.config.workload.title} on {result.device.name}, measured in turn"
-    cells = [("", title, f"{_unit(result)} (95%)", "runs"), *(row[1:] for row in sorted(rows, key=lambda row: -row[0]))]
+    title = f"{result.config.workload.title} on {result.device.name}, measured alternately"
+    cells = [
+        ("", title, f"{SCORE_UNITS[result.config.objective]} (95%)", "runs"),
+        *(row[1:] for row in sorted(rows, key=lambda row: -row[0])),
+    ]
     label, _, rate, runs = (max(map(len, column)) for column in zip(*cells, strict=True))
     lines = []
     for name, words, figure, count in cells:
@@ -153,7 +155,7 @@ def _table(result: TuningResult, winner: Winner | None, room: int) -> list[str]:
     return lines
 
 
-_CHANGE = "+ change"
+_ANSWER, _CHANGE = "answer", "+ change"
 
 _Row = tuple[float, str, str, str, str]
 """Rate, label, settings, rate with its interval, number of runs."""
@@ -161,7 +163,7 @@ _Row = tuple[float, str, str, str, str]
 
 def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
     assumed = [name for name in _ASSUMED if name in result.assumed and found.config == result.yours]
-    marks = ["all assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
+    marks = ["assumed" if len(assumed) == len(_ASSUMED) else "partly assumed"] if assumed else []
     marks += [] if found.unconfirmed is None else ["not confirmed"]
     kept = result.remedies and result.remedies.config
     marks += ["not proven"] if found.config.remedies and found.config != kept else []
@@ -178,7 +180,7 @@ def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
     known are told together.
     """
     start, end = result.yours, winner.config
-    if start is None or start == end or winner.efficiency is not None:
+    if start is None or start == end or winner.samples_per_joule is not None:
         return ()
     loader = replace(end.loader, batch_size=start.batch_size)
     path = {
@@ -198,8 +200,8 @@ def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
             steps.append(f"{' together with '.join(names)} {ratio_text(rate / last)}{mark}")
             names, last, mark = [], rate, "" if measured else mark
     if steps and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
-        steps.append(f"change of the code {ratio_text(result.remedies.gain.ratio)}")
-    return (f"Gains, one after another: {'; '.join(steps)}.",) if steps else ()
+        steps.append(f"change of the code {ratio_text(result.remedies.gain.value)}")
+    return (f"The gain in steps: {', then '.join(steps)}.",) if steps else ()
 
 
 def _measured(result: TuningResult, config: TrialConfig) -> float | None:

@@ -3,26 +3,11 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from loadtune.records import (
-    CeilingLimit,
-    FailureKind,
-    GpuFacts,
-    GpuProcess,
-    Objective,
-    Precision,
-    Recipe,
-    RecipeChoice,
-    Score,
-    TrialConfig,
-    TrialFailure,
-    TuningResult,
-    Winner,
-)
-from loadtune.units import bytes_text, counted, efficiency_text, rate_text
-
-VISIBLE_BYTES = 100 * 2**20
-"""What another process has to hold of a GPU to be worth a word: 0.07% of an H200, 1% of a GPU of 10 GiB. Desktops and
-daemons that hold less stand on many machines."""
+from loadtune.records.config import Objective, Precision, Recipe, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import FailureKind, RecipeChoice, TrialFailure
+from loadtune.records.memory import CeilingLimit
+from loadtune.units import counted, efficiency_text, rate_text, ratio_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -44,7 +29,6 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
 STAGE_TEXT: Mapping[str, str] = {
     "study": "search",
     "verify": "verify memory",
-    "costs": "checkpoint",
 }
 """Stages whose name in the result is not what a user reads."""
 
@@ -75,10 +59,16 @@ def score_text(value: float | None, objective: Objective) -> str:
     return rate_text(value) if objective == "samples-per-s" else efficiency_text(value)
 
 
-def interval_text(score: Score) -> str:
+def interval_text(found: Interval, objective: Objective = "samples-per-s") -> str:
     """``4,050/s ± 162/s``; the value alone where too few runs were made for an interval."""
-    value = score_text(score.value, score.objective)
-    return value if score.half_width is None else f"{value} ± {score_text(score.half_width, score.objective)}"
+    half = "" if found.half_width is None else f" ± {score_text(found.half_width, objective)}"
+    return f"{score_text(found.value, objective)}{half}"
+
+
+def gain_text(gain: Interval, level: str = "") -> str:
+    """``1.27× (1.22–1.32)``; with the level of the interval ``1.27× (99%: 1.22–1.32)``."""
+    interval = "no interval" if gain.low is None or gain.high is None else f"{level}{gain.low:.2f}–{gain.high:.2f}"
+    return f"{ratio_text(gain.value)} ({interval})"
 
 
 def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:
@@ -98,11 +88,6 @@ def searched_text(config: TrialConfig) -> str:
     return _with_remedies(_searched_parts(config), config)
 
 
-def remedy_text(name: str) -> str:
-    """A remedy in two words or three, by its name: ``uint8 transfer``."""
-    return _REMEDY_TEXT.get(name, name.replace("_", " "))
-
-
 def _with_remedies(parts: list[str], config: TrialConfig) -> str:
     """Remedies that only turn on a setting are named as that setting."""
     named = [words for name in config.remedies if (words := remedy_text(name)) not in parts]
@@ -111,30 +96,34 @@ def _with_remedies(parts: list[str], config: TrialConfig) -> str:
 
 def _searched_parts(config: TrialConfig) -> list[str]:
     loader = config.loader
-    parts = [
+    has_prefetch = loader.num_workers and loader.prefetch_factor != 2  # 2 is PyTorch's default
+    return [
         f"batch {loader.batch_size}",
         counted(loader.num_workers, "worker"),
+        *([f"prefetch_factor={loader.prefetch_factor}"] if has_prefetch else []),
         "pinned" if loader.pin_memory else "not pinned",
         "your step's own precision" if config.precision == "own" else config.precision,
+        *([] if loader.in_order else ["in_order=False"]),
+        *([] if loader.persistent_workers else ["persistent_workers=False"]),
     ]
-    if loader.num_workers and loader.prefetch_factor != 2:  # 2 is PyTorch's default
-        parts.insert(2, f"prefetch_factor={loader.prefetch_factor}")
-    parts += [] if loader.in_order else ["in_order=False"]
-    parts += [] if loader.persistent_workers else ["persistent_workers=False"]
-    return parts
 
 
-def precision_text(precision: Precision) -> str:
-    """``bf16``; of a training step of the user's own that it decides by itself."""
-    return PRECISION_TEXT["own"] if precision == "own" else precision
+def _recipe_parts(recipe: Recipe) -> list[str]:
+    parts = {
+        "channels_last": recipe.memory_format == "channels_last",
+        "fused optimizer": recipe.fused_optimizer,
+        "torch.compile": recipe.compile,
+    }
+    return [name for name, used in parts.items() if used]
 
 
-def memory_format_text(recipe: Recipe) -> str:
-    return PRECISION_TEXT["own"] if recipe.precision == "own" else recipe.memory_format
+def remedy_text(name: str) -> str:
+    """A remedy in two words or three, by its name: ``uint8 transfer``."""
+    return _REMEDY_TEXT.get(name, name.replace("_", " "))
 
 
 def recipe_text(recipe: Recipe) -> str:
-    return "as in your step" if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
+    return PRECISION_TEXT["own"] if recipe.precision == "own" else ", ".join(_recipe_parts(recipe)) or "plain"
 
 
 def precision_name(precision: Precision) -> str:
@@ -144,66 +133,14 @@ def precision_name(precision: Precision) -> str:
 
 def recipe_line(choice: RecipeChoice) -> str:
     """``fp16: channels_last, of 3 recipes that were timed once each``: too little for a ratio."""
-    parts = ", ".join(_recipe_parts(choice.chosen))
     if choice.chosen.precision == "own":
         return "Your training step decides precision, memory format, optimizer and torch.compile"
-    if not parts:
-        parts = "PyTorch's defaults"
+    parts = ", ".join(_recipe_parts(choice.chosen)) or "PyTorch's defaults"
     return f"{choice.chosen.precision}: {parts}, of {counted(len(choice.points), 'recipe')} that were timed once each"
-
-
-def _recipe_parts(recipe: Recipe) -> list[str]:
-    parts = ["channels_last"] if recipe.memory_format == "channels_last" else []
-    parts += ["fused optimizer"] if recipe.fused_optimizer else []
-    return [*parts, "torch.compile"] if recipe.compile else parts
-
-
-def keep_text(result: TuningResult, winner: Winner) -> str:
-    """``Keep your settings: …`` where the winner is the baseline. Empty: something is proven better."""
-    if winner.config != result.yours:
-        return ""
-    what, where, there = "your settings", "", ""
-    if {"batch_size", "num_workers", "pin_memory", "precision"} <= set(result.assumed):
-        what = f"PyTorch's defaults, here with an assumed batch size of {winner.config.batch_size}"
-    if result.best is None or result.best.config != winner.config:
-        where, there = f" at batch size {winner.config.batch_size}", " there"
-    better = "faster" if result.config.objective == "samples-per-s" else "more efficient"
-    return f"Keep {what}{where}: nothing else that was tried{there} is proven {better}."
 
 
 def failures_text(failures: Iterable[TrialFailure]) -> str:
     """``2 failed (out of memory 1, crashed 1)``."""
     kinds = Counter(FAILURE_TEXT[failure.kind] for failure in failures)
-    if not kinds:
-        return "0 failed"
-    return f"{kinds.total()} failed ({', '.join(f'{kind} {count}' for kind, count in kinds.items())})"
-
-
-def others_text(gpu: GpuFacts) -> tuple[str, ...]:
-    """Who holds a visible part of a GPU, most first: ``python (pid 812), 12.3 GiB``. Empty where none can be named."""
-    return tuple(_process_text(process) for process in gpu.processes if _is_visible(process, gpu.others_bytes))
-
-
-def held_text(gpu: GpuFacts) -> str | None:
-    """One line for `others_text`, or how much it is that the driver names no holder of. None: nothing worth a word."""
-    return holders_text(others_text(gpu), gpu.others_bytes)
-
-
-def holders_text(others: tuple[str, ...], others_bytes: int | None) -> str | None:
-    """The same, where the processes are in words already."""
-    if others:
-        return f"held by {'; '.join(others)}"
-    if (others_bytes or 0) <= VISIBLE_BYTES:
-        return None
-    return f"{bytes_text(others_bytes)} held by processes that the driver does not name"
-
-
-def _is_visible(process: GpuProcess, others_bytes: int | None) -> bool:
-    """Where the driver does not say what each holds, what they hold together decides."""
-    held = others_bytes if process.used_bytes is None else process.used_bytes
-    return (held or 0) > VISIBLE_BYTES
-
-
-def _process_text(process: GpuProcess) -> str:
-    name = f"pid {process.pid}" if process.name is None else f"{process.name} (pid {process.pid})"
-    return name if process.used_bytes is None else f"{name}, {bytes_text(process.used_bytes)}"
+    which = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
+    return f"{kinds.total()} failed" + (f" ({which})" if which else "")

@@ -1,9 +1,11 @@
 """The user's own configuration: what was given, what is assumed in its place, and what of it this device cannot do."""
 
+from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from loadtune.errors import UsageError
-from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, WorkloadFacts, YourSettings
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import WorkloadFacts
 from loadtune.search.space import SearchSpace, is_alike
 from loadtune.units import bytes_text, counted
 
@@ -68,60 +70,76 @@ def in_space(yours: TrialConfig | None, searched: SearchSpace) -> TrialConfig | 
 
 def check_against_facts(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
     """Raise UsageError for a request that this dataset, model or device cannot meet. `config` is after `with_facts`."""
-    _check_fixed_size(config, facts)
-    _check_workers(config, facts)
-    _check_smallest(config, facts)
-    _check_fixed(config, facts, device_kind)
-    for found, batch_size in _batch_sizes(config).items():
-        length = facts.dataset_length
-        if length is None or found == "--max-batch-size":
-            continue
-        if batch_size > length and facts.own_loader is not None and batch_size == facts.own_loader.batch_size:
-            raise UsageError(
-                f"Your loader has batch_size={batch_size}, but an epoch has only {counted(length, 'sample')}. Use a "
-                "smaller batch size, or a longer dataset or stream."
-            )
-        if batch_size > length:
-            raise UsageError(
-                f"{found} is {batch_size}, but an epoch has only {counted(length, 'sample')}. It must be from 1 to "
-                f"{length:,}."
-            )
-    for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
-        if precision not in facts.precisions:
-            raise UsageError(
-                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
-                "Choose one of them with --precision, --fix precision=… or --amp."
-            )
+    for problem in (*_batch_problems(config, facts), *_other_problems(config, facts, device_kind)):
+        raise UsageError(problem)
 
 
-def _check_fixed_size(config: TuneConfig, facts: WorkloadFacts) -> None:
-    """No other batch size can be asked for where the loader makes batches of one size only."""
-    fixed, loader = facts.fixed_batch_size, facts.own_loader
-    for found, batch_size in _batch_sizes(config).items():
-        if fixed is None or (found == "--max-batch-size" and fixed <= batch_size):
-            continue  # any size will do, or the limit is not reached
-        if batch_size != fixed:
-            raise UsageError(
-                f"{found} is {batch_size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
-                f" Leave {found} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
+def _batch_problems(config: TuneConfig, facts: WorkloadFacts) -> Iterator[str]:
+    """Batch sizes that the options name, and that a loader of fixed batches, an epoch or the model does not allow."""
+    sizes = {
+        "--batch-size": config.yours.batch_size,
+        "--max-batch-size": config.max_batch_size,
+        "--fix batch_size": config.fixed("batch_size"),
+    }
+    asked = {option: int(size) for option, size in sizes.items() if size is not None}
+    fixed, length, least = facts.fixed_batch_size, facts.dataset_length, facts.min_batch_size
+    largest, own = config.max_batch_size, config.yours.batch_size or 0
+    for option, size in asked.items():
+        is_limit = option == "--max-batch-size"
+        if fixed is not None and size != fixed and not (is_limit and fixed <= size):
+            yield (
+                f"{option} is {size}, but your loader's batch sampler or dataset makes batches of {fixed} samples."
+                f" Leave {option} out, or pass a loader with batch_size=..., whose batches PyTorch makes."
             )
-    largest = config.max_batch_size
-    if fixed is None and loader is not None and largest is not None and (config.yours.batch_size or 0) > largest:
-        raise UsageError(
-            f"The baseline's batch size is {config.yours.batch_size}, as in your loader, more than --max-batch-size "
-            f"{largest}. Raise --max-batch-size, or give a smaller baseline with --batch-size."
+        if length is not None and size > length and not is_limit:
+            epoch = f"but an epoch has only {counted(length, 'sample')}"
+            is_own = facts.own_loader is not None and size == facts.own_loader.batch_size
+            yield (
+                f"Your loader has batch_size={size}, {epoch}. Use a smaller batch size, or a longer dataset or stream."
+                if is_own
+                else f"{option} is {size}, {epoch}. It must be from 1 to {length:,}."
+            )
+    if fixed is None and facts.own_loader is not None and largest is not None and own > largest:
+        yield (
+            f"The baseline's batch size is {own}, as in your loader, more than --max-batch-size {largest}. Raise "
+            "--max-batch-size, or give a smaller baseline with --batch-size."
         )
+    allowed = {f"{option} {size}": size for option, size in asked.items()}
+    allowed |= {} if length is None else {f"an epoch has {counted(length, 'sample')}": length}
+    for found, size in allowed.items():
+        if size < least:
+            yield (
+                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
+                f"Allow {least} or more, or use another model."
+            )
 
 
-def _check_workers(config: TuneConfig, facts: WorkloadFacts) -> None:
-    """No more workers can be asked for than those that a stream is shared out among."""
+def _other_problems(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> Iterator[str]:
+    """Of workers, precisions, and what only a GPU or images have."""
     most, fixed = facts.max_workers, config.fixed("num_workers")
-    for found, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):
+    for option, asked in (("--num-workers", config.yours.num_workers), ("--fix num_workers", fixed)):
         if most is not None and asked is not None and int(asked) > most:
-            raise UsageError(
-                f"{found} is {asked}, but the stream does not split its samples among workers, so more than "
+            yield (
+                f"{option} is {asked}, but the stream does not split its samples among workers, so more than "
                 f"{most} would repeat them. Give {most} or 0, or split the samples with "
                 "torch.utils.data.get_worker_info()."
+            )
+    if config.fixed("pin_memory") and device_kind != "cuda":
+        yield "--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device."
+    if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
+        yield "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
+    wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
+    if wanted and not facts.takes_channels_last:
+        shape = "×".join(map(str, facts.input_shape))
+        yield (
+            f"channels_last needs samples with three or four dimensions; a sample of this dataset is {shape}. Leave "
+            "memory_format out of --tune and --fix."
+        )
+    for precision in (*(config.considered or ()), config.yours.precision or facts.precisions[0]):
+        if precision not in facts.precisions:
+            yield (
+                f"{precision} is not available on {facts.device_name}. Available: {', '.join(facts.precisions)}. "
+                "Choose one of them with --precision, --fix precision=… or --amp."
             )
 
 
@@ -158,44 +176,3 @@ def stream_notes(facts: WorkloadFacts) -> tuple[str, ...]:
             "may not fit: limit the size of samples, or use a smaller batch."
         )
     return tuple(notes)
-
-
-def _check_fixed(config: TuneConfig, facts: WorkloadFacts, device_kind: str) -> None:
-    if config.fixed("pin_memory") and device_kind != "cuda":
-        raise UsageError(
-            "--fix pin_memory=true has no effect without a GPU. Leave it out, or choose a GPU with --device."
-        )
-    if config.max_gpu_memory_bytes is not None and device_kind != "cuda":
-        raise UsageError(
-            "--max-gpu-memory is for a GPU, but this run is on the CPU. Leave it out, or choose a GPU with --device."
-        )
-    wanted = "memory_format" in config.tune or config.fixed("memory_format") == "channels_last"
-    if wanted and not facts.takes_channels_last:
-        shape = "×".join(map(str, facts.input_shape))
-        raise UsageError(
-            f"channels_last needs samples with three or four dimensions; a sample of this dataset is {shape}. Leave "
-            "memory_format out of --tune and --fix."
-        )
-
-
-def _batch_sizes(config: TuneConfig) -> dict[str, int]:
-    """Those that the options name, by option."""
-    sizes = {
-        "--batch-size": config.yours.batch_size,
-        "--max-batch-size": config.max_batch_size,
-        "--fix batch_size": config.fixed("batch_size"),
-    }
-    return {option: int(size) for option, size in sizes.items() if size is not None}
-
-
-def _check_smallest(config: TuneConfig, facts: WorkloadFacts) -> None:
-    least, length = facts.min_batch_size, facts.dataset_length
-    allowed = {f"{option} {size}": size for option, size in _batch_sizes(config).items()}
-    if length is not None:
-        allowed[f"an epoch has {counted(length, 'sample')}"] = length
-    for found, batch_size in allowed.items():
-        if batch_size < least:
-            raise UsageError(
-                f"{found}, but this model needs at least {least} samples in a batch, as batch normalization does. "
-                f"Allow {least} or more, or use another model."
-            )

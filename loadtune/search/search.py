@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
 from loadtune.model.proposals import WORTH, Proposal, is_enough, propose
 from loadtune.model.resources import Array, Job, Points
-from loadtune.records import Measurement, Objective, Predicted, Trial, TrialConfig, TrialOrigin
+from loadtune.records.config import Objective, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Trial, TrialOrigin
 from loadtune.search.segment import expected_seconds
 from loadtune.search.space import MODELLED, SearchSpace, is_alike, size
 from loadtune.search.throughput import points_at, segments_of
@@ -39,13 +42,9 @@ class Next:
 
     config: TrialConfig
     origin: TrialOrigin
-    predicted: Predicted | None = None
+    predicted: Interval | None = None
     expected: float = math.inf
     """Improvement over the best so far, on the logarithm. Infinite: nobody knows."""
-
-
-Ranked = tuple[TrialConfig, float]
-"""A configuration with its expected score: samples/s while training goes on, or samples per joule."""
 
 
 @dataclass(slots=True)
@@ -64,7 +63,6 @@ class Search:
     _tried: list[tuple[TrialConfig, Measurement]] = field(default_factory=list)
     _failed: set[TrialConfig] = field(default_factory=set)
     _held: list[bool] = field(default_factory=list)
-    _next: Next | None = None
     _fitted: ThroughputModel | None = None
     _all: list[TrialConfig] | None = None
     too_long: list[TrialConfig] = field(default_factory=list)
@@ -76,34 +74,26 @@ class Search:
 
     def saw(self, trial: Trial) -> None:
         """An outcome, also one of before an interruption."""
-        self._next = self._fitted = self.broken = None
+        self._fitted = self.broken = None
         measured = trial.measurement
         if measured is None:
             self._failed.add(trial.config)
             return
         self._tried.append((trial.config, measured))
         if trial.predicted is not None and trial.origin == "search":
-            self._held.append(trial.predicted.low <= self._score(measured) <= trial.predicted.high)
+            self._held.append(bool(trial.predicted.holds(self._score(measured))))
 
     def next(self, room: int, left_s: float = math.inf) -> Next | None:
-        """What to try next; the same until an outcome was told. None: nothing is left that is worth a trial.
+        """What to try next. None: nothing is left that is worth a trial.
 
         ``room``: trials that there is still time for. The last of them are kept for what the model does not know.
         ``left_s``: seconds for them. A configuration whose queue could not be turned over once in it is not tried, nor
         one that could not be measured again afterwards.
         """
-        if self._next is None:
-            self.ended = ""
-            seen = {*self._failed, *(config for config, _ in self._tried)}
-            waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
-            self._next = next(iter(waiting), None) or self._proposed(seen, room, left_s) or self._changed(seen)
-        return self._next
-
-    def upcoming(self) -> Next:
-        """What `next` returned. Raises ValueError where there is nothing to try."""
-        if self._next is None:
-            raise ValueError("the search proposes nothing")
-        return self._next
+        self.ended = ""
+        seen = {*self._failed, *(config for config, _ in self._tried)}
+        waiting = [each for each in self.first if each.config not in seen and self.feasible([each.config])]
+        return next(iter(waiting), None) or self._proposed(seen, room, left_s) or self._changed(seen)
 
     def _proposed(self, seen: set[TrialConfig], room: int, left_s: float) -> Next | None:
         configs, ran = self.able(), {self.space.as_modelled(config) for config, _ in self._known()}
@@ -165,19 +155,18 @@ class Search:
         variants = [] if best is None else self._variants(best)
         return next((Next(config=each, origin="search", expected=0.0) for each in variants if each not in seen), None)
 
-    def _variants(self, config: TrialConfig) -> list[TrialConfig]:
+    def _variants(self, config: TrialConfig) -> Sequence[TrialConfig]:
         """With one setting changed that the model does not know: one value of each setting first, then the others. Not
         again what was tried beside an earlier best."""
         point, turns = self.space.point(config), list[tuple[int, TrialConfig]]()
         given = [each.config for each in self.first]
         changed = [self.space.point(c) for c, _ in self._tried if not self.is_modelled(c) and c not in given]
         for name, axis in self.space.axes.items():
-            at, known = axis.index(point[name]), {each[name] for each in changed}
-            others = () if name in MODELLED else (*axis[at + 1 :], *axis[:at])
-            new = [(turn, value) for turn, value in enumerate(others) if value not in known]
-            turns += [(turn, self.space.at({**point, name: value})) for turn, value in new]
-        variants = [each for _, each in sorted(turns, key=lambda each: each[0]) if each != config]
-        return list(self.feasible([each for each in variants if self._place(each) == self._place(config)]))
+            if name not in MODELLED:
+                at, known = axis.index(point[name]), {each[name] for each in changed}
+                others = (*axis[at + 1 :], *axis[:at])
+                turns += [(turn, self.space.at({**point, name: v})) for turn, v in enumerate(others) if v not in known]
+        return self.feasible([each for _, each in sorted(turns, key=lambda each: each[0]) if each != config])
 
     def ranked(self) -> list[TrialConfig]:
         """What was tried, best first, as the model expects it to be; what it does not know, as it was measured.
@@ -225,7 +214,8 @@ class Search:
             self._all = list(self.space.modelled())
         return [config for config in self.feasible(self._all) if config not in self._failed]
 
-    def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[Ranked]:
+    def _by_expectation(self, configs: Sequence[TrialConfig]) -> list[tuple[TrialConfig, float]]:
+        """Best first, each with its expected score; without those that could not be run twice in the time left."""
         scores = self._expected(configs)
         tried, most_s = {config for config, _ in self._known()}, self.left_s() / MIN_RUNS
         took_s = self._seconds(configs, np.array(scores) * self._unit()) if any(scores) else scores
@@ -240,8 +230,8 @@ class Search:
         """What measuring it takes, by the model. 0: its precision was not searched, or the model does not answer."""
         if config.precision not in self.space.recipes:
             return 0.0
-        rate = self._expected([self.space.as_modelled(config)])[0] * self._unit()
-        return float(self._seconds([config], np.array([rate]))[0]) if rate > 0 else 0.0
+        score = self._expected([self.space.as_modelled(config)])[0]
+        return float(self._seconds([config], np.array([score * self._unit()]))[0]) if score > 0 else 0.0
 
     def _seconds(self, configs: Sequence[TrialConfig], rates: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(divide="ignore"):  # without the model, what was not tried has the rate 0 and takes for ever
@@ -284,17 +274,13 @@ class Search:
         """Whether the model knows all that it differs in; how long workers live changes no rate."""
         return is_alike(self.space.as_modelled(config), config)
 
-    def _place(self, config: TrialConfig) -> tuple[object, ...]:
-        loader = config.loader
-        return loader.batch_size, loader.num_workers, loader.pin_memory, config.precision, config.remedies
 
-
-def _predicted(log_rate: float, sd: float, unit: float) -> Predicted:
+def _predicted(log_rate: float, sd: float, unit: float) -> Interval:
     low, score, high = (math.exp(log_rate + times * sd) / unit for times in (-1.96, 0, 1.96))
-    return Predicted(score=score, low=low, high=high)
+    return Interval(value=score, low=low, high=high)
 
 
-def _smallest(ranked: Sequence[Ranked]) -> list[TrialConfig]:
+def _smallest(ranked: Sequence[tuple[TrialConfig, float]]) -> list[TrialConfig]:
     """Of those that are as good as the first, the one with the fewest workers, then the smallest batch; or nothing."""
     near = [config for config, score in ranked if score >= AS_GOOD * ranked[0][1]]
     return sorted(near, key=size)[:1]

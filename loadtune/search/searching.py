@@ -1,30 +1,30 @@
-"""The search: a study that tries configurations of the space, as the throughput model proposes them, until its time is
-spent or nothing more is worth a trial."""
+"""The search: configurations of the space are tried as the throughput model proposes them, until nothing more is worth
+a trial, or trials or time are spent. Changes of the code are its last dimension.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from loadtune.contention import check_budget
+from loadtune.changes import Situation, in_order
+from loadtune.changes.stack import OF_LEFT, Stack, applied
 from loadtune.model.resources import Job
-from loadtune.records import Measurement, Trial, TrialConfig, TrialFailure, WorkloadFacts, raise_for_the_user
+from loadtune.records.config import Dimension
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import Measurement, TrialFailure, raise_for_the_user
+from loadtune.records.result import Trial
 from loadtune.report.store import STUDY_FILE, write_whole
 from loadtune.run import Run
 from loadtune.run_file import Searched
-from loadtune.seams import Clock
 from loadtune.search.baseline import in_space
-from loadtune.search.feasible import feasible, tell_shm
-from loadtune.search.notes import end_notes
+from loadtune.search.feasible import feasible, note_lost_memory, note_shm
 from loadtune.search.search import MIN_RUNS, Next, Search
-from loadtune.search.space import SearchSpace
-from loadtune.search.throughput import job_of
-from loadtune.search.timing import outcome_text, timed
-from loadtune.units import counted
-
-if TYPE_CHECKING:
-    from loadtune.search.study import OptunaStudy
+from loadtune.search.segment import outcome_text, timed
+from loadtune.search.space import EPOCH_STEPS, Code, SearchSpace
+from loadtune.search.throughput import job_of, points_at
+from loadtune.units import counted, seconds_text
 
 MIN_TRIALS = 2
 """Run however little time there is: the user's own settings and the first proposal, so that there are two to compare.
@@ -33,48 +33,90 @@ A run that was resumed for more trials runs one more."""
 CODE_TRIALS = 2
 """With changes of the code, beyond those of the settings."""
 
+FEW = 6
+"""Trials, below which a search that time ended is worth a word."""
+
 
 def study(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     """Search the space; the user's own loader settings come first. Returns what was learned."""
     from loadtune.search.study import OptunaStudy  # late: half a second that the bench's start hides
 
     with run.stage("study"):
-        check_budget(run)
-        tell_shm(run, facts, max(searched.num_workers))
+        note_lost_memory(run)
+        note_shm(run, facts, max(searched.num_workers))
         search = _search(run, facts, searched)
 
         def save(content: Callable[[], bytes]) -> None:
             run.aside(f"{STUDY_FILE} lacks trials", lambda: write_whole(run.folder / STUDY_FILE, content()))
 
-        kept = OptunaStudy(
-            searched, lambda: search.upcoming().config, save, known=run.trials, objective=run.config.objective
-        )
-        if _has_ended(run):
+        kept = OptunaStudy(searched, save, known=run.trials, objective=run.config.objective)
+        if run.searched is not None:  # before an interruption
+            run.note(*run.searched.notes)
             return search
-        most, begun_s = run.config.num_trials, run.clock.now()
-        loop = StudyLoop(
-            study=kept,
-            search=search,
-            # What cannot be run again twice in the time left is of no use, unless it is the user's own.
-            run=lambda config: timed(run, config, math.inf if config == run.yours else run.left_s / (1 + MIN_RUNS)),
-            clock=run.clock,
-            num_trials=max(most, len(run.standing) + CODE_TRIALS if searched.codes else 0),
-            until_s=lambda expected: run.search_until_s(begun_s, expected, of_code=bool(searched.codes)),
-            known=run.standing,
-        )
-        for trial in loop.trials():
+        before, begun_s = run.standing, run.clock.now()
+        took_s = [trial.measurement.seconds for trial in before if trial.measurement is not None]
+        while (asked := _upcoming(run, search, took_s, begun_s, len(before))) is not None:
+            kept.ask(asked.config)
+            trial = _tried(run, asked, took_s)
             run.trials.append(trial)
-            run.searched, run.confirmed = None, []  # the finalists may be others now
-            run.concluded_s, run.remedies = None, None
+            run.confirmed, run.concluded_s, run.remedies = [], None, None  # the finalists may be others now
             run.save()
             outcome = outcome_text(trial.config, trial.outcome, run.config.objective)
-            run.tell(f"trial {len(run.trials)}/{most}: {outcome}")
-        run.tell(f"The search ended: {loop.ended}.")
-        notes = end_notes(run, search, ended=loop.ended, out_of_time=loop.out_of_time)
+            run.tell(f"trial {len(run.trials)}/{run.config.num_trials}: {outcome}")
+            kept.tell(trial)
+            search.saw(trial)
+        notes = _end_notes(run, search)
+        run.tell(f"The search ended: {search.ended or 'its share of the time budget was used'}.")
         run.note(*notes)
-        run.searched = Searched(num_trials=most, time_budget_s=run.config.time_budget_s, notes=tuple(notes))
+        run.searched = Searched(
+            num_trials=run.config.num_trials, time_budget_s=run.config.time_budget_s, notes=tuple(notes)
+        )
         run.save()
     return search
+
+
+def _upcoming(run: Run, search: Search, took_s: Sequence[float], begun_s: float, num_before: int) -> Next | None:
+    """What to try now. None: the search is over, and `Search.ended` says why; it is empty where time is short.
+
+    ``took_s``: seconds of the trials so far. ``num_before``: trials of before this search, which began at ``begun_s``.
+    """
+    of_code, num_run = bool(search.space.codes), len(run.standing)
+    most = max(run.config.num_trials, num_before + CODE_TRIALS if of_code else 0)
+    room, left_s = most - num_run, math.inf
+    if room <= 0:
+        search.ended = f"{counted(most, 'trial')} {'was' if most == 1 else 'were'} measured"
+        return None
+    now, each_s = run.clock.now(), max(1e-3, statistics.fmean(took_s or [0.0]))
+    must = num_run < max(MIN_TRIALS, num_before + 1) or not took_s
+    if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
+        until_s = run.search_until_s(begun_s, math.inf, of_code=of_code)
+        left_s = min(until_s - now, run.left_s - 2 * MIN_RUNS * each_s)
+        room = min(room, math.floor(left_s / each_s))
+    asked = search.next(room, left_s) if room > 0 else None
+    if asked is None or must:
+        return asked
+    # On a CPU, trials of larger batches take longer.
+    lasts_s = max(each_s, search.expected_s(asked.config)) if asked.origin == "search" else each_s
+    return asked if now + lasts_s <= run.search_until_s(begun_s, asked.expected, of_code=of_code) else None
+
+
+def _tried(run: Run, asked: Next, took_s: list[float]) -> Trial:
+    """Run it; its seconds go into ``took_s``. What cannot be run again twice in the time left is of no use, unless it
+    is the user's own. Raises WorkloadError for an error that the user can correct."""
+    begun, limit_s = run.clock.now(), math.inf if asked.config == run.yours else run.left_s / (1 + MIN_RUNS)
+    outcome = timed(run, asked.config, limit_s)
+    measured, failure = (outcome, None) if isinstance(outcome, Measurement) else (None, outcome)
+    took_s.append(run.clock.now() - begun if measured is None else measured.seconds)
+    if not asked.config.remedies:
+        raise_for_the_user(outcome)
+    return Trial(
+        number=len(run.trials),
+        config=asked.config,
+        origin=asked.origin,
+        predicted=asked.predicted,
+        measurement=measured,
+        failure=failure,
+    )
 
 
 def known_job(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Job:
@@ -84,11 +126,18 @@ def known_job(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Job:
 
 
 def _search(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
-    """The search, as far as the trials of this run brought it."""
+    """As far as the trials of this run brought it. First comes what others settled on: the user, and another machine's
+    run, in a precision that there is here."""
+    first, own = list[Next](), in_space(run.yours, searched)
+    if own is not None and searched.excess(own) <= 0:
+        first.append(Next(config=own, origin="yours"))
+    if run.warm is not None:
+        recipe = searched.recipes.get(run.warm.precision, next(iter(searched.recipes.values())))
+        first.append(Next(config=searched.clip(replace(run.warm, recipe=recipe)), origin="warm start"))
     search = Search(
         job=known_job(run, facts, searched),
         space=searched,
-        first=_first(run, searched),
+        first=first,
         feasible=lambda configs: feasible(run, facts, configs),
         left_s=lambda: run.left_s,
         objective=run.config.objective,
@@ -98,93 +147,95 @@ def _search(run: Run, facts: WorkloadFacts, searched: SearchSpace) -> Search:
     return search
 
 
-def _first(run: Run, searched: SearchSpace) -> Sequence[Next]:
-    """What others settled on: the user, and another machine's run, in a precision that there is here."""
-    first, own = list[Next](), in_space(run.yours, searched)
-    if own is not None and searched.excess(own) <= 0:
-        first.append(Next(config=own, origin="yours"))
-    if run.warm is not None:
-        here = run.warm
-        if here.precision not in searched.recipes:
-            here = replace(here, recipe=next(iter(searched.recipes.values())))
-        first.append(Next(config=searched.clip(here), origin="warm start"))
-    return first
+# Changes of the code
 
 
-def _has_ended(run: Run) -> bool:
-    """Whether the search of a resumed run had come to its end, no more is asked for, and nothing is asked again."""
-    before = run.searched
-    if before is None or not before.covers(run.config) or len(run.standing) < len(run.trials):
-        return False
-    run.note(*before.notes)
-    return True
+def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
+    """The space of a search with the changes that are worth trying; as it was with ``--remedies none``, and without
+    time."""
+    searched = search.space
+    best = next(iter(search.ranked()), None)
+    if run.config.remedies == "none" or best is None or (run.concluded_s is not None and run.remedies is not None):
+        return searched
+    with run.stage("changes"):
+        stack = Stack(
+            at=Situation(
+                config=best,
+                spec=run.config.workload,
+                facts=facts,
+                device=run.device,
+                num_cores=run.host.num_usable_cores,
+                ram_bytes=run.host.ram_available_bytes,
+                precisions=tuple(searched.recipes),
+            ),
+            bench=run.bench,
+            model=search.model(),
+            able=search.able(),
+            points=lambda configs: points_at(configs, search.job),
+            left_s=lambda: run.left_s,
+            tries_all=run.config.remedies == "all",
+        )
+        run.bench.finish_by(run.until(OF_LEFT))
+        try:
+            run.aside("Not all changes of the code were examined", stack.build)
+        finally:
+            run.bench.finish_by(run.until(1.0))
+        run.changes = stack
+        if stack.steps and not any(trial.config.remedies for trial in run.trials):
+            run.searched = None  # it goes on, with them
+    codes = (Code(in_order(names), partial(applied, names, at=stack.at)) for names in stack.codes)
+    return replace(searched, codes=tuple(codes))
 
 
-@dataclass(slots=True)
-class StudyLoop:
-    """Ask, run, tell, until trials or time are spent, or nothing more can be gained."""
+# What the end of a search left untried, in words
 
-    study: "OptunaStudy"
-    search: Search
-    """What the study's sampler asks. It has seen ``known``."""
-    run: Callable[[TrialConfig], Measurement | TrialFailure]
-    clock: Clock
-    num_trials: int
-    until_s: Callable[[float], float]
-    """Given the improvement that a trial is expected to bring, when it has to end."""
-    known: Sequence[Trial] = ()
-    """Of before an interruption: they count as run, and are not run again."""
-    ended: str = ""
-    """Why it ended, for people."""
-    out_of_time: bool = False
-    """It ended because that was near."""
-    _num_run: int = 0
-    _seconds: list[float] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._num_run = sum(trial.outcome is not None for trial in self.known)
-        self._seconds += [trial.measurement.seconds for trial in self.known if trial.measurement is not None]
+def _end_notes(run: Run, search: Search) -> list[str]:
+    """What of the search's end a user should know, a line each."""
+    notes = [] if search.broken is None else [f"The search ended early: {search.broken}."]
+    out_of_time = not search.ended
+    if out_of_time and (failed := hung(run)):
+        notes = [
+            f"The search ended early because {counted(len(failed), 'trial')} hung: {failed[-1].message.rstrip('.')}."
+        ]
+    elif out_of_time and len(run.trials) < FEW:
+        notes = [
+            f"The search ended after {counted(len(run.trials), 'trial')}, when its part of the time budget of "
+            f"{seconds_text(run.config.time_budget_s)} was used. A larger --time-budget may find a faster "
+            "configuration."
+        ]
+    if search.too_long:
+        largest = max(search.too_long, key=lambda config: config.batch_size)
+        notes.append(
+            f"The model predicts that {counted(len(search.too_long), 'more configuration')} may be faster, such as "
+            f"batch size {largest.batch_size} with {counted(largest.loader.num_workers, 'worker')}. The time left was "
+            "too short to measure them. Raise --time-budget to try them."
+        )
+    tried, sizes = search.ranked(), search.space.batch_sizes
+    if tried and len(sizes) > 1 and tried[0].batch_size == sizes[-1] < max(search.space.ceilings.values()):
+        notes.append(
+            f"Batch sizes above {sizes[-1]} were not tried: an epoch would have fewer than {EPOCH_STEPS} steps. Give "
+            "one with --fix batch_size=… to try it."
+        )
+    return notes + [_tuned_note(search, name) for name in run.config.tune if _is_void(run, search, name)]
 
-    def trials(self) -> Iterator[Trial]:
-        """Each configuration that was tried, with its outcome. The study gets it after the caller."""
-        while not (ended := self._end()):
-            asked, number, begun = self.search.upcoming(), self.study.ask(), self.clock.now()
-            outcome = self.run(asked.config)
-            measured = outcome if isinstance(outcome, Measurement) else None
-            self._seconds.append(self.clock.now() - begun if measured is None else measured.seconds)
-            if not asked.config.remedies:
-                raise_for_the_user(outcome)
-            trial = Trial(
-                number=number,
-                config=asked.config,
-                origin=asked.origin,
-                predicted=asked.predicted,
-                measurement=measured,
-                failure=None if isinstance(outcome, Measurement) else outcome,
-            )
-            yield trial
-            self.study.tell(trial)
-            self.search.saw(trial)
-            self._num_run += 1
-        self.ended = ended
 
-    def _end(self) -> str:
-        """Why the search is over; empty: it goes on."""
-        room = self.num_trials - self._num_run
-        if room <= 0:
-            return f"{counted(self.num_trials, 'trial')} {'was' if self.num_trials == 1 else 'were'} measured"
-        must = self._num_run < max(MIN_TRIALS, len(self.known) + 1) or not self._seconds
-        now, each_s = self.clock.now(), max(1e-3, statistics.fmean(self._seconds or [0.0]))
-        left_s = math.inf
-        if not must:  # as many as end before, if they take as long as those so far; and then two are still run again
-            left_s = min(self.until_s(math.inf) - now, self.search.left_s() - 2 * MIN_RUNS * each_s)
-            room = min(room, math.floor(left_s / each_s))
-        asked = self.search.next(room, left_s) if room > 0 else None
-        if asked is not None and (must or now + self._takes_s(asked, each_s) <= self.until_s(asked.expected)):
-            return ""
-        self.out_of_time = not self.search.ended
-        return self.search.ended or "its share of the time budget was used"
+def _tuned_note(search: Search, name: Dimension) -> str:
+    if name != "memory_format" and search.space.num_workers == (0,):
+        return f"--tune {name}: this has no effect without workers, and no configuration with workers was tried."
+    if not search.ended:
+        return f"--tune {name}: only one value was tried, because the time ended. Raise --time-budget to try others."
+    return f"--tune {name}: only one value was tried before the search ended ({search.ended})."
 
-    def _takes_s(self, asked: Next, each_s: float) -> float:
-        """As long as those so far, or as the model expects: on a CPU, trials of larger batches take longer."""
-        return max(each_s, self.search.expected_s(asked.config)) if asked.origin == "search" else each_s
+
+def _is_void(run: Run, search: Search, name: Dimension) -> bool:
+    """Whether one value at the most was run of a dimension given to --tune."""
+    configs = [trial.config for trial in run.trials]
+    mattered = [config for config in configs if name == "memory_format" or config.loader.num_workers]
+    values = {search.space.point(config)[name] for config in mattered} if name in search.space.axes else set()
+    return len(search.space.axes.get(name, ())) > 1 and len(values) < 2
+
+
+def hung(run: Run) -> list[TrialFailure]:
+    """They took the time that others lack: a larger budget would go the same way."""
+    return [trial.failure for trial in run.trials if trial.failure is not None and trial.failure.kind == "hang"]

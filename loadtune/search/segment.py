@@ -1,23 +1,27 @@
-"""One segment of training under one configuration: what of it counts, and how it is timed on the bench."""
+"""One segment of training under one configuration: what of it counts, how long it may take, how it is timed on the
+bench, and what other processes did meanwhile."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtune.records import (
-    LoaderConfig,
-    Measurement,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    Window,
-    non_finite_loss,
-    samples_per_s,
-)
+from loadtune.errors import LoadtuneError, OutOfTimeError
+from loadtune.records.answer import is_barred
+from loadtune.records.config import LoaderConfig, Objective, TrialConfig
+from loadtune.records.measurement import Measurement, TrainingRun, TrialFailure, Window, non_finite_loss, samples_per_s
+from loadtune.report.machine import utilization_text
+from loadtune.report.wording import FAILURE_TEXT, settings_text
+from loadtune.run import Run
 from loadtune.seams import Bench, Clock, Sensor
-from loadtune.units import counted, seconds_text
+from loadtune.units import counted, efficiency_text, percent_text, rate_text, seconds_text
+
+SEGMENT_S, SEGMENT_SHARE, SEGMENT_LEAST_S = 2.4, 0.01, 0.5
+"""For the measured part of one segment, where a queue is turned over in less: seconds, or a share of a short time
+budget. Segments differ by more than the windows of one do, so more of them tell more than longer ones."""
 
 WINDOW_S = 0.4
 """Long enough that the synchronisation at its ends costs a fraction of a per cent, short enough for several a trial."""
@@ -44,6 +48,16 @@ FEWEST_WINDOWS = 3
 SETTLING = 2.0
 """Times the seconds that a segment is measured at most: locking the pages of a queue of 16 workers takes 2 to 5 s."""
 
+MAX_DISTURBED_REPEATS = 2
+"""After so many repeats in a row that were disturbed as well, no segment is repeated: this machine is not quiet."""
+
+REPEAT_OF_LEFT = 0.1
+"""Share of the time left that a repeat may take."""
+
+DISTURBED = 0.1
+"""Share of the usable cores, or of the GPU, used by other processes from which on a segment counts as disturbed. The
+counters of processes and of cores differ by up to 3% of the cores over a segment on an H200."""
+
 
 class Segment:
     """Call `add` with each window; it returns whether to go on.
@@ -62,34 +76,32 @@ class Segment:
         """``limit_s``: seconds after which a segment that has not seen enough ends all the same, as `gave_up`."""
         self.kept: list[Window] = []
         self.settled = True
-        self._measuring = loader.num_workers == 0
-        self._left_out: list[Window] = []
         self.gave_up = False
+        self._measuring = loader.num_workers == 0
+        self._seen_s, self._num_steps = 0.0, 0
         self._loader, self._max_s, self._limit_s = loader, max_s, limit_s
 
     def add(self, window: Window) -> bool:
         """Take one window; False once enough was seen, or it takes too long."""
         going_on = self._goes_on(window)
-        self.gave_up = going_on and _seconds([*self._left_out, *self.kept]) > self._limit_s
+        self._seen_s += window.seconds
+        self.gave_up = going_on and self._seen_s > self._limit_s
         return going_on and not self.gave_up
 
     def _goes_on(self, window: Window) -> bool:
-        may_settle = _seconds([*self._left_out, *self.kept]) < SETTLING * self._max_s or not self._has_had_a_round()
+        may_settle = self._seen_s < SETTLING * self._max_s or self._num_steps < self._loader.num_workers
+        self._num_steps += window.num_steps
         if self._measuring and not (window.is_settling and may_settle):
             self.kept.append(window)
             return not self._is_enough()
         # Where pages are locked later on, what was kept before is left out too: all that counts is one stretch.
-        self._left_out += [*self.kept, window]
         self.kept.clear()
-        self.settled = not window.is_settling and self._has_had_a_round()
+        self.settled = not window.is_settling and self._num_steps >= self._loader.num_workers
         self._measuring = self.settled or not may_settle
         return True
 
-    def _has_had_a_round(self) -> bool:
-        return sum(w.num_steps for w in (*self._left_out, *self.kept)) >= self._loader.num_workers
-
     def _is_enough(self) -> bool:
-        seconds, num_steps = _seconds(self.kept), sum(w.num_steps for w in self.kept)
+        seconds, num_steps = sum(w.seconds for w in self.kept), sum(w.num_steps for w in self.kept)
         if len(self.kept) < FEWEST_STEPS or num_steps < self._loader.num_prefetched or samples_per_s(self.kept) <= 0:
             return False
         if seconds >= self._max_s:
@@ -97,10 +109,6 @@ class Segment:
         if len(self.kept) < FEWEST_WINDOWS:
             return False
         return seconds >= self._max_s / 2 and num_steps >= ROUNDS * max(1, self._loader.num_workers)
-
-
-def _seconds(windows: Sequence[Window]) -> float:
-    return sum(window.seconds for window in windows)
 
 
 def expected_seconds(
@@ -168,3 +176,111 @@ def _batch_s(run: TrainingRun) -> float:
     if num_made == 0:
         return run.first_batch_s - run.ready_s
     return sum(worker.made_s for worker in run.workers) / num_made
+
+
+# In a run
+
+
+def segment_seconds(time_budget_s: float) -> float:
+    """Of the measured part of one segment."""
+    return max(SEGMENT_LEAST_S, min(SEGMENT_S, SEGMENT_SHARE * time_budget_s))
+
+
+def timed(run: Run, config: TrialConfig, limit_s: float = math.inf) -> Measurement | TrialFailure:
+    """``limit_s``: seconds after which a segment whose queue was not turned over is given up.
+
+    A segment that other processes disturbed is run once more, and the quieter of the two counts. Where that run
+    fails the first one does, unless the loss was not finite."""
+    first, cores = _timed_once(run, config, limit_s), run.host.num_usable_cores
+    before = disturbance(first, cores)
+    if before is None or not before.matters or not isinstance(first, Measurement):
+        return first
+    if run.disturbed_repeats >= MAX_DISTURBED_REPEATS or first.seconds > REPEAT_OF_LEFT * run.left_s:
+        return first
+    run.tell(f"Other processes used {before} during this measurement. It is repeated.")
+    again = _timed_once(run, config, limit_s)
+    if isinstance(again, TrialFailure) and is_barred([again]):
+        return again
+    after = disturbance(again, cores)
+    run.disturbed_repeats = 0 if after is not None and not after.matters else run.disturbed_repeats + 1
+    if isinstance(again, Measurement) and after is not None and after.share < before.share:
+        first = again
+    return replace(first, repeated=True)
+
+
+def _timed_once(run: Run, config: TrialConfig, limit_s: float) -> Measurement | TrialFailure:
+    run.running = config
+    run.tell()
+    segment = Segment(config.loader, segment_seconds(run.config.time_budget_s), limit_s)
+    epoch_samples = None if run.facts is None else run.facts.dataset_length
+    try:
+        outcome = run_trial(run.bench, run, run.clock, config, segment, run.tell_window, epoch_samples)
+    except LoadtuneError as error:  # a change of the code that makes the job unfit for training fails alone
+        if isinstance(error, OutOfTimeError) or not config.remedies:
+            raise
+        return TrialFailure(kind="user_error", phase="training", message=str(error))
+    if not isinstance(outcome, Measurement):
+        return outcome
+    run.trained.add((config.recipe, config.batch_size))
+    if run.config.objective == "samples-per-joule" and outcome.samples_per_joule is None:
+        return TrialFailure(
+            kind="unsupported", phase="energy", message="the GPU's energy counter could not be read during this run"
+        )
+    return outcome
+
+
+def outcome_text(config: TrialConfig, outcome: Measurement | TrialFailure | None, objective: Objective) -> str:
+    what = settings_text(config)
+    if not isinstance(outcome, Measurement):
+        return f"{what}: {FAILURE_TEXT[outcome.kind]} ({outcome.message})" if outcome else f"{what}: not measured"
+    efficiency = f", {efficiency_text(outcome.samples_per_joule)}" if objective == "samples-per-joule" else ""
+    used = "" if outcome.telemetry is None else f", {utilization_text(outcome.telemetry)}"
+    return f"{what}: {rate_text(outcome.samples_per_s)}{efficiency}{used}"
+
+
+# Beside other processes
+
+
+class Disturbance(NamedTuple):
+    """What processes that are not ours took."""
+
+    share: float
+    taken_of: str
+
+    @property
+    def matters(self) -> bool:
+        return self.share >= DISTURBED
+
+    def __str__(self) -> str:
+        return f"{percent_text(self.share)} of the {self.taken_of}"
+
+
+def disturbance(outcome: Measurement | TrialFailure, num_usable_cores: int) -> Disturbance | None:
+    """Of the cores or of the GPU, whichever others took more of. None: it could not be read."""
+    seen = outcome.telemetry if isinstance(outcome, Measurement) else None
+    if seen is None:
+        return None
+    cores = Disturbance((seen.others_cpu_cores or 0.0) / max(1, num_usable_cores), "CPU cores")
+    return max(cores, Disturbance(seen.gpu_others_sm_fraction or 0.0, "GPU"))
+
+
+def note_disturbance(run: Run) -> None:
+    """How many segments were run again, and which of the final's are disturbed all the same."""
+    num_repeated = sum(measured.repeated for _, measured in run.timed)
+    if num_repeated:
+        were = "was" if num_repeated == 1 else "were"
+        what = "CPU cores or of the GPU" if run.device.kind == "cuda" else "CPU cores"
+        run.note(
+            f"{counted(num_repeated, 'measurement')} {were} repeated, because other processes used "
+            f"{percent_text(DISTURBED)} or more of the {what} meanwhile."
+        )
+    confirmed = [measured for finalist in run.finalists for measured in finalist.runs]
+    all_seen = (disturbance(measured, run.host.num_usable_cores) for measured in confirmed)
+    disturbed = [seen for seen in all_seen if seen is not None and seen.matters]
+    if disturbed:
+        up_to = "up to " if len(disturbed) > 1 else ""
+        run.note(
+            f"Other processes used {up_to}{max(disturbed)} in {len(disturbed)} of the "
+            f"{counted(len(confirmed), 'run')} of the confirmation. The true throughput may be higher. Run again on a "
+            "quiet machine."
+        )

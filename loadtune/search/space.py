@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from loadtune.records import Dimension, LoaderConfig, MemoryFormat, Precision, Recipe, Setting, TrialConfig
+from loadtune.records.config import Dimension, LoaderConfig, MemoryFormat, Precision, Recipe, Setting, TrialConfig
 
 FINE_WORKERS = 8
 """Up to here every worker count is a rung; above it, steps of about a fifth: finer ones drown in the noise."""

@@ -8,16 +8,9 @@ from typing import Any
 
 from loadtune.errors import UsageError
 from loadtune.probe.recipe import SMALL, STEP_S, power_of_two_to
-from loadtune.records import (
-    MEMORY_FORMATS,
-    Dimension,
-    MemoryCeiling,
-    Precision,
-    Recipe,
-    TrialConfig,
-    TuneConfig,
-    WorkloadFacts,
-)
+from loadtune.records.config import MEMORY_FORMATS, Dimension, Precision, Recipe, TrialConfig, TuneConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.memory import MemoryCeiling
 from loadtune.run import Run
 from loadtune.search.baseline import ASSUMED_BATCH, your_config
 from loadtune.search.space import EPOCH_STEPS, PREFETCH_FACTORS, SearchSpace, batch_ladder, worker_ladder
@@ -37,7 +30,7 @@ _TUNED: Mapping[Dimension, tuple[Any, ...]] = {
 def space(run: Run, facts: WorkloadFacts, chosen: Mapping[Precision, Recipe]) -> SearchSpace:
     """Freeze what the study searches, and settle the user's own configuration."""
     config = run.config
-    ceilings = {ceiling.precision: _searched_up_to(ceiling, config) for ceiling in run.ceilings}
+    ceilings = {ceiling.precision: largest_batch(run, ceiling) for ceiling in run.ceilings}
     if not run.batch_sizes:  # else they are of before an interruption, and the study has them
         run.yours = _yours(run, facts)
         run.batch_sizes = _batch_sizes(run, facts, run.yours, ceilings)
@@ -67,10 +60,15 @@ def _optional(config: TuneConfig, name: Dimension, usual: Any) -> tuple[Any, ...
     return _fixed(config, name, _TUNED[name] if name in config.tune else (usual,))
 
 
-def _searched_up_to(ceiling: MemoryCeiling, config: TuneConfig) -> int:
-    """The safe ceiling, or a size that was named where that is above it and was seen to fit."""
-    named = (config.yours.batch_size, config.fixed("batch_size"))
-    return max(ceiling.safe_batch_size, *(int(size) for size in named if size and int(size) <= ceiling.batch_size), 0)
+def largest_batch(run: Run, ceiling: MemoryCeiling) -> int:
+    """The safe size, or one that the user named where that is above it and was seen to fit."""
+    return max([ceiling.safe_batch_size, *(size for size in named_sizes(run) if size <= ceiling.batch_size)])
+
+
+def named_sizes(run: Run) -> list[int]:
+    """The batch sizes that the user asked to run."""
+    named = (run.config.yours.batch_size, run.config.fixed("batch_size"))
+    return [int(size) for size in named if size is not None]
 
 
 def _batch_sizes(

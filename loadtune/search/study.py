@@ -1,4 +1,4 @@
-"""The Optuna study: its sampler asks the `Search`, its storage keeps the trials, for other tools as well.
+"""The trials as an Optuna study, for `optuna-dashboard` and other tools. What is tried says the `Search`.
 
 The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
 damages it is in nobody's way.
@@ -10,18 +10,17 @@ that was learnt.
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy.pool import StaticPool
 
-from loadtune.records import SCORE_UNITS, Objective, Trial, TrialConfig
+from loadtune.records.config import SCORE_UNITS, Objective, TrialConfig
+from loadtune.records.result import Trial
 from loadtune.search.space import SearchSpace, is_alike
 
 STUDY_NAME = "loadtune"
@@ -35,28 +34,8 @@ SHOWN = (
 """Figures of `Telemetry` that are user attributes of a trial, for whoever looks at the study."""
 
 
-class SearchSampler(BaseSampler):
-    """Every parameter of a trial is what ``proposed`` returns, which also sees to it that the configuration can run."""
-
-    def __init__(self, space: SearchSpace, proposed: Callable[[], TrialConfig]) -> None:
-        self._space, self._proposed = space, proposed
-
-    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()}
-
-    def sample_relative(
-        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {str(name): value for name, value in self._space.point(self._proposed()).items()}
-
-    def sample_independent(
-        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        raise ValueError(f"{param_name} is no dimension of the search space")
-
-
 class OptunaStudy:
-    """Ask/tell over the axes of a space, maximising the value told; ``proposed`` says what is asked for.
+    """Tell it what is tried by `ask`, and the outcome by `tell`.
 
     `known` are trials that were run before; what the space lacks takes a number. `save` is called after each change,
     with what returns the database as a file has it.
@@ -65,7 +44,6 @@ class OptunaStudy:
     def __init__(
         self,
         space: SearchSpace,
-        proposed: Callable[[], TrialConfig],
         save: Callable[[Callable[[], bytes]], None] = lambda content: None,
         *,
         known: Sequence[Trial] = (),
@@ -73,16 +51,14 @@ class OptunaStudy:
     ) -> None:
         self._space, self._objective, self._save = space, objective, save
         self._worst: float | None = None
-        self._open: dict[int, optuna.Trial] = {}
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._storage = _storage(self._database)
-        replayed: TrialConfig | None = None
         with _quiet():
             self._study = optuna.create_study(
                 study_name=STUDY_NAME,
                 storage=self._storage,
                 direction="maximize",
-                sampler=SearchSampler(space, lambda: replayed or proposed()),
+                sampler=optuna.samplers.RandomSampler(),  # of which nothing is asked
             )
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
@@ -91,35 +67,33 @@ class OptunaStudy:
             if trial.outcome is None or not is_alike(space.at(space.point(trial.config)), trial.config):
                 self._study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
                 continue
-            replayed = trial.config
-            self._told(replace(trial, number=self._asked()))
-        replayed = None
+            self._ask(trial.config)
+            self._tell(trial)
         self._changed()
 
-    def ask(self) -> int:
-        """Begin a trial of what is proposed; its number."""
-        number = self._asked()
+    def ask(self, config: TrialConfig) -> None:
+        """Begin a trial of this configuration."""
+        self._ask(config)
         self._changed()
-        return number
 
     def tell(self, trial: Trial) -> None:
-        """The outcome of the trial with this number."""
-        self._told(trial)
+        """The outcome of the trial that was begun."""
+        self._tell(trial)
         self._changed()
 
-    def _asked(self) -> int:
-        trial = self._study.ask()
-        for name, axis in self._space.axes.items():
-            trial.suggest_categorical(name, axis)
-        self._open[trial.number] = trial
-        return trial.number
+    def _ask(self, config: TrialConfig) -> None:
+        axes: dict[str, BaseDistribution] = {
+            str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()
+        }
+        self._study.enqueue_trial({str(name): value for name, value in self._space.point(config).items()})
+        self._running = self._study.ask(axes)
 
-    def _told(self, trial: Trial) -> None:
-        asked, measured = self._open.pop(trial.number), trial.measurement
+    def _tell(self, trial: Trial) -> None:
+        asked, measured = self._running, trial.measurement
         attrs: dict[str, Any] = {"origin": trial.origin, "feasible": measured is not None}
         if trial.predicted is not None:
             said = trial.predicted
-            shown = {"predicted": said.score, "predicted_low": said.low, "predicted_high": said.high}
+            shown = {"predicted": said.value, "predicted_low": said.low, "predicted_high": said.high}
             attrs |= {name: float(f"{value:.4g}") for name, value in shown.items()}
         if measured is None:
             value = math.nextafter(self._worst or 0.0, 0.0)

@@ -6,16 +6,9 @@ import numpy as np
 
 from loadtune.model.fit import Segments, points_of
 from loadtune.model.resources import Job, Points
-from loadtune.records import (
-    ComputePoint,
-    Device,
-    HostFacts,
-    Measurement,
-    Precision,
-    Recipe,
-    TrialConfig,
-    WorkloadFacts,
-)
+from loadtune.records.config import Precision, Recipe, TrialConfig
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
+from loadtune.records.measurement import ComputePoint, Measurement
 
 WAITS = 1.5
 """Seconds of a sample ÷ its CPU seconds from which on workers wait, for storage, a network or a timer."""

@@ -14,8 +14,6 @@ from loadtune.workload.batches import (
     num_bytes,
     num_tokens,
     own_structure,
-    places_of,
-    places_of_ready,
     sample_shape,
     structure_text,
     tensors_of,
@@ -23,11 +21,9 @@ from loadtune.workload.batches import (
 )
 from loadtune.workload.build import Workload, build_workload
 from loadtune.workload.checkpointing import checkpointed
-from loadtune.workload.epoch import Epoch, epoch_of
-from loadtune.workload.fake import RandomSamples
-from loadtune.workload.fingerprint import code_of, torchvision_version
+from loadtune.workload.datasets import RandomSamples
+from loadtune.workload.fingerprint import code_of
 from loadtune.workload.loaders import Endless, LoaderParts, NamedCollate
-from loadtune.workload.optimizers import OptimizerFactory, make_optimizer
 from loadtune.workload.samples import (
     collate_samples,
     fetch_samples,
@@ -43,12 +39,11 @@ from loadtune.workload.tasks import (
     AUTOCAST_DTYPES,
     IGNORED_TARGET,
     ComputeLoss,
-    Task,
     class_dimension,
     class_loss,
     is_pair,
+    make_optimizer,
     model_logits,
     num_classes_of_output,
-    on_pairs,
 )
 from loadtune.workload.user_code import call_named, cause, last_line, note_cause, note_index, user_traceback

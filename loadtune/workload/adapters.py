@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from copy import copy
 from functools import partial, update_wrapper
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -144,7 +144,7 @@ def from_trainer(trainer: Any) -> Job:
         compute_loss=lasting.compute_loss if own_loss else None,
         optimizer=lasting.make_optimizer,
         accumulate=args.gradient_accumulation_steps,
-        precision=_trainer_precision(args),
+        precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
     )
 
 
@@ -263,9 +263,3 @@ def _checkpoint_activations(model: Any, args: Any) -> None:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=options or None, **layers)
     elif getattr(args, "gradient_checkpointing", False):
         model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
-
-
-def _trainer_precision(args: Any) -> Literal["fp32", "fp16", "bf16"]:
-    if args.bf16:
-        return "bf16"
-    return "fp16" if args.fp16 else "fp32"

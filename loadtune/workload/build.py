@@ -9,26 +9,24 @@ import torch
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
+from loadtune.records.config import LiveObjects, OptimizerName, WorkloadSpec, is_import_path
 from loadtune.workload.batches import Batch
 from loadtune.workload.datasets import make_parts, num_classes_of
-from loadtune.workload.epoch import Epoch, epoch_of
 from loadtune.workload.factories import find_function
 from loadtune.workload.live import LiveParts, unpack_parts
-from loadtune.workload.loaders import LoaderParts
+from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
 from loadtune.workload.models import Family, make_model, model_needs
-from loadtune.workload.optimizers import OptimizerFactory
 from loadtune.workload.tasks import (
     ComputeLoss,
-    Forward,
     Loss,
     MakeStep,
+    OptimizerFactory,
     Task,
-    forward_for,
+    class_loss,
     on_pairs,
     own_computation,
     own_loss_task,
-    task_for,
+    pixel_loss,
 )
 
 _CPU = torch.device("cpu")
@@ -46,11 +44,8 @@ class Workload:
     """What one epoch of it draws."""
     model: nn.Module
     """An empty one where the user's own step trains."""
-    task: Task
-    """Of a batch (inputs, targets)."""
     compute_loss: ComputeLoss
     """Of a batch of any structure that can be trained on."""
-    forward: Forward
     num_classes: int
     """As the user gave it, else as the dataset says, else the default of the model's family."""
     own_model: bool = False
@@ -121,7 +116,9 @@ def build_workload(
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
-    task = task_for(needs.family, spec.model) if loss is None else own_loss_task(loss, spec.loss or "")
+    task: Task = pixel_loss if needs.family == "segmentation" else class_loss
+    if loss is not None:
+        task = own_loss_task(loss, spec.loss or "")
     own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
@@ -129,13 +126,11 @@ def build_workload(
         loader=loader,
         epoch=epoch_of(loader, spec.seed),
         model=model,
-        task=task,
         compute_loss=(
             on_pairs(task, any_structure=loss is None)
             if compute_loss is None
             else own_computation(compute_loss, spec.compute_loss or "")
         ),
-        forward=forward_for(needs.family),
         num_classes=num_classes,
         own_model=own_model,
         own_loader=live.loader is not None or spec.loader is not None,

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+from torch.utils.checkpoint import checkpoint
 
 from loadtune.errors import WorkloadError
-from loadtune.records import Checkpoint, Checkpointed
+from loadtune.records.footprint import Checkpoint, Checkpointed
 
 Keep = Callable[[torch.Tensor], object]
 """Called with every tensor that a checkpoint keeps: the inputs of its block or segment."""
@@ -21,7 +21,7 @@ Keep = Callable[[torch.Tensor], object]
 def checkpointed(
     model: nn.Module, keep: Keep, wanted: Checkpoint, *, preserve_rng_state: bool = True
 ) -> Iterator[Checkpointed]:
-    """Run the model's blocks by `checkpoint`, or its longest `nn.Sequential` by `checkpoint_sequential`.
+    """Run the model's blocks, or segments of its longest `nn.Sequential`, by `checkpoint`.
 
     Blocks where the model has some and no number of segments is wanted; both with ``use_reentrant=False``.
     ``preserve_rng_state``: as of `torch.utils.checkpoint`; fake tensors have no random numbers to restore.
@@ -93,22 +93,19 @@ def _by_block(forward: Callable[..., Any], keep: Keep, preserve_rng_state: bool)
 def _in_segments(
     layers: list[nn.Module], segments: int, keep: Keep, preserve_rng_state: bool
 ) -> Callable[[torch.Tensor], Any]:
-    length = len(layers) // segments  # as checkpoint_sequential cuts: the last segment takes the rest and is kept
-    first_of = set(range(0, length * (segments - 1), length))
-    functions = [_keeping(layer, keep) if at in first_of else layer for at, layer in enumerate(layers)]
+    """As `checkpoint_sequential` cuts: the last segment takes the rest and is kept."""
+    length = len(layers) // segments
+    cut = length * (segments - 1)
+    starts = range(0, cut, length)
+    parts: list[Callable[..., Any]] = [
+        _by_block(nn.Sequential(*layers[at : at + length]).forward, keep, preserve_rng_state) for at in starts
+    ]
+    parts += layers[cut:]
 
     def run(inputs: torch.Tensor) -> Any:
-        return checkpoint_sequential(  # type: ignore[no-untyped-call]  # PyTorch's own
-            functions, segments, inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state
-        )
-
-    return run
-
-
-def _keeping(layer: nn.Module, keep: Keep) -> Callable[[torch.Tensor], Any]:
-    def run(inputs: torch.Tensor) -> Any:
-        keep(inputs)
-        return layer(inputs)
+        for part in parts:
+            inputs = part(inputs)
+        return inputs
 
     return run
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import torchvision.datasets
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torchvision import transforms
 
 from loadtune.errors import WorkloadError
-from loadtune.records import WorkloadSpec, is_import_path
+from loadtune.records.config import WorkloadSpec, is_import_path
 from loadtune.workload.factories import call, call_factory, find_function, unknown_name
-from loadtune.workload.fake import RandomSamples, make_fake
 from loadtune.workload.live import LiveParts
 from loadtune.workload.loaders import LoaderParts
 from loadtune.workload.models import ModelNeeds
@@ -129,11 +129,27 @@ def _check_length(dataset: Any, name: str) -> None:
 
 def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
     cls = _find_class(spec.dataset)
-    parameters = _parameters(cls)
-    arguments = _arguments(spec, needs, parameters)
-    _refuse_unanswered(spec, cls, arguments)
-    if spec.data_root is not None and not _data_root(spec).is_dir():
-        raise _no_folder(spec)
+    if spec.data_root is None:
+        raise WorkloadError(
+            f"The dataset {spec.dataset} is read from a folder, and none was given. Add --data-root FOLDER."
+        )
+    root = Path(spec.data_root).expanduser()
+    if spec.dataset == "ImageFolder" and (root / "train").is_dir():
+        root /= "train"  # the usual layout has train/ and val/ inside, which are not two classes
+    arguments = {"root": str(root), "transform": training_transform(needs.image_size)}
+    try:
+        inspect.signature(cls).bind(**arguments)
+    except TypeError as error:
+        raise WorkloadError(
+            f"The dataset {spec.dataset} cannot be made with root and transform alone: {error}. Write a function that "
+            "returns a dataset of samples (image, class index), and name it: --dataset pkg.mod:factory."
+        ) from None
+    if not root.is_dir():
+        here = "" if root.is_absolute() else f" in {Path.cwd()}"
+        raise WorkloadError(
+            f"--data-root {spec.data_root} does not exist{here}, or is not a folder. The dataset {spec.dataset} reads "
+            "its files from it, and loadtune downloads nothing. Give --data-root the folder that holds them."
+        )
     try:
         return cls(**arguments)  # type: ignore[no-any-return]
     except Exception as error:
@@ -144,14 +160,6 @@ def _make_named(spec: WorkloadSpec, needs: ModelNeeds) -> Dataset[Any]:
         ) from error
 
 
-def _no_folder(spec: WorkloadSpec) -> WorkloadError:
-    here = "" if Path(str(spec.data_root)).expanduser().is_absolute() else f" in {Path.cwd()}"
-    return WorkloadError(
-        f"--data-root {spec.data_root} does not exist{here}, or is not a folder. The dataset {spec.dataset} reads its "
-        "files from it, and loadtune downloads nothing. Give --data-root the folder that holds them."
-    )
-
-
 def _find_class(name: str) -> Any:
     hidden = {"FakeData", "VisionDataset", "wrap_dataset_for_transforms_v2"}
     names = ["FakeData", *(n for n in torchvision.datasets.__all__ if n not in hidden)]
@@ -160,48 +168,44 @@ def _find_class(name: str) -> Any:
     return getattr(torchvision.datasets, name)
 
 
-def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
-    """Of the constructor, and where it takes ``**kwargs`` of the base classes' it hands them to."""
-    found: dict[str, inspect.Parameter] = {}
-    for base in inspect.getmro(cls):
-        if "__init__" not in vars(base):
-            continue
-        own = inspect.signature(vars(base)["__init__"]).parameters
-        found = {n: p for n, p in own.items() if n != "self"} | found
-        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values()):
-            break
-    return found
+# As many as ImageNet's training set, so that no batch size and no run length meets the end of an epoch early.
+NUM_FAKE_SAMPLES = 1_281_167
+# Above any batch that any memory holds: a shape alone does not bound the batch size.
+NUM_RANDOM_SAMPLES = 1 << 40
 
 
-def _arguments(spec: WorkloadSpec, needs: ModelNeeds, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
-    if "transform" not in parameters:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} takes no transform, so its samples are not (image, class index). Write a "
-            "function that returns a dataset of such samples, and name it: --dataset pkg.mod:factory."
-        )
-    arguments: dict[str, Any] = {"transform": training_transform(needs.image_size)}
-    if "root" in parameters:
-        arguments["root"] = str(_data_root(spec))
-    return arguments
+class RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random float32 inputs of one shape. Targets are random float32 numbers of ``output_shape``, else class indices.
+
+    Until the model's output was seen, the class indices are of one class.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], output_shape: tuple[int, ...] | None = None) -> None:
+        self.input_shape = input_shape
+        self.output_shape = output_shape
+        self.target_shape: tuple[int, ...] = ()
+        self.num_classes = 0
+        """0: not known yet."""
+
+    def take_targets_of(self, logits: torch.Tensor) -> None:
+        """Bring targets that train logits (B, K, *d): (*d) class indices below K."""
+        self.num_classes = logits.shape[1]
+        self.target_shape = tuple(logits.shape[2:])
+
+    def __len__(self) -> int:
+        return NUM_RANDOM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.rand(self.input_shape, generator=generator)
+        if self.output_shape is not None:
+            return inputs, torch.rand(self.output_shape, generator=generator)
+        return inputs, torch.randint(0, max(1, self.num_classes), self.target_shape, generator=generator)
 
 
-def _data_root(spec: WorkloadSpec) -> Path:
-    if spec.data_root is None:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} is read from a folder, and none was given. Add --data-root FOLDER."
-        )
-    root = Path(spec.data_root).expanduser()
-    train = root / "train"
-    # The usual layout of an image folder has train/ and val/ inside, which are not two classes.
-    return train if spec.dataset == "ImageFolder" and train.is_dir() else root
-
-
-def _refuse_unanswered(spec: WorkloadSpec, cls: Any, arguments: dict[str, Any]) -> None:
-    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    own = {n: p for n, p in inspect.signature(cls.__init__).parameters.items() if n != "self" and p.kind in plain}
-    missing = [n for n, p in own.items() if p.default is inspect.Parameter.empty and n not in arguments]
-    if missing:
-        raise WorkloadError(
-            f"The dataset {spec.dataset} also needs {', '.join(missing)}, for which there is no option. Write a "
-            "function that builds the dataset, and name it: --dataset pkg.mod:factory."
-        )
+def make_fake(needs: ModelNeeds, num_classes: int) -> Dataset[Any]:
+    """Images of the size the model was made for."""
+    size = needs.image_size
+    return torchvision.datasets.FakeData(  # type: ignore[no-any-return]
+        size=NUM_FAKE_SAMPLES, image_size=(3, size, size), num_classes=num_classes, transform=transforms.ToTensor()
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtune.errors import WorkloadError
-from loadtune.records import is_import_path
+from loadtune.records.config import is_import_path
 from loadtune.workload.user_code import last_line, user_traceback
 
 

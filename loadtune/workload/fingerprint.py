@@ -9,7 +9,6 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 from torch import nn
 from torch.utils.data import Subset
 
-from loadtune.records import CodePart, WorkloadSpec, is_import_path
+from loadtune.records.config import WorkloadSpec, is_import_path
+from loadtune.records.facts import CodePart
 from loadtune.workload.build import Workload
 from loadtune.workload.factories import module_of
 
@@ -45,14 +45,6 @@ def _parts(files: Sequence[tuple[str, bytes]]) -> Iterator[CodePart]:
         all_of_them = "\n".join(f"{name} {digest}" for name, digest in digests)
         digests = [(f"{len(digests)} files", _sha256(all_of_them.encode()))]
     return (CodePart(name=name, sha256=digest) for name, digest in digests)
-
-
-def torchvision_version() -> str | None:
-    """None: it is not installed as a package."""
-    try:
-        return metadata.version("torchvision")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _files(spec: WorkloadSpec) -> dict[str, bytes]:
@@ -110,13 +102,10 @@ def _layers_text(model: nn.Module) -> str:
 
     What a layer of the user's says of itself may hold weights or addresses, which differ each time.
     """
-    return "\n".join(_layer_lines(model))
-
-
-def _layer_lines(model: nn.Module) -> Iterator[str]:
-    for name, layer in model.named_modules():
-        is_torchs = type(layer).__module__.startswith("torch.nn.")
-        yield f"{name}: {_class_text(layer)}({layer.extra_repr() if is_torchs else ''})"
+    layers = [(name, layer, type(layer).__module__.startswith("torch.nn.")) for name, layer in model.named_modules()]
+    return "\n".join(
+        f"{name}: {_class_text(layer)}({layer.extra_repr() if is_torchs else ''})" for name, layer, is_torchs in layers
+    )
 
 
 def _class_text(value: Any) -> str:

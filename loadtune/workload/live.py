@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import LiveObjects
+from loadtune.records.config import LiveObjects
 from loadtune.workload.loaders import LoaderParts
-from loadtune.workload.optimizers import OptimizerFactory
-from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep
+from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep, OptimizerFactory
 from loadtune.workload.user_code import last_line, user_traceback
 
 

@@ -9,16 +9,16 @@ import torchvision
 from torch import nn
 
 from loadtune.errors import WorkloadError
-from loadtune.records import TIMM, WorkloadSpec, is_import_path
+from loadtune.records.config import TIMM, WorkloadSpec, is_import_path
 from loadtune.units import counted
 from loadtune.workload.adapters import timm_image_size, timm_model
 from loadtune.workload.factories import call, call_factory, unknown_name
 from loadtune.workload.user_code import last_line
 
-Family = Literal["classification", "segmentation", "detection"]
+Family = Literal["classification", "segmentation"]
 
-# Classes each family's published weights were trained for: ImageNet, VOC, COCO's highest label.
-_DEFAULT_CLASSES: dict[Family, int] = {"classification": 1000, "segmentation": 21, "detection": 90}
+# Classes each family's published weights were trained for: ImageNet, VOC.
+_DEFAULT_CLASSES: dict[Family, int] = {"classification": 1000, "segmentation": 21}
 # Where a model's weights name no size: the ImageNet crop.
 _DEFAULT_IMAGE_SIZE = 224
 
@@ -44,12 +44,13 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     names = torchvision.models.list_models()
     if spec.model not in names:
         raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
-    if spec.model.startswith(("raft_", "keypointrcnn_")):
+    kind = torchvision.models.get_model_builder(spec.model).__module__.split(".")
+    if "detection" in kind or "optical_flow" in kind:
         raise WorkloadError(
             f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one that "
             "computes its loss: --model FILE.py:factory --compute-loss FILE.py:fn."
         )
-    family = _family(spec.model)
+    family: Family = "segmentation" if "segmentation" in kind else "classification"
     size = spec.image_size or _published_size(spec.model)
     return ModelNeeds(family=family, image_size=size, num_classes=_DEFAULT_CLASSES[family])
 
@@ -111,27 +112,16 @@ def _without_own_training(model: nn.Module) -> nn.Module:
 
 def _builder_arguments(spec: WorkloadSpec, needs: ModelNeeds, num_classes: int) -> dict[str, Any]:
     parameters = inspect.signature(torchvision.models.get_model_builder(spec.model)).parameters
-    arguments: dict[str, Any] = {"weights": None}
+    arguments: dict[str, Any] = {"weights": None, "num_classes": num_classes}
     if "weights_backbone" in parameters:
         arguments["weights_backbone"] = None  # its default would download ImageNet weights
-    if needs.family == "detection":
-        arguments["num_classes"] = num_classes + 1  # class 0 is the background
-    else:
-        arguments["num_classes"] = num_classes
-    if needs.family == "segmentation":
-        arguments |= {"aux_loss": False} if "aux_loss" in parameters else {}
+    if "aux_loss" in parameters:
+        arguments["aux_loss"] = False
     if spec.model.startswith("vit_"):
         arguments["image_size"] = needs.image_size
     if spec.model.startswith("maxvit"):
         arguments["input_size"] = (needs.image_size, needs.image_size)
     return arguments
-
-
-def _family(name: str) -> Family:
-    module = torchvision.models.get_model_builder(name).__module__
-    return (
-        "segmentation" if ".segmentation." in module else "detection" if ".detection." in module else "classification"
-    )
 
 
 def _published_size(name: str) -> int:

@@ -211,7 +211,7 @@ def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Excepti
                 f"{_part_text(parts[other])}. PyTorch's default collate function needs every {name} to have the "
                 f"same type and shape: {_SAME_SHAPE[name]} in the dataset, or give your own with --collate or --loader."
             )
-        if not _is_collatable(parts[0]):
+        if not (hasattr(parts[0], "shape") or isinstance(parts[0], (int, float, list, tuple, dict))):
             return (
                 f"The samples cannot be collated into a batch: the {name} of dataset[{indices[0]}] is "
                 f"{_part_text(parts[0])}. It has to be a tensor{_OR_ELSE[name]}: convert it in the dataset, pictures "
@@ -234,10 +234,6 @@ def _kind(part: Any) -> Any:
     if shape is not None:
         return tuple(shape)
     return (type(part), len(part)) if isinstance(part, (list, tuple, dict)) else isinstance(part, (int, float))
-
-
-def _is_collatable(part: Any) -> bool:
-    return hasattr(part, "shape") or isinstance(part, (int, float, list, tuple, dict))
 
 
 def sample_text(sample: Any) -> str:

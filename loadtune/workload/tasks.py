@@ -1,4 +1,4 @@
-"""What one training step computes: a batch and a model in, a scalar loss out, one way for each family of models.
+"""What one training step computes: a batch and a model in, a scalar loss out; and the optimizers.
 
 Shapes: B batch, C channels, H and W pixels, K classes, *d any dimensions. torchvision's inputs are
 (B, C, H, W); a model of the user's own takes what its dataset delivers. Targets are class
@@ -13,15 +13,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from loadtune.errors import WorkloadError
-from loadtune.records import Precision
+from loadtune.records.config import Precision
+from loadtune.records.footprint import StepOptimizer
 from loadtune.workload.batches import Batch, checked_scalar, own_structure, structure_text
-from loadtune.workload.models import Family
-from loadtune.workload.user_code import call_named
+from loadtune.workload.user_code import call_named, last_line, user_traceback
 
 Task = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 """(model, inputs, targets) → loss."""
-Forward = Callable[[nn.Module, torch.Tensor], Any]
-"""(model, inputs) → predictions, in evaluation mode."""
 
 ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
 """(model, batch) → scalar."""
@@ -30,6 +28,9 @@ MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
 
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 """A loss of the user's own: (what the model returned, targets) → scalar."""
+
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+"""The user's own: parameters → optimizer."""
 
 AUTOCAST_DTYPES: dict[Precision, torch.dtype | None] = {
     "fp32": None,
@@ -47,20 +48,6 @@ _LOGITS = ("logits", "out")
 _AUXILIARY = ("aux_logits", "aux_logits1", "aux_logits2", "aux")
 # Weight of the auxiliary heads in "Going Deeper with Convolutions"; speed does not depend on it.
 _AUXILIARY_WEIGHT = 0.3
-
-
-def task_for(family: Family, model_name: str) -> Task:
-    """The loss that trains this family."""
-    if family == "detection":
-        return _mask_loss if "mask" in model_name else _box_loss
-    return _pixel_loss if family == "segmentation" else class_loss
-
-
-def forward_for(family: Family) -> Forward:
-    """How this family predicts."""
-    if family == "detection":
-        return lambda model, inputs: model(list(inputs))
-    return lambda model, inputs: model(inputs)
 
 
 def own_loss_task(loss: Loss, name: str = "") -> Task:
@@ -84,7 +71,16 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
             return task(model, *batch)
         if any_structure and isinstance(batch, Mapping):
             return _loss_of_output(model(**batch), batch)
-        raise WorkloadError(_no_pair(batch) if any_structure else _no_pair_for_loss(batch))
+        wanted = "a function `fn(model, batch) -> scalar`"
+        if any_structure:
+            raise WorkloadError(
+                f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give "
+                f"{wanted} that trains on it: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+            )
+        raise WorkloadError(
+            f"--loss needs batches (inputs, targets), but a batch is {structure_text(batch)}. Use --compute-loss "
+            f"FILE.py:fn instead, or compute_loss=fn in Python: {wanted}."
+        )
 
     return compute
 
@@ -117,20 +113,6 @@ def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
             "`fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
         )
     return checked_scalar(loss, "model")
-
-
-def _no_pair(batch: Batch) -> str:
-    return (
-        f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give a function "
-        "`fn(model, batch) -> scalar` that trains on it: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
-    )
-
-
-def _no_pair_for_loss(batch: Batch) -> str:
-    return (
-        f"--loss needs batches (inputs, targets), but a batch is {structure_text(batch)}. Use --compute-loss "
-        "FILE.py:fn instead, or compute_loss=fn in Python: a function `fn(model, batch) -> scalar`."
-    )
 
 
 def model_logits(output: Any) -> torch.Tensor:
@@ -191,7 +173,7 @@ def _part(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
 
 
-def _pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Masks (B, H, W), or the image's class (B,) at every pixel: the same work as a mask, without one."""
     logits = model(inputs)["out"]
     pixels = targets if targets.dim() > 1 else targets[:, None, None].expand(-1, *inputs.shape[-2:])
@@ -200,22 +182,46 @@ def _pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -
     return _cross_entropy(logits, pixels)
 
 
-def _box_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return _detection_loss(model, inputs, _boxes(inputs, targets))
+# Speed does not depend on it. So small that the weights stay where they began: a loss that is not finite then comes
+# from the data, the model or the precision, and never from a learning rate that nobody chose.
+_LEARNING_RATE = 1e-12
+_MOMENTUM = 0.9
 
 
-def _mask_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    mask = torch.ones((1, *inputs.shape[-2:]), dtype=torch.uint8, device=inputs.device)
-    return _detection_loss(model, inputs, [box | {"masks": mask} for box in _boxes(inputs, targets)])
+def make_optimizer(
+    choice: StepOptimizer | OptimizerFactory, model: nn.Module, *, fused: bool, scaled: bool = False
+) -> torch.optim.Optimizer:
+    """A fresh optimizer; ``fused`` False leaves PyTorch its own default (foreach on CUDA).
+
+    It has no state yet, but for a fused SGD whose gradients are ``scaled``: a first step that GradScaler skips would
+    leave its momentum unset, and nothing would train any more. Its momentum begins at zero.
+
+    One of the user's own is fused as it was written. Raises WorkloadError where that cannot be made.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if callable(choice):
+        return _own_optimizer(choice, parameters)
+    implementation = True if fused else None
+    if choice == "adamw":
+        return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=implementation)
+    momentum = 0.0 if choice == "sgd_plain" else _MOMENTUM
+    made = torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=momentum, fused=implementation)
+    if fused and scaled and momentum:
+        for parameter in parameters:
+            made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
 
 
-def _boxes(inputs: torch.Tensor, targets: torch.Tensor) -> list[dict[str, torch.Tensor]]:
-    """One object an image, as large as the image; label 0 is the background."""
-    height, width = inputs.shape[-2:]
-    box = torch.tensor([[0.0, 0.0, width, height]], device=inputs.device)
-    return [{"boxes": box, "labels": label[None] + 1} for label in targets]
-
-
-def _detection_loss(model: nn.Module, inputs: torch.Tensor, boxes: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-    losses: dict[str, torch.Tensor] = model(list(inputs), boxes)
-    return torch.stack([loss.reshape(()) for loss in losses.values()]).sum()
+def _own_optimizer(
+    factory: Callable[[list[nn.Parameter]], Any], parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
+    wanted = "It is called with the list of trainable parameters and has to return a torch.optim.Optimizer."
+    try:
+        made = factory(parameters)
+    except Exception as error:
+        raise WorkloadError(
+            f"The optimizer function raised {last_line(error)}. {wanted}", user_traceback(error)
+        ) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise WorkloadError(f"The optimizer function returned a {type(made).__name__}. {wanted}")
+    return made

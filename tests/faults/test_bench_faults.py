@@ -15,11 +15,13 @@ import pytest
 from bench_rig import TESTS, Windows, bench_on, fault, trial
 
 from loadtune.bench import client
-from loadtune.bench.bounded_log import LEFT_OUT, MAX_BYTES
+from loadtune.bench.process import LEFT_OUT, MAX_BYTES
 from loadtune.errors import BenchError, OutOfTimeError
 from loadtune.host.memory import Ram, read_oom_kills
 from loadtune.host.processes import RamGuard, anonymous_bytes, tree_bytes
-from loadtune.records import BatchTry, Recipe, TrainingRun, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry
 
 # How long a process that was killed may take to be gone: far above any scheduler's delay.
 GONE_S = 10.0
@@ -191,7 +193,7 @@ def test_a_request_ends_at_its_time_and_names_the_sample_it_waited_for(bench, mo
 
 @needs_shm
 def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_midst(bench, monkeypatch):
-    workers = set()
+    workers, given_up = set(), []
 
     def watch(window):
         workers.update(set(group_of(bench.pid)) - {bench.pid})
@@ -199,6 +201,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
         return False
 
     def give_up(window):
+        given_up.append(window)
         bench.finish_by(time.monotonic())
         return watch(window) or True
 
@@ -212,6 +215,7 @@ def test_workers_leave_no_shared_memory_also_where_a_request_is_given_up_in_its_
         with pytest.raises(OutOfTimeError) as raised:
             bench.time_training(trial(num_workers=2), 0.05, give_up)
     assert raised.value.stuck is None, "no sample hung"
+    assert len(given_up) == 1, "a moment that the watch itself sets holds at once"
     assert len(workers) == 2
     assert until(lambda: not segments_of(workers))
 
@@ -224,7 +228,6 @@ def test_a_dataset_that_prints_for_each_sample_fills_no_disk(bench):
     assert log.read_bytes().count(LEFT_OUT) == 1
 
 
-@pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
 def test_a_trial_that_takes_all_ram_is_ended(bench, monkeypatch):
     room, begun = 200 * MIB, []
 

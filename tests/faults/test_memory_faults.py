@@ -8,10 +8,11 @@ import sys
 import pytest
 from bench_rig import TESTS, bench_on
 
-from loadtune.bench import own_memory
-from loadtune.records import BatchTry, Recipe
+from loadtune.bench import memory as bench_memory
+from loadtune.records.config import Recipe
+from loadtune.records.memory import BatchTry
 
-needs_limit = pytest.mark.skipif(own_memory.status_bytes("VmData") is None, reason="no VmData to limit")
+needs_limit = pytest.mark.skipif(bench_memory.status_bytes("VmData") is None, reason="no VmData to limit")
 
 
 IN_A_NAMESPACE = """
@@ -78,11 +79,11 @@ def test_a_model_that_says_out_of_memory_itself_has_a_bug(tmp_path, in_thread):
 def test_threads_that_start_under_a_full_limit_do_not_end_the_process():
     script = (
         "import torch\n"
-        "from loadtune.bench import own_memory\n"
+        "from loadtune.bench import memory as bench_memory\n"
         "from loadtune.bench.memory import CpuMemory\n"
         "torch.set_num_threads(16)\n"
         "held = torch.empty(1 << 22)\n"
-        "CpuMemory.budget_bytes = lambda self: own_memory.rss_bytes() + (1 << 20)\n"
+        "CpuMemory.budget_bytes = lambda self: bench_memory.rss_bytes() + (1 << 20)\n"
         "with CpuMemory().capped():\n"
         "    held.fill_(1.0)\n"
         "print('alive')\n"

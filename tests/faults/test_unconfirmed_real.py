@@ -7,7 +7,8 @@ from cli_rig import Command
 from typer.testing import CliRunner
 
 from loadtune.cli import app
-from loadtune.records import Recipe, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import TrialFailure
 
 SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision", "off", "--quiet", "--json")
 

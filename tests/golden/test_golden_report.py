@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from loadtune.records import Efficiency, TuningResult
-from loadtune.report.figures import figures
+from loadtune.records.interval import Interval, around
+from loadtune.records.result import TuningResult
+from loadtune.report.figures import best_and_baseline
+from loadtune.report.machine import banner
 from loadtune.report.store import as_json, load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.text import banner_text
-from loadtune.report.view import banner
 
 HERE = Path(__file__).parent
 KEPT = load_result(HERE / "result.json")
@@ -27,9 +28,9 @@ KEPT = load_result(HERE / "result.json")
 def by_energy() -> TuningResult:
     """The same run, looking for samples per joule."""
     assert KEPT.best is not None
-    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5, gain_low=1.45, gain_high=1.55)
+    efficiency, gain = around(7.4, 0.01), Interval(value=1.5, low=1.45, high=1.55)
     config = replace(KEPT.config, objective="samples-per-joule")
-    return replace(KEPT, config=config, best=replace(KEPT.best, efficiency=efficiency))
+    return replace(KEPT, config=config, best=replace(KEPT.best, samples_per_joule=efficiency, efficiency_gain=gain))
 
 
 def compiled() -> TuningResult:
@@ -79,8 +80,8 @@ def test_a_result_from_before_a_figure_was_kept_still_reads(tmp_path: Path) -> N
     telemetry = read.finalists[0].runs[0].telemetry
     assert telemetry is not None
     assert telemetry.gpu_utilization_fraction == pytest.approx(0.93)
-    assert (telemetry.timeline, telemetry.missing, telemetry.workers) == (None, {}, ())
-    table = figures(read)
+    assert (telemetry.timeline, telemetry.missing) == (None, {})
+    table = best_and_baseline(read)
     assert table is not None
     assert not any("percentile" in row[0] for row in table.rows)
 

@@ -6,7 +6,7 @@ import pytest
 
 from loadtune import load_result
 from loadtune.final.statistics import finalists
-from loadtune.final.winner import pick_winner
+from loadtune.final.winner import Verdict
 from loadtune.report.terminal_answer import terminal_answer
 
 ROOT = Path(__file__).parents[2]
@@ -18,12 +18,14 @@ README_RUN = ROOT / "benchmarks" / "results" / "2026-11-26-h200" / "readme" / "r
 def test_a_recorded_run_is_judged_as_it_was_in_22_lines(path: Path) -> None:
     result = load_result(path)
     outcomes = [(finalist.config, run) for finalist in result.finalists for run in finalist.runs]
-    best = pick_winner(finalists(outcomes, result.trials), result.yours)
+    best = Verdict(finalists(outcomes, result.trials), result.yours).winner()
     assert best is not None
     assert result.best is not None
     assert best.config == result.best.config
-    assert best.speedup == pytest.approx(result.best.speedup)
-    assert best.speedup_low == pytest.approx(result.best.speedup_low)
+    assert best.speedup is not None
+    assert result.best.speedup is not None
+    assert best.speedup.value == pytest.approx(result.best.speedup.value)
+    assert best.speedup.low == pytest.approx(result.best.speedup.low)
     assert best.half_width_fraction == pytest.approx(result.best.half_width_fraction)
     assert len(terminal_answer(result, path)) <= 22
 

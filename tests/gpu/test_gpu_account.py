@@ -15,18 +15,10 @@ import loadtune
 from loadtune.bench import BenchClient
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.footprint.trace.records import TracedLine
 from loadtune.host import choose_device, read_host
-from loadtune.records import (
-    Checkpoint,
-    Precision,
-    Recipe,
-    StepAccount,
-    StepOptimizer,
-    StepVariant,
-    TracedLine,
-    WorkloadSpec,
-    block_bytes,
-)
+from loadtune.records.config import Precision, Recipe, WorkloadSpec
+from loadtune.records.footprint import Checkpoint, StepAccount, StepOptimizer, StepVariant, block_bytes
 
 pytestmark = pytest.mark.gpu
 

@@ -13,19 +13,9 @@ from loadtune.bench import BenchClient
 from loadtune.bench.memory import page_lock_s
 from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.host import choose_device, read_host
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    LoaderConfig,
-    OptimizerName,
-    Precision,
-    Recipe,
-    TrainingRun,
-    TrialConfig,
-    Window,
-    WorkloadSpec,
-)
-from loadtune.records.window import PAGE_LOCK_SHARE
+from loadtune.records.config import LoaderConfig, OptimizerName, Precision, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.measurement import PAGE_LOCK_SHARE, ComputePoint, TrainingRun, Window
+from loadtune.records.memory import BatchTry
 from loadtune.workload import build_workload
 
 pytestmark = pytest.mark.gpu

@@ -11,16 +11,9 @@ import pytest
 from loadtune.bench import BenchClient
 from loadtune.host import choose_device, read_host
 from loadtune.host.processes import roles
-from loadtune.records import (
-    BatchTry,
-    ComputePoint,
-    LoaderConfig,
-    Recipe,
-    TrainingRun,
-    TrialConfig,
-    Window,
-    WorkloadSpec,
-)
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.measurement import ComputePoint, TrainingRun, Window
+from loadtune.records.memory import BatchTry
 from loadtune.stream.shm_cleanup import group_members
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]

@@ -11,7 +11,7 @@ from torch import nn
 
 import loadtune
 from loadtune.host.gpu import read_gpus
-from loadtune.records import GpuFacts
+from loadtune.records.facts import GpuFacts
 
 pytestmark = pytest.mark.gpu
 

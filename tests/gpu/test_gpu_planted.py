@@ -6,7 +6,7 @@ import pytest
 from planted import Plant, judged
 
 from loadtune.host import choose_device, read_host
-from loadtune.records import LoaderConfig
+from loadtune.records.config import LoaderConfig
 
 pytestmark = pytest.mark.gpu
 

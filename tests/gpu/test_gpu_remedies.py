@@ -11,7 +11,7 @@ from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.bench.training import Feed, ResidentModel, Trainer
-from loadtune.records import LoaderConfig, Recipe
+from loadtune.records.config import LoaderConfig, Recipe
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,9 @@ import pytest
 from bench_rig import CPU, Windows, bench_on, trial
 
 from loadtune.host import Sampler
-from loadtune.records import BatchTry, ComputePoint, Recipe, TrainingRun, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry
 
 
 @pytest.fixture(scope="module")

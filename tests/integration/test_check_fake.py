@@ -8,7 +8,11 @@ from pipeline_rig import GPU, tune_fake
 
 from loadtune.checking import baseline_of, check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
-from loadtune.records import Check, Device, Fixed, TrialFailure, TuneConfig, TuningResult
+from loadtune.records.config import Fixed, TuneConfig
+from loadtune.records.facts import Device
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.report.compare import Check
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
 
 
@@ -51,7 +55,7 @@ def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResul
     check = checked(stored, FakeBench(Surface(pinned_per_s=2600.0), seed=7), cores=12)
     assert check.outcome == "fell", check.reason
     assert check.ratio is not None
-    assert check.ratio.ratio == pytest.approx(2 / 3, abs=0.08)
+    assert check.ratio.value == pytest.approx(2 / 3, abs=0.08)
     assert [change.name for change in check.changes] == ["num_usable_cores"]
     compute = next(change for change in check.figures if change.name == "compute_only_samples_per_s")
     assert isinstance(compute.before, float)

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from loadtune.cli import app
 from loadtune.host import choose_device, read_host
-from loadtune.records import Finalist, Measurement, TuneConfig, Window
+from loadtune.records.config import TuneConfig
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Finalist
 from loadtune.report.store import load_result, write_result
 
 CONFIG = trial(batch_size=4)
@@ -56,5 +58,5 @@ def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_t
     found = json.loads(fell.stdout)
     assert (fell.exit_code, found["outcome"]) == (1, "fell"), found["reason"]
     assert found["ratio"]["high"] < 0.9
-    assert found["ratio"]["ratio"] == pytest.approx(0.5, abs=0.2)
+    assert found["ratio"]["value"] == pytest.approx(0.5, abs=0.2)
     assert len(found["runs"]) >= 3

@@ -10,7 +10,9 @@ import pytest
 from bench_rig import Windows, bench_on, trial
 
 from loadtune.bench import BenchClient
-from loadtune.records import BatchTry, ComputePoint, FitReport, Recipe, TrainingRun, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry, FitReport
 from loadtune.stream.shm_cleanup import group_members
 
 pytestmark = pytest.mark.timeout(600)  # each size is given to a C++ compiler, on whatever cores are free

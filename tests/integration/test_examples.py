@@ -26,7 +26,9 @@ from torch.utils.data import DataLoader
 from loadtune import WorkloadSpec, load_result
 from loadtune.bench import BenchClient
 from loadtune.cli import app
-from loadtune.records import BatchTry, LoaderConfig, Recipe, TrainingRun, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import TrainingRun
+from loadtune.records.memory import BatchTry
 from loadtune.step_memory import Wanted, step_report
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 import time
 
@@ -12,8 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from loadtune import ResultError, TuneConfig, UsageError, check_baseline, load_result, tune
-from loadtune.host.processes import anonymous_bytes
-from loadtune.records import Fixed
+from loadtune.records.config import Fixed
 
 
 class Rows(TensorDataset):
@@ -60,7 +58,6 @@ def test_a_run_of_objects_has_an_answer_and_keeps_labels(run):
     assert kept["objects"] == ["dataset", "model", "loss"]
 
 
-@pytest.mark.skipif(anonymous_bytes(os.getpid()) is None, reason="the kernel does not tell it apart")
 def test_memory_that_grows_with_each_sample_is_told(run):
     (note,) = [note for note in run[2].notes if "grows with each sample" in note]
     grown = re.match(r"The memory of the workers grows with each sample loaded, by (\d+) KiB ", note)

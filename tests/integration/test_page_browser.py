@@ -7,7 +7,7 @@ import pytest
 from browser_rig import CHROMIUM, Browser
 from page_rig import NASTY, config, cut_short, explained, golden, measurement, named, with_code_changes, with_trials
 
-from loadtune.records import Finalist
+from loadtune.records.result import Finalist
 from loadtune.report.page.write import write_board, write_page
 from loadtune.report.store import write_result
 

@@ -8,8 +8,8 @@ from pipeline_rig import tune_fake
 
 import loadtune
 from loadtune.errors import UsageError
-from loadtune.records import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
-from loadtune.report.figures import figures
+from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.report.figures import best_and_baseline
 from loadtune.report.forms.write import FORMS, export
 from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
@@ -27,7 +27,7 @@ def bench(surface: Surface | None = None, **facts) -> FakeBench:
 
 
 def row(result, name: str) -> tuple[str, ...] | None:
-    table = figures(result)
+    table = best_and_baseline(result)
     assert table is not None
     return next((cells[1:] for cells in table.rows if cells[0] == name), None)
 
@@ -37,7 +37,7 @@ def test_a_stream_of_unknown_length_is_tuned_and_nothing_is_said_of_epochs(tmp_p
     result = tune_fake(bench(dataset_length=None), tmp_path, listener=lambda p: told.append(p.message or ""))
     assert result.best is not None
     assert any(message.startswith("a stream of samples of 3×224×224") for message in told)
-    assert not any(name.startswith("epoch of") for name, *_ in figures(result).rows)  # type: ignore[union-attr]
+    assert not any(name.startswith("epoch of") for name, *_ in best_and_baseline(result).rows)  # type: ignore[union-attr]
     assert all(ceiling.limit != "dataset" for ceiling in result.ceilings)
 
 

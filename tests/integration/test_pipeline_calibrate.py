@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import BatchTry, ComputePoint, FitReport, Progress, Recipe, TrialFailure, TuningResult
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.testing import FakeBench, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

@@ -8,7 +8,9 @@ from pipeline_rig import tune_fake
 from loadtune.errors import BenchError, WorkloadError
 from loadtune.final.rounds import LOOKS
 from loadtune.probe.recipe import Recipes, choose_recipes, compile_recipes
-from loadtune.records import ComputePoint, Fixed, Precision, Progress, Recipe, TrialFailure, TuneConfig, WorkloadSpec
+from loadtune.records.config import Fixed, Precision, Recipe, TuneConfig, WorkloadSpec
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.telemetry import Progress
 from loadtune.report.export import recipe_code
 from loadtune.run_file import read_run
 from loadtune.testing import FakeBench, Surface, fake_facts

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import TrainingRun, TrialConfig, TrialFailure, TuneConfig, Window, YourSettings
+from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
+from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench
 
@@ -59,7 +60,8 @@ def test_on_a_busy_machine_the_winner_and_the_baseline_are_run_twice_and_told_ap
     assert result.best is not None
     runs = {finalist.config: len(finalist.runs) for finalist in result.finalists}
     assert min(runs[result.best.config], runs[result.yours]) >= 2
-    assert result.best.different
+    assert result.best.speedup is not None
+    assert result.best.speedup.holds(1.0) is False
     before_s = sum(seconds for name, seconds in result.stage_seconds.items() if name not in AFTER)
     longest_s = max(run.seconds for finalist in result.finalists for run in finalist.runs)
     assert result.stage_seconds["confirm"] <= 0.85 * (result.config.time_budget_s - before_s) + longest_s

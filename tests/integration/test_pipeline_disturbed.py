@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from pipeline_rig import ALL_TRIALS, tune_fake
 
-from loadtune.records import Measurement, Telemetry, TrialConfig, TrialFailure, TuningResult
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Telemetry
 from loadtune.testing import FakeBench, FakeSensor, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

@@ -10,20 +10,11 @@ from pipeline_rig import tune_fake
 
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.probe.host_memory import SHM_SHARE, prefetch_bytes
-from loadtune.records import (
-    ComputePoint,
-    Device,
-    FailureKind,
-    Progress,
-    Recipe,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-    Window,
-    YourSettings,
-)
+from loadtune.records.config import Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import Device
+from loadtune.records.measurement import ComputePoint, FailureKind, TrainingRun, TrialFailure, Window
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.run import Run
 from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, FakeClock, FakeSensor, Surface, fake_facts, fake_host
@@ -177,7 +168,6 @@ def test_yours_fails_and_the_winner_claims_no_speedup(tmp_path: Path) -> None:
     result = tune_fake(FakeBench(fail=failing("shm", is_plain)), tmp_path, config)
     assert result.best is not None
     assert result.best.speedup is None
-    assert result.best.different is None
     assert result.best_at_your_batch is not None
     assert result.best_at_your_batch.speedup is None
     assert any("The baseline (your settings)" in note and "shm" in note for note in result.notes)

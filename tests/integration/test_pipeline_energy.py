@@ -9,7 +9,10 @@ import pytest
 from pipeline_rig import GPU, tune_fake
 
 from loadtune.checking import baseline_of, check_on
-from loadtune.records import Check, LoaderConfig, Progress, TrialConfig, TuneConfig, TuningResult
+from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
+from loadtune.report.compare import Check
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
 from loadtune.seams import Listener
@@ -73,7 +76,7 @@ def test_the_most_sparing_is_found_and_is_not_the_fastest(
     assert fastest is not None
     assert result.best is not None
     assert (fastest.config.precision, result.best.config.precision) == ("fp16", "bf16")
-    assert fastest.efficiency is None
+    assert fastest.samples_per_joule is None
     assert samples_per_joule(result.best.config) > 1.1 * samples_per_joule(fastest.config)
     assert samples_per_joule(result.best.config) >= 0.95 * most_possible(result)
 
@@ -82,22 +85,23 @@ def test_the_figures_are_those_of_the_energy_with_an_interval(sparing: Callable[
     result = sparing(0)
     assert result.best is not None
     assert result.yours is not None
-    found = result.best.efficiency
+    found, gain = result.best.samples_per_joule, result.best.efficiency_gain
     assert found is not None
-    assert found.samples_per_joule == pytest.approx(samples_per_joule(result.best.config), rel=0.06)
+    assert gain is not None
+    assert found.value == pytest.approx(samples_per_joule(result.best.config), rel=0.06)
     truth = samples_per_joule(result.best.config) / samples_per_joule(result.yours)
-    assert found.gain == pytest.approx(truth, rel=0.1)
-    assert found.gain_low is not None
-    assert found.gain_high is not None
-    assert found.gain_low < found.gain < found.gain_high
+    assert gain.value == pytest.approx(truth, rel=0.1)
+    assert gain.low is not None
+    assert gain.high is not None
+    assert gain.low < gain.value < gain.high
     assert result.best.samples_per_s == pytest.approx(FED.training_rate(result.best.config), rel=0.06)
 
 
 def test_what_is_shown_says_what_was_looked_for(sparing: Callable[[int], TuningResult]) -> None:
     result = sparing(0)
     assert result.best is not None
-    assert result.best.efficiency is not None
-    shown = efficiency_text(result.best.efficiency.samples_per_joule)
+    assert result.best.samples_per_joule is not None
+    shown = efficiency_text(result.best.samples_per_joule.value)
     table = page_view(result).figures
     assert table is not None
     assert next(row[1] for row in table.rows if row[0] == "samples/J (95% CI)").startswith(f"{shown.split()[0]} ± ")
@@ -178,4 +182,4 @@ def test_a_resumed_run_goes_on_with_the_same_objective(tmp_path: Path) -> None:
     result = tune_fake(bench, tmp_path, config, resume=True, sensor=sensor)
     assert len(result.trials) > len(first.trials)
     assert result.best is not None
-    assert result.best.efficiency is not None
+    assert result.best.samples_per_joule is not None

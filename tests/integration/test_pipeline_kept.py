@@ -16,14 +16,9 @@ from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
-from loadtune.records import (
-    Progress,
-    Reading,
-    Telemetry,
-    TuneConfig,
-    TuningResult,
-    YourSettings,
-)
+from loadtune.records.config import TuneConfig, YourSettings
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.report.store import load_result
 from loadtune.run_file import read_run
 from loadtune.testing import FakeBench, FakeSensor

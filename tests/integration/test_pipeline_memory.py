@@ -10,21 +10,12 @@ import pytest
 from pipeline_rig import resumed, tune_fake
 
 from loadtune.errors import WorkloadError
-from loadtune.records import (
-    BatchTry,
-    Device,
-    FitReport,
-    HostFacts,
-    MemoryCeiling,
-    Progress,
-    Recipe,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-    YourSettings,
-)
+from loadtune.records.config import Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import Device, HostFacts
+from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.records.memory import BatchTry, FitReport, MemoryCeiling
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.run_file import read_run
 from loadtune.seams import Watch
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host

@@ -7,16 +7,10 @@ import pytest
 from pipeline_rig import ALL_TRIALS, Killed, finished, kill_at, killed, resumed, tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records import (
-    Fixed,
-    Progress,
-    Recipe,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-    YourSettings,
-)
+from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.run_file import RUN_FILE, newest_run, read_run
 from loadtune.testing import FakeBench, Surface
 

@@ -8,7 +8,10 @@ from pipeline_rig import ALL_TRIALS, Impatient, finished, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError, WorkloadError
-from loadtune.records import Fixed, Progress, TrialFailure, TuneConfig, TuningResult, YourSettings
+from loadtune.records.config import Fixed, TuneConfig, YourSettings
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.run_file import newest_run, read_run

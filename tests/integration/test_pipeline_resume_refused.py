@@ -7,13 +7,8 @@ import pytest
 from pipeline_rig import ALL_TRIALS, GPU, Impatient, finished, resumed, tune_fake
 
 from loadtune.errors import LoadtuneError, ResultError, WorkloadError
-from loadtune.records import (
-    CodePart,
-    Device,
-    TuneConfig,
-    WorkloadFacts,
-    WorkloadSpec,
-)
+from loadtune.records.config import TuneConfig, WorkloadSpec
+from loadtune.records.facts import CodePart, Device, WorkloadFacts
 from loadtune.run_file import RUN_FILE
 from loadtune.testing import GIB, FakeBench, fake_host
 

@@ -7,19 +7,11 @@ import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.errors import ResultError, UsageError
-from loadtune.records import (
-    Device,
-    Fixed,
-    LoaderConfig,
-    Progress,
-    Recipe,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-    Winner,
-    YourSettings,
-)
+from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.facts import Device
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import TuningResult, Winner
+from loadtune.records.telemetry import Progress
 from loadtune.report.store import write_result
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 
@@ -90,7 +82,7 @@ def elsewhere(folder: Path, result: TuningResult, **loader: int) -> Path:
         loader=LoaderConfig(**{"batch_size": 300, "num_workers": 48, "pin_memory": True, **loader}),
         recipe=Recipe(precision="bf16"),
     )
-    winner = Winner(config=config, samples_per_s=9000.0, half_width_fraction=None, speedup=None)
+    winner = Winner(config=config, samples_per_s=9000.0, half_width_fraction=None)
     folder.mkdir()
     return write_result(replace(result, best=winner), folder)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import Fixed, Recipe, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.testing import FakeBench, Surface
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

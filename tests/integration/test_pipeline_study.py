@@ -6,7 +6,7 @@ from pathlib import Path
 import optuna
 from pipeline_rig import killed, resumed, tune_fake
 
-from loadtune.records import TuneConfig
+from loadtune.records.config import TuneConfig
 from loadtune.report.store import load_result
 from loadtune.run_file import read_run
 from loadtune.testing import FakeBench, Surface, fake_facts

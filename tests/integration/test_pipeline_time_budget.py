@@ -8,7 +8,11 @@ from pipeline_rig import tune_fake
 
 from loadtune import tuner
 from loadtune.errors import OutOfTimeError
-from loadtune.records import Progress, TrainingRun, TrialConfig, TrialFailure, TuneConfig, TuningResult, WorkloadFacts
+from loadtune.records.config import TrialConfig, TuneConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.measurement import TrainingRun, TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.report.page.view import page_view
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench

@@ -6,15 +6,10 @@ from pathlib import Path
 import pytest
 from pipeline_rig import tune_fake
 
-from loadtune.records import (
-    Fixed,
-    OptionalDimension,
-    Progress,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-)
+from loadtune.records.config import Fixed, OptionalDimension, TrialConfig, TuneConfig
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.testing import FakeBench
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

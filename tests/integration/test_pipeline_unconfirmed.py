@@ -13,18 +13,13 @@ import loadtune
 from loadtune.arguments import fixed_of
 from loadtune.ending import exit_code
 from loadtune.errors import ResultError
-from loadtune.records import (
-    ComputePoint,
-    Progress,
-    Recipe,
-    TrialConfig,
-    TrialFailure,
-    TuneConfig,
-    TuningResult,
-)
+from loadtune.records.config import Recipe, TrialConfig, TuneConfig
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.report.forms.write import FORMS
 from loadtune.report.page.view import page_view
-from loadtune.report.store import RESULT_FILE, load_result, write_result
+from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.testing import FakeBench
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
@@ -180,19 +175,3 @@ def test_a_compute_only_rate_that_was_misread_is_timed_again(tmp_path: Path) -> 
     assert not any(finalist.unconfirmed for finalist in result.finalists)
     keys = [(point.recipe, point.batch_size) for point in result.compute_points]
     assert len(keys) == len(set(keys))
-
-
-def test_a_stored_winner_that_the_rules_leave_out_now_is_not_handed_out(tmp_path: Path) -> None:
-    """A result of an earlier version, in which two runs of the winner had failed."""
-    result = tune_fake(FakeBench(), tmp_path)
-    assert result.best is not None
-    crash = TrialFailure(kind="crash", phase="training", message=CRASH)
-    stored = replace(
-        result,
-        finalists=tuple(
-            replace(f, failures=(crash, crash)) if f.config == result.best.config else f for f in result.finalists
-        ),
-    )
-    write_result(stored, tmp_path)
-    with pytest.raises(ResultError, match="SIGSEGV"):
-        loadtune.best_loader_kwargs(tmp_path / RESULT_FILE)

@@ -84,7 +84,7 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
     assert main
     assert min(main) > 0
     assert all(telemetry.timeline for _, telemetry in runs)
-    told = [len(telemetry.workers) for _, telemetry in runs]
+    told = [max((each.num_workers for each in telemetry.memory), default=0) for _, telemetry in runs]
     assert all(seen <= config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True))
     with_workers = [seen == config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True) if seen]
     assert not any(config.loader.num_workers for config, _ in runs) or any(with_workers)

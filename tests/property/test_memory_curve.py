@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.records import FitReport, MemoryCeiling, TrialFailure
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.memory import FitReport, MemoryCeiling
 from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT
 
 SIZES = st.integers(1, 10**6)
@@ -39,7 +40,6 @@ def ceilings(draw: st.DrawFn) -> MemoryCeiling:
         bytes_per_sample=draw(st.none() | st.floats(-1e12, 1e12)),
         fixed_bytes=draw(st.none() | st.floats(-1e15, 1e15)),
         line_error_fraction=draw(st.none() | st.floats(0, 1e6)),
-        small_sizes=tuple(draw(st.lists(REPORTS, max_size=3))),
         capacity_bytes=draw(BYTES),
         budget_bytes=draw(BYTES),
         others_bytes=draw(BYTES),
@@ -52,7 +52,7 @@ def ceilings(draw: st.DrawFn) -> MemoryCeiling:
 def test_a_printed_ceiling_has_a_row_for_each_size_within_80_columns(ceiling: MemoryCeiling) -> None:
     lines = str(ceiling).split("\n")
     assert max(map(len, lines)) <= 80
-    tried = sorted(report.batch_size for report in (*ceiling.small_sizes, *ceiling.probes))
+    tried = sorted(report.batch_size for report in ceiling.probes)
     rows = lines[4 : 4 + len(tried)]
     assert [row.split()[0] for row in rows] == [f"{size:,}" for size in tried]
     assert lines[4 + len(tried)] == ""

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.probe.memory import MemoryProbe
-from loadtune.records import BatchTry, FitReport, MemoryCeiling, Precision, Recipe
+from loadtune.records.config import Precision, Recipe
+from loadtune.records.memory import BatchTry, FitReport, MemoryCeiling
 from loadtune.testing import GIB, FakeBench, Surface
 
 CLOSE = 0.97

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loadtune.records import TuningResult
+from loadtune.records.result import TuningResult
 from loadtune.report.store import as_json
 
 _PLAIN: dict[Any, st.SearchStrategy[Any]] = {

@@ -8,7 +8,9 @@ import pytest
 
 import loadtune.host
 from loadtune import MachineMismatchError, MachineMismatchWarning, ResultError, best_loader_kwargs, best_recipe
-from loadtune.records import Device, GpuFacts, HostFacts, TuneConfig, TuningResult
+from loadtune.records.config import TuneConfig
+from loadtune.records.facts import Device, GpuFacts, HostFacts
+from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result, write_result
 
 KEPT = Path(__file__).parents[1] / "golden" / "result.json"

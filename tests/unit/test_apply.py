@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
 from loadtune import ResultError, UsageError
-from loadtune.records import LoaderConfig, Recipe, TrialConfig, TuneConfig, TuningResult
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
+from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
 from loadtune.workload import LoaderParts
 

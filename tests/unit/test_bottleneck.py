@@ -4,22 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.bottleneck import Known, bottleneck
+from loadtune.bottleneck import bottleneck
 from loadtune.model.answers import explained
-from loadtune.records import (
-    Bottleneck,
-    ComputePoint,
-    Device,
-    Finalist,
-    LoaderConfig,
-    Measurement,
-    Predicted,
-    Recipe,
-    Trial,
-    TrialConfig,
-    Window,
-    WorkerShare,
-)
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import Device
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import ComputePoint, Measurement, Window, WorkerShare
+from loadtune.records.result import Bottleneck, Finalist, Trial
 from loadtune.search.throughput import job_of
 from loadtune.testing import Surface, fake_facts, fake_host
 
@@ -65,7 +56,7 @@ def found(
             config=each,
             origin="search",
             measurement=run,
-            predicted=Predicted(score=rate, low=0.9 * rate, high=1.1 * rate),
+            predicted=Interval(value=rate, low=0.9 * rate, high=1.1 * rate),
         )
         for number, (each, run) in enumerate(seen)
         for rate in [predicted * run.samples_per_s]
@@ -79,13 +70,8 @@ def found(
         for size in (16, 256)
         for rate in [surface.compute_rate(BF16, size)]
     ]
-    known = Known(
-        job=job_of(facts, fake_host(), GPU, {"bf16": BF16}, points),
-        measured=seen,
-        trials=trials,
-        num_workers=(0, 4, 8, 16, 32),
-    )
-    return bottleneck(known, Finalist(config=best, runs=(seen[-1][1],)))
+    job = job_of(facts, fake_host(), GPU, {"bf16": BF16}, points)
+    return bottleneck(job, seen, Finalist(config=best, runs=(seen[-1][1],)), (0, 4, 8, 16, 32), trials)
 
 
 def test_the_slowest_resource_is_named_and_quicker_samples_do_not_help_the_pinning_thread() -> None:

@@ -10,7 +10,11 @@ from forms_rig import KEPT
 
 from loadtune.checking import MIN_RUNS, Baseline, baseline_of, conclude
 from loadtune.errors import ResultError
-from loadtune.records import Efficiency, Finalist, Measurement, Recipe, Telemetry, TuningResult, Window
+from loadtune.records.config import Recipe
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Finalist, TuningResult
+from loadtune.records.telemetry import Telemetry
 from loadtune.report.comparison import view
 from loadtune.report.store import load_result
 
@@ -117,9 +121,10 @@ def sparing_baseline() -> Baseline:
         result.finalists[0], runs=tuple(with_energy([(1000.0, 500.0), (1010.0, 503.0), (990.0, 497.0)]))
     )
     config = dataclasses.replace(result.config, objective="samples-per-joule")
-    efficiency = Efficiency(samples_per_joule=2.0, half_width_fraction=0.01, gain=None)
     assert result.best is not None
-    best = dataclasses.replace(result.best, samples_per_s=1000.0, efficiency=efficiency)
+    best = dataclasses.replace(
+        result.best, samples_per_s=1000.0, samples_per_joule=Interval(value=2.0, low=1.98, high=2.02)
+    )
     return baseline_of(dataclasses.replace(result, config=config, finalists=(finalist,), best=best), 0.05)
 
 
@@ -136,7 +141,7 @@ def test_a_winner_by_energy_is_held_to_its_samples_per_joule(rate: float, watts:
     assert check.ratio is not None
     assert check.efficiency.value == pytest.approx(rate / watts, rel=0.01)
     assert check.throughput.value == pytest.approx(rate)
-    assert check.ratio.ratio == pytest.approx(rate / watts / 2.0, rel=0.01)
+    assert check.ratio.value == pytest.approx(rate / watts / 2.0, rel=0.01)
     table = view(check).tables[0]
     assert table.columns == ("", "throughput", "samples per joule", "runs")
     assert [row[1] == "" for row in table.rows] == [False, False, True]  # the ratio is not of the throughput

@@ -19,7 +19,10 @@ import loadtune.host
 from loadtune.cli import app
 from loadtune.ending import termination_as_interruption
 from loadtune.errors import DeviceError, ResultError, WorkloadError
-from loadtune.records import DIMENSIONS, Device, GpuFacts, HostFacts, Progress, TuneConfig, TuningResult, YourSettings
+from loadtune.records.config import DIMENSIONS, TuneConfig, YourSettings
+from loadtune.records.facts import Device, GpuFacts, HostFacts
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result, write_result
 from loadtune.run_file import RUN_FILE, Resumable, Searched, read_run, write_run
 
@@ -389,7 +392,7 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 _RUN = """
 import sys
 import loadtune.host as host, loadtune.tuner as tuning
-from loadtune.records import Progress
+from loadtune.records.telemetry import Progress
 from loadtune.report.store import load_result
 result = load_result(sys.argv.pop())
 host.read_host, host.choose_device = lambda: result.host, lambda facts, asked: result.device

@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 import pytest
 
 from loadtune.bench.loader import WindowRule
-from loadtune.records import LoaderConfig, Window, samples_per_s
-from loadtune.search.segment import WINDOW_S, Segment
-from loadtune.search.timing import SEGMENT_S
+from loadtune.records.config import LoaderConfig
+from loadtune.records.measurement import Window, samples_per_s
+from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment
 
 NUM_WORKERS, PREFETCH = 16, 2
 MAX_S = SEGMENT_S

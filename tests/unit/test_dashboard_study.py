@@ -34,7 +34,8 @@ def test_the_values_have_the_unit_of_what_was_searched_for(tmp_path: Path, objec
 def test_what_cannot_run_is_never_the_best_beside_what_was_measured(tmp_path: Path) -> None:
     study, asked = begun_study(tmp_path)
     study.tell(trial(asked, 100.0))
-    study.tell(trial(study.ask(), None))
+    study.ask(trial(3, None).config)
+    study.tell(trial(3, None))
     assert open_study(tmp_path / "study.db").get_best_trial(1).number == 0
 
 

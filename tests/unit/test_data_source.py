@@ -2,7 +2,8 @@
 
 import pytest
 
-from loadtune.records import Measurement, Telemetry, Window
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.telemetry import Telemetry
 from loadtune.trends import data_source
 
 MB = 1e6

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from loadtune.errors import OutOfTimeError
-from loadtune.records import LoaderConfig, Recipe, Trial, TrialConfig, TrialFailure
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.result import Trial
 from loadtune.report.store import LOG_FILE, run_folder
 from loadtune.tuner import ended_text
 

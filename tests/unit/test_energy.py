@@ -3,7 +3,8 @@
 import pytest
 
 from loadtune.errors import DeviceError
-from loadtune.records import Device, Telemetry
+from loadtune.records.facts import Device
+from loadtune.records.telemetry import Telemetry
 from loadtune.tuner import _check_energy as check_energy
 
 GPU, CPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU"), Device(kind="cpu", uuid=None, name="Fake CPU")

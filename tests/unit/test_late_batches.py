@@ -3,7 +3,7 @@
 import pytest
 
 from loadtune.late_batches import late_batches, usually_late
-from loadtune.records import WorkerShare
+from loadtune.records.measurement import WorkerShare
 
 
 def share(

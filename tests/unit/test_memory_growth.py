@@ -5,7 +5,8 @@ import random
 import pytest
 from bench_rig import trial
 
-from loadtune.records import Measurement, MemoryReading, Telemetry, Window
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.telemetry import MemoryReading, Telemetry
 from loadtune.trends import memory_growth
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -9,12 +9,9 @@ from account_rig import FakeMeter
 from loadtune.errors import NothingFitsError
 from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_step, largest_batch
 from loadtune.footprint.plan import plan_of_spec, varied
-from loadtune.records import (
-    FootprintReport,
-    StepVariant,
-    TrialFailure,
-    WorkloadSpec,
-)
+from loadtune.records.config import WorkloadSpec
+from loadtune.records.footprint import FootprintReport, StepVariant
+from loadtune.records.measurement import TrialFailure
 from loadtune.report.footprint import footprint_view
 from loadtune.step_memory import Wanted, step_report, variants
 from loadtune.testing import GIB
@@ -39,8 +36,8 @@ def test_measured_and_estimated_stand_side_by_side_with_the_error(report: Footpr
     assert report.error_fraction == pytest.approx(-0.1 / 1.1, abs=1e-3)
     view = footprint_view(report)
     assert view.tables[0].columns == ("", "row's own\nmaximum", "at the\npeak", "at the peak,\nestimated", "inference")
-    assert "0.0% of the peak is not attributed" in view.lines[0]
-    assert "by -9.1%" in view.lines[1]
+    assert "0.0% of the peak is not attributed" in view.sections[0].lines[0]
+    assert "by -9.1%" in view.sections[0].lines[1]
 
 
 def test_each_row_changes_one_thing_and_says_what_it_rests_on(report: FootprintReport) -> None:
@@ -103,7 +100,7 @@ def test_a_step_without_a_loss_is_estimated_although_there_is_a_gpu() -> None:
     spec = WorkloadSpec(dataset="account_rig:ImagePairs", model="account_rig:Autoencoder")
     found = step_report(spec, Wanted(precision="fp32", batch_size=4, per_layer=True, what_if=True), metered)
     assert (found.account.estimated, found.account.has_loss) == (True, False)
-    assert any("there was no loss" in line for line in footprint_view(found).lines)
+    assert any("there was no loss" in line for line in footprint_view(found).sections[0].lines)
 
 
 def test_a_step_that_does_not_fit_is_no_estimate_in_disguise() -> None:

@@ -10,18 +10,18 @@ from typer.testing import CliRunner
 
 import loadtune
 from loadtune.cli import app
-from loadtune.report.comparison import HandoverView
 from loadtune.report.comparison import view as view_of
+from loadtune.report.figures import View
 from loadtune.report.store import write_result
 from loadtune.report.terminal_answer import terminal_answer
-from loadtune.report.text import handover_text
+from loadtune.report.text import view_text
 from loadtune.terminal import print_whatever_the_locale, show
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, width: int) -> tuple[HandoverView, str]:
+def shown(monkeypatch: pytest.MonkeyPatch, width: int) -> tuple[View, str]:
     monkeypatch.setenv("COLUMNS", str(width))
     stream, view = io.StringIO(), view_of(loadtune.compare(golden(), explained()))
-    show(handover_text(view), stream)
+    show(view_text(view), stream)
     return view, stream.getvalue()
 
 

@@ -8,7 +8,7 @@ import pytest
 from loadtune import TuneConfig, YourSettings, tune
 from loadtune.bench import BenchClient
 from loadtune.errors import UsageError, WorkloadError
-from loadtune.records import Progress
+from loadtune.records.telemetry import Progress
 
 
 @pytest.mark.parametrize(

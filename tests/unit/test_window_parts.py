@@ -4,41 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import (
-    Measurement,
-    Window,
-    delivered_samples,
-    half_width_fraction,
-)
-
-
-def measurement(*parts: tuple[float, float, float] | None) -> Measurement:
-    """Windows of two seconds, the parts in seconds."""
-    windows = []
-    for part in parts:
-        copy_s, compute_s, idle_s = part or (None, None, None)
-        windows.append(
-            Window(
-                start_s=0.0,
-                seconds=2.0,
-                num_steps=1,
-                num_samples=8,
-                copy_s=copy_s,
-                compute_s=compute_s,
-                idle_s=idle_s,
-            )
-        )
-    return Measurement(windows=tuple(windows), first_batch_s=0.1, seconds=5.0)
-
-
-def test_shares_are_of_all_windows() -> None:
-    found = measurement((0.5, 1.0, 0.5), (0.0, 2.0, 0.0))
-    assert found.compute_fraction == pytest.approx(0.75)
-
-
-def test_what_was_not_measured_is_no_zero() -> None:
-    assert measurement(None).compute_fraction is None
-    assert measurement(None, (0.5, 1.0, 0.5)).compute_fraction == pytest.approx(0.5)
+from loadtune.records.measurement import Measurement, Window, delivered_samples, half_width_fraction
 
 
 def ten_batches(wait_s: float, ahead: tuple[float, float]) -> Window:
@@ -144,12 +110,3 @@ def test_batches_that_were_made_before_spare_no_wait(ahead: tuple[float, float],
 def test_without_a_queue_the_wait_is_what_was_seen() -> None:
     window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=0.5)
     assert Measurement(windows=(window,), first_batch_s=0.1, seconds=3.0).wait_fraction == 0.25
-
-
-@pytest.mark.parametrize(("left", "num_made"), [(4.0, 10.0), (1.5, 7.5)])
-def test_the_devices_own_account_is_of_the_same_run_as_the_rate(left: float, num_made: float) -> None:
-    """So a step that takes it 0.9 s does by rate and share together, whatever was left in the queue."""
-    window = replace(ten_batches(0.6, (4.0, left)), copy_s=0.4, compute_s=9.0, idle_s=0.6)
-    found = Measurement(windows=(window,), first_batch_s=1.0, seconds=12.0)
-    assert found.samples_per_s == pytest.approx(num_made / 10)
-    assert found.compute_fraction == pytest.approx(0.9 * num_made / 10)

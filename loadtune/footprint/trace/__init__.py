@@ -1,11 +1,10 @@
 """Memory by source line: `trace_memory` around a block, `run_traced` for a script.
 
 Comes in: code that runs in this thread. Goes out: a `MemoryTrace`, as a record, a table or JSON. ``lines`` follows the
-frames, ``tensors`` the storages, ``cuda`` reads the allocator; ``visits`` brings them together and knows none of them.
+frames, ``tensors`` the storages; ``visits`` brings them and the allocator's counters together and knows none of them.
 """
 
-from loadtune.footprint.trace.script import run_traced
-from loadtune.footprint.trace.tracing import Tracing, trace_memory
+from loadtune.footprint.trace.tracing import Tracing, run_traced, trace_memory
 from loadtune.footprint.trace.view import trace_json, trace_text
 
 __all__ = ["Tracing", "run_traced", "trace_json", "trace_memory", "trace_text"]

@@ -59,7 +59,8 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found: dict[int, Birth] = {}
         for tensor in live_tensors():
             storage = _storage(tensor)
-            if storage is not None and storage._cdata not in self._known and _holds_bytes(storage):
+            known = storage is None or storage._cdata in self._known
+            if not known and storage.nbytes() and storage.device.type != "meta":
                 found[storage._cdata] = _described(tensor, storage, None, first_seen=True)
             if isinstance(tensor, torch.nn.Parameter):
                 self._name(tensor, "Parameter")
@@ -152,10 +153,6 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
-
-
-def _holds_bytes(storage: Any) -> bool:
-    return bool(storage.nbytes()) and storage.device.type != "meta"
 
 
 def _described(tensor: torch.Tensor, storage: Any, op: Any, *, first_seen: bool) -> Birth:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import msgspec
 
+from loadtune.footprint.trace.records import MemoryTrace, TracedLine, TracedTensor
 from loadtune.footprint.trace.visits import Birth, Row
-from loadtune.records.trace import LineUse, MemoryTrace, TracedLine, TracedTensor
 from loadtune.units import bytes_text, counted
 
 _WIDTH = 80
@@ -38,13 +38,8 @@ def traced_line(row: Row) -> TracedLine:
         line=visit.line,
         function=visit.function,
         source=linecache.getline(visit.file, visit.line).strip() if visit.file else "",
-        cpu=LineUse(
-            in_use_bytes=row.in_use,
-            change_bytes=visit.change,
-            peak_bytes=row.peak,
-            last_in_use_bytes=row.last_in_use,
-        ),
-        cuda=_cuda_use(row),
+        cpu=row.cpu,
+        cuda=row.cuda,
         device_used_bytes=row.used,
         appeared=tuple(map(traced, row.appeared)),
         went=tuple(map(traced, row.went)),
@@ -52,18 +47,6 @@ def traced_line(row: Row) -> TracedLine:
         temporary_bytes=sum(birth.num_bytes for birth in row.temporaries),
         num_ops=visit.num_ops,
         num_visits=row.num_visits,
-    )
-
-
-def _cuda_use(row: Row) -> LineUse | None:
-    if row.cuda_in_use is None:
-        return None
-    return LineUse(
-        in_use_bytes=row.cuda_in_use,
-        change_bytes=row.visit.cuda_change,
-        peak_bytes=row.cuda_peak,
-        unattributed_bytes=row.unattributed,
-        last_in_use_bytes=row.last_cuda_in_use,
     )
 
 
@@ -83,7 +66,7 @@ def _table(trace: MemoryTrace) -> Iterator[str]:
     yield f"Memory of {trace.device} after each line. CPU tensors before the trace: {before}."
     yield _columns("line", "source", "in use", "change", "peak", "NVML" if on_gpu else None)
     file: str | None = ""
-    shown = [line for line in trace.lines if _eventful(line)]
+    shown = [line for line in trace.lines if line.num_ops or line.appeared or line.went or line.use.change_bytes]
     for line in shown:
         if line.file != file:
             file = line.file
@@ -92,10 +75,6 @@ def _table(trace: MemoryTrace) -> Iterator[str]:
     if left_out := len(trace.lines) - len(shown):
         yield f"{counted(left_out, 'more line')} ran no tensor operation and changed no memory."
     yield from _ending(trace)
-
-
-def _eventful(line: TracedLine) -> bool:
-    return bool(line.num_ops or line.appeared or line.went or line.use.change_bytes)
 
 
 def _row(line: TracedLine, on_gpu: bool) -> Iterator[str]:

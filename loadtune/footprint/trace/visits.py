@@ -4,13 +4,31 @@ In: lines that begin, pause for a call, and end; storages born and gone. Out: ro
 are folded, so that a loop of a million lines stays as small as its first turns.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol
 
-from loadtune.footprint.trace.cuda import CudaReading, Meter
-from loadtune.records.trace import TensorKind
+from loadtune.footprint.trace.records import LineUse, TensorKind
 
 _BLOCK_BYTES = 512
 """The CUDA allocator rounds every block up to this."""
+
+
+class CudaReading(NamedTuple):
+    allocated_bytes: int
+    peak_bytes: int
+    """Highest allocated since `restart_peak`."""
+
+
+class Meter(Protocol):
+    """A GPU's counters; tests give their own."""
+
+    device: str | None
+
+    def read(self) -> CudaReading | None: ...
+
+    def restart_peak(self) -> None: ...
+
+    def used_bytes(self) -> int | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -63,34 +81,30 @@ class Row:
     """Visits of one line that made the same change; `visit` is the first of them."""
 
     visit: Visit
-    in_use: int
-    cuda_in_use: int | None
+    cpu: LineUse
+    cuda: LineUse | None
     used: int | None
     appeared: list[Birth]
     went: list[Birth]
     temporaries: list[Birth]
     num_visits: int = 0
-    peak: int = 0
-    """Highest of all visits: a later visit may begin with more memory in use."""
-    cuda_peak: int = 0
-    last_in_use: int = 0
-    last_cuda_in_use: int = 0
-
-    @property
-    def unattributed(self) -> int:
-        known = sum(map(_block, self.appeared)) - sum(map(_block, self.went))
-        return self.visit.cuda_change - known
 
     @property
     def key(self) -> tuple[object, ...]:
         visit = self.visit
         tensors = (tuple(birth.signature for birth in births) for births in (self.appeared, self.went))
-        above = (visit.peak - self.in_use, visit.cuda_peak - (self.cuda_in_use or 0))
-        return (visit.file, visit.line, visit.change, visit.cuda_change, self.cuda_in_use is None, above, *tensors)
+        uses = ((use.change_bytes, use.peak_bytes - use.in_use_bytes) if use else None for use in (self.cpu, self.cuda))
+        return (visit.file, visit.line, *uses, *tensors)
 
 
 def _block(birth: Birth) -> int:
     return -(-birth.num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES if birth.is_cuda else 0
+
+
+def _and_later(first: LineUse, later: LineUse) -> LineUse:
+    """Of two visits: the later one may begin with more memory in use."""
+    peak_bytes = max(first.peak_bytes, later.peak_bytes)
+    return replace(first, peak_bytes=peak_bytes, last_in_use_bytes=later.in_use_bytes)
 
 
 class Ledger:
@@ -135,20 +149,29 @@ class Ledger:
         """The line is done; it has been paused before."""
         if not (visit.is_line or visit.births or visit.deaths or visit.cuda_change):
             return
-        cuda = None if self._cuda is None else self._cuda.allocated_bytes
-        row = Row(
-            visit=visit,
-            in_use=self.in_use,
-            cuda_in_use=cuda,
-            used=self.meter.used_bytes(),
-            appeared=[birth for birth in visit.births if birth.died_in != visit.number],
-            went=[birth for birth in visit.deaths if birth.visit != visit.number],
-            temporaries=[birth for birth in visit.births if birth.died_in == visit.number],
+        appeared = [birth for birth in visit.births if birth.died_in != visit.number]
+        went = [birth for birth in visit.deaths if birth.visit != visit.number]
+        cpu = LineUse(
+            in_use_bytes=self.in_use,
+            change_bytes=visit.change,
+            peak_bytes=visit.peak,
+            last_in_use_bytes=self.in_use,
         )
+        cuda = None
+        if self._cuda is not None:
+            cuda = LineUse(
+                in_use_bytes=self._cuda.allocated_bytes,
+                change_bytes=visit.cuda_change,
+                peak_bytes=visit.cuda_peak,
+                unattributed_bytes=visit.cuda_change - sum(map(_block, appeared)) + sum(map(_block, went)),
+                last_in_use_bytes=self._cuda.allocated_bytes,
+            )
+        temporaries = [birth for birth in visit.births if birth.died_in == visit.number]
+        row = Row(visit, cpu, cuda, self.meter.used_bytes(), appeared, went, temporaries)
         kept = self.rows.setdefault(row.key, row)
         kept.num_visits += 1
-        kept.peak, kept.cuda_peak = max(kept.peak, visit.peak), max(kept.cuda_peak, visit.cuda_peak)
-        kept.last_in_use, kept.last_cuda_in_use = self.in_use, cuda or 0
+        kept.cpu = _and_later(kept.cpu, cpu)
+        kept.cuda = None if kept.cuda is None or cuda is None else _and_later(kept.cuda, cuda)
 
     def born(self, birth: Birth) -> None:
         visit = self.current

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadtune.records import TrialConfig, TuningResult, Winner
-from loadtune.records.chosen import handed_winner, loader_kwargs
+from loadtune.records.answer import loader_kwargs
+from loadtune.records.config import TrialConfig
+from loadtune.records.result import TuningResult, Winner
 from loadtune.report.export import has_own_loader
-from loadtune.report.wording import interval_text, keep_text
+from loadtune.report.sentences import keep_text
+from loadtune.report.wording import interval_text
 from loadtune.units import counted
 
 _WIDTH = 78
@@ -25,10 +27,6 @@ class ExportContext:
     @property
     def config(self) -> TrialConfig:
         return self.winner.config
-
-    @property
-    def workload(self) -> str:
-        return self.result.config.workload.title
 
     @property
     def loader_kwargs(self) -> dict[str, Any]:
@@ -51,17 +49,6 @@ class ExportContext:
         return {} if self.has_own_step else asdict(self.config.recipe)
 
     @property
-    def throughput(self) -> str:
-        """``4,050/s ± 162/s``; without an interval where nothing ran twice."""
-        return interval_text(self.winner.throughput)
-
-    @property
-    def efficiency(self) -> str | None:
-        """``7.40 samples/J ± 0.10 samples/J``. None: the run looked for throughput."""
-        picked_by = self.winner.picked_by
-        return interval_text(picked_by) if picked_by.objective == "samples-per-joule" else None
-
-    @property
     def machine(self) -> str:
         host = self.result.host
         cores = counted(host.num_usable_cores, "usable core")
@@ -69,19 +56,16 @@ class ExportContext:
 
     @property
     def provenance(self) -> str:
-        why = "" if self.efficiency is None else f" Chosen for {self.efficiency} of the GPU's board, not for speed."
+        rate, found, why = interval_text(self.winner.throughput), self.winner.samples_per_joule, ""
+        if found is not None:
+            why = f" Chosen for {interval_text(found, 'samples-per-joule')} of the GPU's board, not for speed."
         how = "Measured once, without an interval," if self.winner.measured_once else "Confirmed"
         kept = keep_text(self.result, self.winner)
         said = (
-            f"{how} by loadtune {self.result.loadtune_version}: {self.throughput} in training of {self.workload} on"
-            f" {self.machine}.{why} Run of {self.result.created}."
+            f"{how} by loadtune {self.result.loadtune_version}: {rate} in training of"
+            f" {self.result.config.workload.title} on {self.machine}.{why} Run of {self.result.created}."
         )
         return f"{kept} {said}" if kept else said
-
-
-def handed(result: TuningResult, *, keep_batch_size: bool = False) -> ExportContext:
-    """The winner that may be exported. Raises ResultError where there is none, and warns where it is not confirmed."""
-    return ExportContext(result, handed_winner(result, keep_batch_size=keep_batch_size))
 
 
 def comment(*sentences: str) -> str:

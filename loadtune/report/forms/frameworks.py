@@ -3,7 +3,7 @@
 A setting that a framework has no argument for is written as code or as a comment, so that no setting is lost.
 """
 
-from loadtune.records import Precision
+from loadtune.records.config import Precision
 from loadtune.report.forms.export_context import ExportContext, assignment, comment
 
 _LIGHTNING_PRECISION: dict[Precision, str] = {"fp32": "32-true", "fp16": "16-mixed", "bf16": "bf16-mixed"}
@@ -37,11 +37,8 @@ class ChannelsLast(Callback):
 
 def lightning(context: ExportContext) -> str:
     """``TunedData``, a LightningDataModule, and ``TRAINER_KWARGS``."""
-    last, compiled = _channels_last(context), context.config.recipe.compile
-    trainer: dict[str, object] = {
-        "accelerator": context.result.device.kind,
-        "devices": 1,
-    }
+    last, compiled = context.config.recipe.memory_format == "channels_last", context.config.recipe.compile
+    trainer: dict[str, object] = {"accelerator": context.result.device.kind, "devices": 1}
     if not context.has_own_step:  # which decides the precision too
         trainer["precision"] = _LIGHTNING_PRECISION[context.config.precision]
     imports = "import torch\nfrom lightning.pytorch import Callback, LightningDataModule\n"
@@ -71,7 +68,7 @@ def transformers(context: ExportContext) -> str:
     fixed = "batch_size" not in loader
     arguments: dict[str, object] = {} if fixed else {"per_device_train_batch_size": loader.pop("batch_size")}
     arguments |= {f"dataloader_{name}": value for name, value in loader.items()}
-    arguments |= {"dataloader_drop_last": True}
+    arguments["dataloader_drop_last"] = True
     arguments |= {} if context.config.precision in ("fp32", "own") else {context.config.precision: True}
     optimizer = context.result.config.workload.named_optimizer
     if optimizer == "sgd":  # Trainer's has no momentum by default, and no fused form
@@ -101,7 +98,11 @@ def accelerate(context: ExportContext) -> str:
     if not context.has_own_step:  # which decides the precision too
         arguments["mixed_precision"] = _ACCELERATE_PRECISION[context.config.precision]
     arguments |= {"cpu": True} if context.result.device.kind == "cpu" else {}
-    plugins = _plugins(context)
+    plugins = dict[str, tuple[str, str]]()  # arguments that are objects of Accelerate: class, its arguments
+    if context.config.loader.pin_memory:
+        plugins["dataloader_config"] = ("DataLoaderConfiguration", "non_blocking=True")
+    if context.config.recipe.compile:
+        plugins["dynamo_plugin"] = ("TorchDynamoPlugin", 'backend="inductor", dynamic=False')
     code = [
         comment(
             context.provenance,
@@ -118,22 +119,9 @@ def accelerate(context: ExportContext) -> str:
     return "\n".join(code) + "".join(lines)
 
 
-def _plugins(context: ExportContext) -> dict[str, tuple[str, str]]:
-    """Arguments that are objects of Accelerate: name, class and the class's arguments."""
-    plugins = {"dataloader_config": ("DataLoaderConfiguration", "non_blocking=True")}
-    plugins = plugins if context.config.loader.pin_memory else {}
-    if context.config.recipe.compile:
-        plugins["dynamo_plugin"] = ("TorchDynamoPlugin", 'backend="inductor", dynamic=False')
-    return plugins
-
-
-def _channels_last(context: ExportContext) -> bool:
-    return context.config.recipe.memory_format == "channels_last"
-
-
 def _model_channels_last(context: ExportContext) -> tuple[str, ...]:
     """Neither Trainer nor Accelerate has an argument for the memory format."""
-    if not _channels_last(context):
+    if context.config.recipe.memory_format != "channels_last":
         return ()
     return (
         "Measured with channels_last, which has no argument here. Before training: model ="

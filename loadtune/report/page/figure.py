@@ -1,15 +1,22 @@
 """What a figure is: traces and a layout as plotly.js takes them, built as plain dicts, with the words around them.
 
-Theme, fonts and margins are the page's own business; a figure says what is drawn. A module of its own because every
-figure is made of it.
+Theme, fonts and margins are the page's own business; a figure says what is drawn. Below: what figures draw in common,
+which is runs of configurations, best and baseline among them.
 """
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from loadtune.records import SCORE_UNITS, Objective
+from loadtune.records.answer import finalist_of
+from loadtune.records.config import SCORE_UNITS, Objective, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Trial, TuningResult
+from loadtune.report.wording import interval_text, settings_text
+from loadtune.units import bytes_text, efficiency_text, percent_text
 
 Trace = dict[str, Any]
 
@@ -17,6 +24,9 @@ Trace = dict[str, Any]
 # on white.
 BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
+
+_NAME_WIDTH = 26
+"""Of a configuration's name beside a figure: half of a phone's width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,24 +69,23 @@ def score_axis(objective: Objective = "samples-per-s") -> dict[str, Any]:
     return axis(SCORE_UNITS[objective], rangemode="tozero", tickformat=",~r")
 
 
-def error_bars(halves: Sequence[float | None], below: Sequence[float | None] | None = None) -> dict[str, Any]:
-    """Half widths of intervals; ``below`` where they are not the same to both sides. None: no bar there."""
-    lower = {} if below is None else {"arrayminus": list(below)}
-    return {"type": "data", "array": list(halves), **lower, "thickness": 1.3, "width": 4}
+def error_bars(found: Sequence[Interval]) -> dict[str, Any]:
+    """None where there is no interval."""
+    above = [None if each.high is None else each.high - each.value for each in found]
+    below = [None if each.low is None else each.value - each.low for each in found]
+    return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.3, "width": 4}
 
 
 def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
     """Marks with a text each, which is all that shows when the mouse is on one."""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "text": list(hover),
-        "hovertemplate": "%{text}<extra></extra>",
-        **more,
-    }
+    shown = {"text": list(hover), "hovertemplate": "%{text}<extra></extra>"}
+    return {"type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), **shown, **more}
+
+
+def bar(name: str, lengths: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
+    """For `lying_bars`, one a place. The text stands in no bar."""
+    trace = points(name, lengths, range(len(lengths)), hover, orientation="h", **more)
+    return trace | {"type": "bar", "mode": None, "textposition": "none"}
 
 
 def lying_bars(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], **layout: Any) -> Panel:
@@ -87,31 +96,18 @@ def lying_bars(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, A
     return Panel(data=tuple(traces), layout=layout, height_px=130 + len(names) * (14 * lines + 16))
 
 
-def bar(name: str, lengths: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
-    """For `lying_bars`, one a place. The text stands in no bar."""
-    trace = points(name, lengths, range(len(lengths)), hover, orientation="h", **more)
-    return trace | {"type": "bar", "mode": None, "textposition": "none"}
-
-
 def line(
     name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str = "solid", shape: str = "linear", **more: Any
 ) -> Trace:
     """``shape`` ``hv`` is a staircase: a value holds until the next."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": colour, "width": 2, "dash": dash, "shape": shape},
-        "hoverinfo": "skip",
-        **more,
-    }
+    look = {"color": colour, "width": 2, "dash": dash, "shape": shape}
+    drawn = {"type": "scatter", "mode": "lines", "name": name, "x": list(x), "y": list(y), "line": look}
+    return {**drawn, "hoverinfo": "skip", **more}
 
 
 def across(y: float, colour: str, label: str) -> Trace:
     """A line over the full width at a height, with its name, as a shape of a layout."""
-    named = {"text": label, "textposition": "start", "yanchor": "bottom"}
+    named = {"text": label, "textposition": "start", "yanchor": "top"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "label": named, "line": _thin(colour)}
 
 
@@ -124,3 +120,50 @@ def upright(x: float, colour: str, label: str, top: float | None = None) -> Trac
 
 def _thin(colour: str) -> dict[str, Any]:
     return {"color": colour, "width": 1, "dash": "dash"}
+
+
+def timed_trials(result: TuningResult) -> list[tuple[Trial, Measurement]]:
+    """In the order in which they were run."""
+    return [(trial, trial.measurement) for trial in result.trials if trial.measurement is not None]
+
+
+def whose_runs(result: TuningResult, config: TrialConfig) -> tuple[Measurement, ...]:
+    """Confirmed runs of a configuration; where there are none, its trials."""
+    confirmed = finalist_of(result, config)
+    return confirmed.runs if confirmed else tuple(run for trial, run in timed_trials(result) if trial.config == config)
+
+
+def baseline(result: TuningResult) -> TrialConfig | None:
+    """As it was confirmed; else its loader settings as the search tried them. None: neither was measured."""
+    if result.yours is not None and whose_runs(result, result.yours):
+        return result.yours
+    return next((trial.config for trial, _ in timed_trials(result) if trial.origin == "yours"), None)
+
+
+def name_of(result: TuningResult, config: TrialConfig) -> str:
+    """Its settings in lines that fit beside a figure, and whether it is best or baseline."""
+    best = None if result.best is None else result.best.config
+    whose = " and ".join(["best"] * (config == best) + ["baseline"] * (config == result.yours))
+    return "<br>".join([*textwrap.wrap(settings_text(config), _NAME_WIDTH), *([whose] if whose else [])])
+
+
+def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
+    """Of the GPU, as the training process allocated it; of a CPU's RAM, the bench and its workers."""
+    if device_kind != "cpu":
+        return measurement.peak_allocated_bytes
+    return None if measurement.telemetry is None else measurement.telemetry.bench_rss_bytes
+
+
+def hover(result: TuningResult, config: TrialConfig, measurement: Measurement, head: str = "") -> str:
+    """What is shown of a point: settings, rate, samples per joule where they were looked for, wait, memory."""
+    memory = peak_bytes(measurement, result.device.kind)
+    by_energy = result.config.objective == "samples-per-joule"
+    rate, wait = interval_text(measurement.scored("samples-per-s")), percent_text(measurement.wait_fraction)
+    lines = [
+        head,
+        settings_text(config),
+        f"{rate}, {wait} blocked in next(loader)",
+        efficiency_text(measurement.samples_per_joule) if by_energy else "",
+        "" if memory is None else f"peak {bytes_text(memory)}",
+    ]
+    return "<br>".join(one for one in lines if one)

@@ -9,40 +9,13 @@ from math import log2
 from statistics import fmean
 from typing import Any
 
-from loadtune.records import (
-    Bottleneck,
-    ChangeKind,
-    Ratio,
-    Remedies,
-    Resource,
-    RooflinePoint,
-    TrialConfig,
-    TriedRemedy,
-    TuningResult,
-)
-from loadtune.report.bottleneck import RESOURCE_TEXT
-from loadtune.report.page.figure import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    Figure,
-    Panel,
-    Trace,
-    axis,
-    error_bars,
-    line,
-    points,
-    score_axis,
-    text,
-    upright,
-)
-from loadtune.report.page.measured import baseline, timed_trials, whose_runs
-from loadtune.report.remedies import gain_text
-from loadtune.report.wording import remedy_text, settings_text
+from loadtune.records.config import TrialConfig
+from loadtune.records.interval import Interval, around
+from loadtune.records.result import Bottleneck, ChangeKind, Remedies, Resource, RooflinePoint, TuningResult
+from loadtune.report.page import figure as draw
+from loadtune.report.page.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, Figure, Panel, Trace
+from loadtune.report.sentences import RESOURCE_TEXT, misfit_text
+from loadtune.report.wording import gain_text, remedy_text, settings_text
 from loadtune.units import counted, number_text, percent_text, rate_text
 
 _LINES: dict[Resource, tuple[str, str]] = {
@@ -74,24 +47,17 @@ class _Mark:
     kind: str
     """A key of `_MARKS`."""
     config: TrialConfig
-    rate: float
+    rate: Interval
     """Samples/s."""
-    low: float | None = None
-    high: float | None = None
-    """Its interval. None: not known."""
     said: str
     change: str = ""
     """Its name. Empty: a configuration without changes of the code."""
 
     @property
-    def num_workers(self) -> int:
-        return self.config.loader.num_workers
-
-    @property
     def words(self) -> str:
-        known = self.low is not None and self.high is not None
-        interval = f" ({number_text(self.low)} to {number_text(self.high)})" if known else ""
-        return f"{self.said}<br>{settings_text(self.config)}<br>{rate_text(self.rate)}{interval}"
+        low, high = self.rate.low, self.rate.high
+        interval = "" if low is None or high is None else f" ({number_text(low)} to {number_text(high)})"
+        return f"{self.said}<br>{settings_text(self.config)}<br>{rate_text(self.rate.value)}{interval}"
 
 
 def roofline(result: TuningResult) -> Figure:
@@ -104,8 +70,8 @@ def roofline(result: TuningResult) -> Figure:
     if not found.holds:  # then no resource is drawn or named
         found = replace(found, limits=(), changes=(), roofline=tuple(replace(at, limits={}) for at in found.roofline))
     marks = [*_configurations(result, found.config), *_changes(result, found)]
-    rates = [at.samples_per_s.value for at in found.roofline] + [one.rate for one in marks if not one.change]
-    top = max([_ROOM * max(rates, default=1.0)] + [1.05 * (one.high or one.rate) for one in marks])
+    rates = [at.samples_per_s.value for at in found.roofline] + [one.rate.value for one in marks if not one.change]
+    top = max([_ROOM * max(rates, default=1.0)] + [1.05 * (one.rate.high or one.rate.value) for one in marks])
     sentences = ["The grey line is the predicted throughput, its band the 95% interval."]
     if found.limits:
         sentences.insert(
@@ -132,11 +98,7 @@ def roofline(result: TuningResult) -> Figure:
 
 def _missing(found: Bottleneck, top: float) -> tuple[str, ...]:
     if not found.holds:
-        return (
-            "The throughput model does not describe this job, so no resource is named. "
-            f"{found.num_missed} of {counted(found.num_predicted, 'prediction')} missed, and the resources explain "
-            f"{percent_text(found.explained)} of the measured throughput.",
-        )
+        return (f"The throughput model does not describe this job, so no resource is named: {misfit_text(found)}.",)
     lowest = {name: min(_limits(found, name).values(), default=0.0) for name in _LINES}
     above = [f"{_name(name)} (from {rate_text(least)})" for name, least in lowest.items() if least >= top]
     return (f"These limits lie above the picture: {', '.join(above)}.",) if above else ()
@@ -158,39 +120,33 @@ def _place(num_workers: int) -> float:
 
 def _panel(found: Bottleneck, marks: Sequence[_Mark], top: float) -> Panel:
     config, changes = found.config, [one for one in marks if one.change]
-    numbers = {one.num_workers for one in marks if not one.change} | {config.loader.num_workers}
+    numbers = {one.config.loader.num_workers for one in marks if not one.change} | {config.loader.num_workers}
     numbers |= {at.num_workers for at in found.roofline}
     right = _place(max(numbers))
-    placed = [(one, _place(one.num_workers)) for one in marks if not one.change]
+    placed = [(one, _place(one.config.loader.num_workers)) for one in marks if not one.change]
     placed += [(one, right + _APART * (number + 1.5)) for number, one in enumerate(changes)]
-    shown = [one for one in _LINES if min(_limits(found, one).values(), default=top) < top]
     title = f"Batch {config.batch_size}, {config.precision}, {'' if config.loader.pin_memory else 'not '}pinned"
     if found.limits:
         first = found.limits[0]
         title += f". Most likely limit: {_name(first.resource)} ({percent_text(first.probability)})"
     edge = max([right, *(place for _, place in placed)]) + 0.25
     layout = {
-        "xaxis": axis("workers", range=[-0.15, edge], zeroline=False, **_ticks(numbers, config)),
-        "yaxis": score_axis() | {"range": [0, top]},
+        "xaxis": draw.axis("workers", range=[-0.15, edge], zeroline=False, **_ticks(numbers, config)),
+        "yaxis": draw.score_axis() | {"range": [0, top]},
         "shapes": [
-            upright(place, PINK, f"{one.change}: {number_text(one.rate)}", one.rate)
+            draw.upright(place, PINK, f"{one.change}: {number_text(one.rate.value)}", one.rate.value)
             for one, place in placed
             if one.change
         ],
     }
-    kinds = [[(one, place) for one, place in placed if one.kind == kind] for kind in _MARKS]
-    traces = [*_prediction(found.roofline), *(_limit(found, one) for one in shown), *map(_marks, filter(None, kinds))]
+    traces = [*_prediction(found.roofline)]
+    traces += [_limit(found, one) for one in _LINES if min(_limits(found, one).values(), default=top) < top]
+    for kind, marker in _MARKS.items():
+        if here := [(one, place) for one, place in placed if one.kind == kind]:
+            rates, words = [one.rate for one, _ in here], [one.words for one, _ in here]
+            places, values = [place for _, place in here], [rate.value for rate in rates]
+            traces.append(draw.points(kind, places, values, words, marker=marker, error_y=draw.error_bars(rates)))
     return Panel(title=title, data=tuple(traces), layout=layout, height_px=540)
-
-
-def _marks(placed: Sequence[tuple[_Mark, float]]) -> Trace:
-    """Of one kind."""
-    marks = [one for one, _ in placed]
-    above = [None if one.high is None else one.high - one.rate for one in marks]
-    below = [None if one.low is None else one.rate - one.low for one in marks]
-    where, rates, words = [place for _, place in placed], [one.rate for one in marks], [one.words for one in marks]
-    kind = marks[0].kind
-    return points(kind, where, rates, words, marker=_MARKS[kind], error_y=error_bars(above, below))
 
 
 def _ticks(numbers: set[int], winner: TrialConfig) -> Trace:
@@ -215,8 +171,8 @@ def _prediction(roof: Sequence[RooflinePoint]) -> tuple[Trace, Trace]:
     ]
     look = {"mode": "lines", "line": {"color": GREY, "width": 4}}
     return (
-        line("95% interval", [*places, *reversed(places)], band, "rgba(0,0,0,0)", **filled),
-        points("predicted", places, [rate.value for rate in rates], words, **look),
+        draw.line("95% interval", [*places, *reversed(places)], band, "rgba(0,0,0,0)", **filled),
+        draw.points("predicted", places, [rate.value for rate in rates], words, **look),
     )
 
 
@@ -224,94 +180,63 @@ def _limit(found: Bottleneck, resource: Resource) -> Trace:
     limits, name, (colour, dash) = _limits(found, resource), _name(resource), _LINES[resource]
     places: list[Any] = [_place(number) for number in limits]
     rates: list[Any] = list(limits.values())
-    words = [f"{name}: {rate_text(rate)} with {counted(number, 'worker')}" for number, rate in limits.items()]
+    words: list[Any] = [
+        f"{name}: {rate_text(rate)} with {counted(number, 'worker')}" for number, rate in limits.items()
+    ]
     if 0 in limits:  # there the training process loads: no line leads from it to 1 worker
-        places.insert(1, None)
-        rates.insert(1, None)
-        words.insert(1, "")
+        for each in (places, rates, words):
+            each.insert(1, None)
     look = {"mode": "lines+markers", "line": {"color": colour, "width": 2, "dash": dash}}
-    return points(name, places, rates, words, marker={"color": colour, "size": 5}, **look)
-
-
-def _mark(
-    kind: str,
-    config: TrialConfig,
-    base: float,
-    factors: tuple[float, float | None, float | None],
-    said: str,
-    change: str = "",
-) -> _Mark:
-    """``factors``: its value and the ends of its interval, as multiples of the base in samples/s."""
-    value, low, high = factors
-    low, high = (None if end is None else base * end for end in (low, high))
-    return _Mark(kind=kind, config=config, rate=base * value, low=low, high=high, said=said, change=change)
-
-
-def _around(half: float | None) -> tuple[float, float | None, float | None]:
-    return (1.0, None, None) if half is None else (1.0, 1 - half, 1 + half)
+    return draw.points(name, places, rates, words, marker={"color": colour, "size": 5}, **look)
 
 
 def _configurations(result: TuningResult, winner: TrialConfig) -> list[_Mark]:
     """Of the winner's batch size, recipe and pinning, and the baseline. Changes of the code are drawn apart."""
-    own, found = baseline(result), list[_Mark]()
+    own, found = draw.baseline(result), list[_Mark]()
     confirmed = {one.config: one for one in result.finalists if one.runs}
-    for config in dict.fromkeys([*confirmed, *(trial.config for trial, _ in timed_trials(result))]):
-        is_under = _without_workers(config) == _without_workers(winner)
+    for config in dict.fromkeys([*confirmed, *(trial.config for trial, _ in draw.timed_trials(result))]):
+        here, there = ((one.batch_size, one.loader.pin_memory, one.recipe) for one in (config, winner))
+        is_under = here == there
         whose = " and ".join(["winner"] * (config == winner) + ["baseline"] * (config == own))
         if config.remedies or not (is_under or whose):
             continue
-        kind, runs = whose or ("confirmed" if config in confirmed else "trial"), whose_runs(result, config)
+        kind, runs = whose or ("confirmed" if config in confirmed else "trial"), draw.whose_runs(result, config)
         other = "" if is_under else ", with other settings than this roofline"
         half = confirmed[config].half_width_fraction if config in confirmed else None
-        rate, said = fmean(run.samples_per_s for run in runs), f"{kind}{other}, mean of {counted(len(runs), 'run')}"
-        found.append(_mark(kind, config, rate, _around(half), said))
+        said = f"{kind}{other}, mean of {counted(len(runs), 'run')}"
+        rate = around(fmean(run.samples_per_s for run in runs), half)
+        found.append(_Mark(kind=kind, config=config, rate=rate, said=said))
     return found
 
 
-def _without_workers(config: TrialConfig) -> tuple[object, ...]:
-    return config.batch_size, config.loader.pin_memory, config.recipe
-
-
 def _changes(result: TuningResult, found: Bottleneck) -> list[_Mark]:
-    """All that gain together, each that was measured, each that was predicted."""
-    remedies, marks = result.remedies or Remedies(), list[_Mark]()
-    if remedies.config is not None and remedies.samples_per_s is not None:
-        kind, around = "winner with code changes", _around(remedies.half_width_fraction)
-        marks.append(_mark(kind, remedies.config, remedies.samples_per_s, around, kind, "with code changes"))
-    by_speed = result.config.objective == "samples-per-s"
-    marks += [_measured(one, by_speed=by_speed) for one in remedies.tried if one.runs and one.config != remedies.config]
-    predicted = (_predicted(one, remedies, result) for one in remedies.tried if not one.runs)
-    marks += [mark for mark in predicted if mark is not None]
-    for one in found.changes:
-        config = replace(found.config, loader=replace(found.config.loader, num_workers=one.num_workers))
-        name, rate = _CHANGES[one.kind], one.samples_per_s
-        said = f"{name}, predicted: {gain_text(one.gain.value, one.gain.low, one.gain.high)}"
-        marks.append(_mark("predicted with a change", config, 1.0, (rate.value, rate.low, rate.high), said, name))
+    """All that gain together, each that was measured by itself, each that was predicted."""
+    remedies, marks, kind = result.remedies or Remedies(), list[_Mark](), "winner with code changes"
+    together = remedies.samples_per_s
+    if remedies.config is not None and together is not None:
+        marks.append(_Mark(kind=kind, config=remedies.config, rate=together, said=kind, change="with code changes"))
+    for one in remedies.tried:
+        gain, kind = (one.predicted, "predicted") if one.gain is None else (one.gain, "measured")
+        base = [run.samples_per_s for run in draw.whose_runs(result, one.base)]
+        if one.base == remedies.config and together is not None:
+            base = [together.value]
+        is_told = one.gain is not None and (one.config == remedies.config or result.config.objective != "samples-per-s")
+        if gain is None or not base or is_told:
+            continue
+        low, high = (None if end is None else fmean(base) * end for end in (gain.low, gain.high))
+        why = f"<br>not measured: {draw.text(one.reason[:200])}" if one.reason else ""
+        marks.append(
+            _Mark(
+                kind=f"{kind} with a change",
+                config=one.config,
+                rate=Interval(value=fmean(base) * gain.value, low=low, high=high),
+                said=f"{one.title}, {kind}: {gain_text(gain)}{why}",
+                change=f"{'+ ' if one.base.remedies else ''}{remedy_text(one.name)}",
+            )
+        )
+    for each in found.changes:
+        config = replace(found.config, loader=replace(found.config.loader, num_workers=each.num_workers))
+        name, said = _CHANGES[each.kind], f"{_CHANGES[each.kind]}, predicted: {gain_text(each.gain)}"
+        kind = "predicted with a change"
+        marks.append(_Mark(kind=kind, config=config, rate=each.samples_per_s, said=said, change=name))
     return marks
-
-
-def _measured(one: TriedRemedy, *, by_speed: bool) -> _Mark:
-    """Its interval is that of the gain, which was measured in turn with the runs without the change."""
-    rate, gain = fmean(run.samples_per_s for run in one.runs), one.gain or Ratio(ratio=1.0)
-    said = f"{one.title}: {gain_text(gain.ratio, gain.low, gain.high)}, mean of {counted(len(one.runs), 'run')}"
-    factors = (gain.ratio, gain.low, gain.high) if by_speed else (gain.ratio, None, None)
-    return _mark("measured with a change", one.config, rate / gain.ratio, factors, said, _name_of(one))
-
-
-def _predicted(one: TriedRemedy, remedies: Remedies, result: TuningResult) -> _Mark | None:
-    """None: nothing was predicted, or what it would be compared with was not measured."""
-    gain, runs = one.predicted, [each.runs for each in remedies.tried if each.config == one.base and each.runs]
-    base = [run.samples_per_s for run in (runs[0] if runs else whose_runs(result, one.base))]
-    if one.base == remedies.config and remedies.samples_per_s is not None:
-        base = [remedies.samples_per_s]
-    if gain is None or not base:
-        return None
-    why = f"<br>not measured: {text(one.reason[:200])}" if one.reason else ""
-    said = f"{one.title}, predicted: {gain_text(gain.value, gain.low, gain.high)}{why}"
-    factors = (gain.value, gain.low, gain.high)
-    return _mark("predicted with a change", one.config, fmean(base), factors, said, _name_of(one))
-
-
-def _name_of(one: TriedRemedy) -> str:
-    """``+ copy ahead`` on top of others."""
-    return f"{'+ ' if one.base.remedies else ''}{remedy_text(one.name)}"

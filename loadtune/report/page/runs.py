@@ -1,31 +1,26 @@
-"""What was measured of configurations: the confirmation run by run, the parts of a step, and utilization over time.
+"""What was measured: every trial in order, the confirmation run by run, the parts of a step, utilization over time.
 
 In: a `TuningResult`. Out: a `Figure` each.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-from loadtune.records import Finalist, Measurement, Timeline, TrialConfig, TuningResult, Window
-from loadtune.report.page.figure import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    Figure,
-    Panel,
-    Trace,
-    axis,
-    bar,
-    error_bars,
-    line,
-    lying_bars,
-    points,
-    score_axis,
-)
-from loadtune.report.page.measured import baseline, hover, leader, name_of, timed_trials, whose_runs
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Finalist, TrialOrigin, TuningResult
+from loadtune.records.telemetry import Timeline
+from loadtune.report.page import figure as draw
+from loadtune.report.page.figure import BLUE, GREEN, GREY, ORANGE, PINK, RED, Figure, Panel, Trace
 from loadtune.report.wording import interval_text, settings_text
+
+_ORIGINS: dict[TrialOrigin, tuple[str, str, str]] = {
+    "yours": ("baseline's loader settings", ORANGE, "diamond"),
+    "warm start": ("best of another run", PINK, "triangle-up"),
+    "search": ("proposed by the throughput model", BLUE, "circle"),
+}
+_EACH_TRIAL_NAMED = 15
+"""Fewer have room for a number each, on a phone too."""
 
 _MOST = 10
 """Configurations whose steps are shown: those that were confirmed, then the fastest trials."""
@@ -38,10 +33,50 @@ _DEVICE_PARTS = {
     "idle otherwise": GREY,
 }
 _HOST_PARTS = {"waiting for data": RED, "everything else": GREEN}
-_TRACKS = (
-    ("gpu_utilization_fraction", "GPU utilization", GREEN),
-    ("cpu_utilization_fraction", "CPU utilization", ORANGE),
-)
+
+
+def history(result: TuningResult) -> Figure:
+    how = ". Bars: 95% interval from one run's own windows; runs of one configuration differ by more."
+    if result.config.objective == "samples-per-joule":
+        how = ", ÷ the mean power of the GPU's board. No bars: one run gives no interval of it."
+    return Figure(
+        key="trials",
+        title="Every trial, in order",
+        reading="The line is the best so far. Where it has been level for long, more trials would hardly have helped. "
+        "Crosses failed.",
+        source=f"Each trial: real training steps, samples ÷ wall time over whole windows after the warm-up{how}",
+        panels=(_history_panel(result),) if result.trials else (),
+        missing=() if result.trials else ("No trial was run.",),
+    )
+
+
+def _history_panel(result: TuningResult) -> Panel:
+    """Marks at the ends are drawn whole, and no interval opens the axis far below zero."""
+    objective, timed = result.config.objective, draw.timed_trials(result)
+    scores = {trial.number: run.scored(objective) for trial, run in timed}
+    values = [score.value for score in scores.values()]
+    traces = [draw.line("best so far", list(scores), list(accumulate(values, max)), GREY, "dot", shape="hv")]
+    for origin, (name, colour, symbol) in _ORIGINS.items():
+        if here := [(trial, run) for trial, run in timed if trial.origin == origin]:
+            words = [draw.hover(result, trial.config, run, f"trial {trial.number}") for trial, run in here]
+            found = [scores[trial.number] for trial, _ in here]
+            numbers, heights = [trial.number for trial, _ in here], [score.value for score in found]
+            marker, bars = {"color": colour, "symbol": symbol, "size": 9}, draw.error_bars(found)
+            traces.append(draw.points(name, numbers, heights, words, marker=marker, error_y=bars))
+    if failed := [(trial, trial.failure.message) for trial in result.trials if trial.failure is not None]:
+        words = [
+            f"trial {trial.number}, failed<br>{settings_text(trial.config)}<br>{draw.text(why)}"
+            for trial, why in failed
+        ]
+        marker, numbers = {"color": RED, "symbol": "x", "size": 9}, [trial.number for trial, _ in failed]
+        traces.append(draw.points("failed", numbers, [0] * len(failed), words, marker=marker))
+    last, top = max(trial.number for trial in result.trials), max(values, default=1.0)
+    ticks = {"dtick": 1} if last < _EACH_TRIAL_NAMED else {}
+    layout = {
+        "xaxis": draw.axis("trial", range=[-0.6, last + 0.6], tickformat="d", **ticks),
+        "yaxis": draw.score_axis(objective) | {"range": [-0.03 * top, 1.08 * top]},
+    }
+    return Panel(data=tuple(traces), layout=layout)
 
 
 def finalists(result: TuningResult) -> Figure:
@@ -63,20 +98,21 @@ def _finalists_panel(result: TuningResult, known: Sequence[Finalist]) -> Panel:
     colour = {result.yours: ORANGE} | {best: GREEN}
     colours = [colour.get(one.config, BLUE) for one in known]
     means = [one.scored(objective) for one in known]
-    words = [f"mean of {len(one.runs)}: {interval_text(mean)}" for one, mean in zip(known, means, strict=True)]
-    intervals = error_bars([mean.half_width for mean in means])
-    faint = {"color": colours, "opacity": 0.35}
+    words = [
+        f"mean of {len(one.runs)}: {interval_text(mean, objective)}" for one, mean in zip(known, means, strict=True)
+    ]
+    faint, bars = {"color": colours, "opacity": 0.35}, draw.error_bars(means)
     every = [(place, run) for place, one in enumerate(known) for run in one.runs]
-    runs = points(
+    runs = draw.points(
         "run",
         [run.scored(objective).value for _, run in every],
         [place for place, _ in every],
-        [hover(result, known[place].config, run) for place, run in every],
+        [draw.hover(result, known[place].config, run) for place, run in every],
         marker={"color": [colours[place] for place, _ in every], "size": 9, "line": {"width": 1, "color": GREY}},
     )
-    traces = [bar("mean", [mean.value for mean in means], words, marker=faint, error_x=intervals), runs]
-    names = [name_of(result, one.config) for one in known]
-    return lying_bars(names, traces, score_axis(objective), showlegend=False)
+    traces = [draw.bar("mean", [mean.value for mean in means], words, marker=faint, error_x=bars), runs]
+    names = [draw.name_of(result, one.config) for one in known]
+    return draw.lying_bars(names, traces, draw.score_axis(objective), showlegend=False)
 
 
 def step_parts(runs: Sequence[Measurement]) -> dict[str, float]:
@@ -106,10 +142,10 @@ def _per_step(windows: Sequence[Window], part: Callable[[Window], float | None])
 
 
 def step_time(result: TuningResult) -> Figure:
-    fastest = sorted(timed_trials(result), key=lambda pair: -pair[1].samples_per_s)
+    fastest = sorted(draw.timed_trials(result), key=lambda pair: -pair[1].samples_per_s)
     confirmed = [one.config for one in result.finalists if one.runs]
     configs = list(dict.fromkeys([*confirmed, *(trial.config for trial, _ in fastest)]))[:_MOST]
-    steps = {config: step_parts(whose_runs(result, config)) for config in configs}
+    steps = {config: step_parts(draw.whose_runs(result, config)) for config in configs}
     is_apart = all(parts.keys() >= _DEVICE_PARTS.keys() for parts in steps.values())
     why = "Copy, compute and idle time were not measured separately in this run, only the time blocked in next(loader)."
     source = (
@@ -132,7 +168,7 @@ def _steps_panel(result: TuningResult, steps: dict[TrialConfig, dict[str, float]
     """Fastest first."""
     shown = sorted(steps.items(), key=lambda pair: pair[1][_WHOLE] / pair[0].batch_size)
     traces = [
-        bar(
+        draw.bar(
             part,
             [1000 * parts[part] / config.batch_size for config, parts in shown],
             [
@@ -144,19 +180,27 @@ def _steps_panel(result: TuningResult, steps: dict[TrialConfig, dict[str, float]
         )
         for part, colour in colours.items()
     ]
-    scale, legend = axis("ms for 1,000 samples", tickformat=",~r"), {"traceorder": "normal"}
-    return lying_bars([name_of(result, config) for config, _ in shown], traces, scale, barmode="stack", legend=legend)
+    names, scale = (
+        [draw.name_of(result, config) for config, _ in shown],
+        draw.axis("ms for 1,000 samples", tickformat=",~r"),
+    )
+    return draw.lying_bars(names, traces, scale, barmode="stack", legend={"traceorder": "normal"})
 
 
 def timelines(result: TuningResult) -> Figure:
     """Of the baseline and the best, the last run of each, when the machine was warm."""
-    own, best = baseline(result), leader(result)
+    own, best = draw.baseline(result), None if result.best is None else result.best.config
+    if result.best is None and (timed := draw.timed_trials(result)):
+        best = max(timed, key=lambda pair: pair[1].scored(result.config.objective).value)[0].config
     named = ([("baseline", own)] if own != best else []) + [("best", best)]
-    runs = [(whose, config, whose_runs(result, config)[-1]) for whose, config in named if config is not None]
+    runs = [(whose, config, draw.whose_runs(result, config)[-1]) for whose, config in named if config is not None]
     seen = [(f"{whose}: {settings_text(config)}", run.telemetry) for whose, config, run in runs if run.telemetry]
     shown = [(title, each.timeline) for title, each in seen if each.timeline is not None and _tracks(each.timeline)]
-    longest = max((each.slice_s * len(values) for _, each in shown for *_, values in _tracks(each)), default=0.0)
-    reasons = [f"{name}: {each.missing[key]}." for _, each in seen for key, name, _ in _TRACKS if key in each.missing]
+    longest = max((each.slice_s * len(values) for _, each in shown for _, values, _ in _tracks(each)), default=0.0)
+    sampled = {"gpu_utilization_fraction": "GPU utilization", "cpu_utilization_fraction": "CPU utilization"}
+    reasons = [
+        f"{name}: {each.missing[key]}." for _, each in seen for key, name in sampled.items() if key in each.missing
+    ]
     on_gpu = result.device.kind != "cpu"
     return Figure(
         key="timelines",
@@ -173,26 +217,27 @@ def timelines(result: TuningResult) -> Figure:
     )
 
 
-def _tracks(timeline: Timeline) -> list[tuple[str, str, tuple[float | None, ...]]]:
-    """Name, colour, and the mean of each slice."""
-    return [(name, colour, values) for key, name, colour in _TRACKS if (values := getattr(timeline, key))]
+def _tracks(timeline: Timeline) -> list[tuple[str, tuple[float | None, ...], str]]:
+    """Name, the mean of each slice, colour."""
+    tracks = [
+        ("GPU utilization", timeline.gpu_utilization_fraction, GREEN),
+        ("CPU utilization", timeline.cpu_utilization_fraction, ORANGE),
+    ]
+    return [track for track in tracks if track[1]]
 
 
 def _timeline_panel(title: str, timeline: Timeline, seconds: float) -> Panel:
-    """All panels have one scale."""
+    """All panels have one scale. A value holds for its slice; the last is drawn to its end."""
     percents = [0, 25, 50, 75, 100]
     layout = {
         "showlegend": True,
-        "xaxis": axis("seconds", range=[0, seconds]),
-        "yaxis": axis("utilization", range=[-3, 103], tickvals=percents, ticktext=[f"{one}%" for one in percents]),
+        "xaxis": draw.axis("seconds", range=[0, seconds]),
+        "yaxis": draw.axis("utilization", range=[-3, 103], tickvals=percents, ticktext=[f"{one}%" for one in percents]),
     }
-    traces = tuple(_track(name, colour, timeline.slice_s, values) for name, colour, values in _tracks(timeline))
-    return Panel(title=title, data=traces, layout=layout, height_px=240)
-
-
-def _track(name: str, colour: str, slice_s: float, values: Sequence[float | None]) -> Trace:
-    """A value holds for its slice; the last is drawn to its end."""
-    percents = [None if value is None else 100 * value for value in values]
-    times = [round(place * slice_s, 4) for place in range(len(percents) + 1)]
-    words = {"hoverinfo": "all", "hovertemplate": name + " %{y:.0f}% at %{x:.2f} s<extra></extra>"}
-    return line(name, times, [*percents, percents[-1]], colour, shape="hv", **words)
+    traces = list[Trace]()
+    for name, values, colour in _tracks(timeline):
+        heights = [None if value is None else 100 * value for value in values]
+        times = [round(place * timeline.slice_s, 4) for place in range(len(heights) + 1)]
+        words = {"hoverinfo": "all", "hovertemplate": name + " %{y:.0f}% at %{x:.2f} s<extra></extra>"}
+        traces.append(draw.line(name, times, [*heights, heights[-1]], colour, shape="hv", **words))
+    return Panel(title=title, data=tuple(traces), layout=layout, height_px=240)

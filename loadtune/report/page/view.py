@@ -1,25 +1,35 @@
 """The page of one result as plain data, top to bottom: the answer, the machine, how it was found.
 
-In: a `TuningResult`. Out: a `Page`, which `render` turns into HTML and tests read as data.
+In: a `TuningResult`. Out: a `Page`, which `write` turns into HTML and tests read as data.
 """
 
 import statistics
 from dataclasses import dataclass
 
-from loadtune.records import TuningResult, Winner
-from loadtune.records.chosen import finalist_of
-from loadtune.report.bottleneck import lines as bottleneck_lines
+from loadtune.records.answer import finalist_of
+from loadtune.records.config import Objective
+from loadtune.records.interval import Interval
+from loadtune.records.result import TuningResult, Winner
 from loadtune.report.export import loader_code, step_code
-from loadtune.report.figures import Table, figures
+from loadtune.report.figures import Section, Table, best_and_baseline
+from loadtune.report.machine import banner
 from loadtune.report.page.figure import Figure
 from loadtune.report.page.memory import limits_table, memory_lines
 from loadtune.report.page.roofline import roofline
-from loadtune.report.page.runs import finalists, step_time, timelines
-from loadtune.report.page.table import SortedTable
-from loadtune.report.page.trials import history, trial_table
-from loadtune.report.remedies import TITLE, RemediesView, best_with_changes, remedies_view
-from loadtune.report.view import Section, banner, batch_caution, seen_once, warning
-from loadtune.report.wording import STAGE_TEXT, failures_text, keep_text, recipe_line, score_text, settings_text
+from loadtune.report.page.runs import finalists, history, step_time, timelines
+from loadtune.report.page.table import SortedTable, trial_table
+from loadtune.report.sentences import (
+    CODE_CHANGES,
+    RemediesView,
+    batch_caution,
+    best_with_changes,
+    bottleneck_lines,
+    keep_text,
+    remedies_view,
+    seen_once,
+    warning,
+)
+from loadtune.report.wording import STAGE_TEXT, failures_text, recipe_line, score_text, settings_text
 from loadtune.units import counted, percent_text, ratio_text, seconds_text
 
 
@@ -66,21 +76,25 @@ class Page:
 
 
 def page_view(result: TuningResult) -> Page:
-    remedies = remedies_view(result)
+    best, remedies, headline = result.best, remedies_view(result), "No configuration could be confirmed."
+    if best is not None:
+        headline = f"{'Keep your settings: ' * (best.config == result.yours)}{settings_text(best.config)}"
+    share = None if result.remedies is None else result.remedies.compute_fraction
+    of_compute = "" if share is None else f" That is {percent_text(share)} of the compute-only rate."
     return Page(
         title=f"{result.config.workload.title} on {result.device.name}",
         subtitle=f"{result.created[:16].replace('T', ' ')} UTC, loadtune {result.loadtune_version}",
         warning=warning(result),
-        headline=_headline(result),
-        tiles=() if result.best is None else _tiles(result, result.best),
-        with_changes=_with_changes(result),
+        headline=headline,
+        tiles=() if best is None else _tiles(result, best),
+        with_changes=next((f"{said}{of_compute}" for said in best_with_changes(result)), None),
         sections=tuple(Section(title=title, lines=lines) for title, lines in _words(result).items() if lines),
-        figures=figures(result),
-        code=() if result.best is None else _code(result, result.best),
+        figures=best_and_baseline(result),
+        code=() if best is None else _code(result, best),
         machine=banner(result.host, result.device),
         chapters=(
             Chapter(title="What limits throughput", figures=(roofline(result),)),
-            *([] if remedies is None else [Chapter(title=TITLE, remedies=remedies)]),
+            *([] if remedies is None else [Chapter(title=CODE_CHANGES, remedies=remedies)]),
             Chapter(title="Confirmed", figures=(finalists(result), step_time(result))),
             Chapter(title="Utilization over time", figures=(timelines(result),)),
             Chapter(title="Search", figures=(history(result),)),
@@ -90,55 +104,31 @@ def page_view(result: TuningResult) -> Page:
     )
 
 
-def _headline(result: TuningResult) -> str:
-    if result.best is None:
-        return "No configuration could be confirmed."
-    kept = "Keep your settings: " if result.best.config == result.yours else ""
-    return f"{kept}{settings_text(result.best.config)}"
-
-
-def _with_changes(result: TuningResult) -> str | None:
-    share = None if result.remedies is None else result.remedies.compute_fraction
-    of_compute = "" if share is None else f" That is {percent_text(share)} of the compute-only rate."
-    return next((f"{said}{of_compute}" for said in best_with_changes(result)), None)
-
-
 def _tiles(result: TuningResult, best: Winner) -> tuple[Tile, ...]:
-    scores = dict.fromkeys([best.picked_by, best.throughput])
-    names = {"samples-per-s": "throughput", "samples-per-joule": "samples per joule"}
-    gain = "not known" if best.speedup is None else ratio_text(best.speedup)
+    scores: dict[Objective, Interval | None] = {
+        "samples-per-joule": best.samples_per_joule,
+        "samples-per-s": best.throughput,
+    }
+    names, tiles = {"samples-per-joule": "samples per joule", "samples-per-s": "throughput"}, list[Tile]()
+    for objective, score in scores.items():
+        if score is not None:
+            half = score_text(score.half_width, objective)
+            detail = "no interval: too few runs" if score.half_width is None else f"± {half} (95%)"
+            tiles.append(Tile(name=names[objective], value=score_text(score.value, objective), detail=detail))
+    gain = best.speedup
+    speedup, detail = "not known", "the baseline was not measured"
+    if gain is not None:
+        speedup, detail = "no difference" if gain.holds(1.0) else ratio_text(gain.value), "too few runs to be sure"
+        if gain.half_width is not None:
+            detail = f"{ratio_text(gain.low)} to {ratio_text(gain.high)} (99%)"
+        if best.config == result.yours:
+            detail = "nothing else is proven better"
+    share = percent_text(best.compute_fraction)
     return (
-        *(
-            Tile(
-                name=names[score.objective],
-                value=score_text(score.value, score.objective),
-                detail="no interval: too few runs"
-                if score.half_width is None
-                else f"± {score_text(score.half_width, score.objective)} (95%)",
-            )
-            for score in scores
-        ),
-        Tile(
-            name="speed-up over the baseline",
-            value="no difference" if best.different is False and best.speedup is not None else gain,
-            detail=_speedup_detail(result, best),
-        ),
-        Tile(
-            name="share of compute-only rate",
-            value=percent_text(best.compute_fraction),
-            detail="100%: no loader is faster",
-        ),
+        *tiles,
+        Tile(name="speed-up over the baseline", value=speedup, detail=detail),
+        Tile(name="share of compute-only rate", value=share, detail="100%: no loader is faster"),
     )
-
-
-def _speedup_detail(result: TuningResult, winner: Winner) -> str:
-    if winner.speedup is None:
-        return "the baseline was not measured"
-    if winner.config == result.yours:
-        return "nothing else is proven better"
-    if winner.speedup_low is None or winner.speedup_high is None:
-        return "too few runs to be sure"
-    return f"{ratio_text(winner.speedup_low)} to {ratio_text(winner.speedup_high)} (99%)"
 
 
 def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
@@ -149,7 +139,7 @@ def _words(result: TuningResult) -> dict[str, tuple[str, ...]]:
         "Measured once, not confirmed": seen_once(result),
         "Batch size": batch_caution(result),
         "Bottleneck": bottleneck_lines(result),
-        "Epochs and checkpoints": _epochs(result),
+        "Epochs": _epochs(result),
         "Memory format and optimizer, compute only": tuple(map(recipe_line, result.recipes)),
         "Time taken": _took(result),
         "Notes": result.notes,
@@ -161,7 +151,8 @@ def _epochs(result: TuningResult) -> tuple[str, ...]:
     best = None if result.best is None else finalist_of(result, result.best.config)
     if best is None or best.epoch_s is None or best.config.loader.num_workers == 0:
         return ()
-    kept, anew = (statistics.median(getattr(run, name) for run in best.runs) for name in ("refill_s", "first_batch_s"))
+    kept = statistics.median(run.refill_s for run in best.runs)
+    anew = statistics.median(run.first_batch_s for run in best.runs)
     return (
         f"Where an epoch begins, training waits {seconds_text(kept)} for a batch with persistent_workers, "
         f"{seconds_text(anew)} without: {percent_text(kept / best.epoch_s, 1)} and "

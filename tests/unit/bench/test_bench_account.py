@@ -6,33 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks
+from account_rig import KEPT_BYTES, SLACK_BYTES, WORKSPACE_BYTES, FakeBooks, plan_of
 from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
-from loadtune.bench.account import Measured, StepMeter, owned
+from loadtune.bench.account import Measured, StepMeter
 from loadtune.bench.allocator_log import AllocatorLog
-from loadtune.bench.blocks import Event, Mark
 from loadtune.bench.memory import CpuMemory
 from loadtune.bench.protocol import Begin
 from loadtune.bench.session import Session
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch, resized
 from loadtune.errors import BenchError, WorkloadError
+from loadtune.footprint.blocks import Event, Mark
 from loadtune.footprint.estimate import estimate_step
-from loadtune.footprint.plan import plan_of_factory
-from loadtune.records import (
-    Checkpoint,
-    Checkpointed,
-    Device,
-    Precision,
-    Recipe,
-    StepOptimizer,
-    StepVariant,
-    TrialFailure,
-    WorkloadSpec,
-    block_bytes,
-)
+from loadtune.footprint.watch import owned
+from loadtune.records.config import Precision, Recipe, WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.footprint import Checkpoint, Checkpointed, StepOptimizer, StepVariant, block_bytes
+from loadtune.records.measurement import TrialFailure
 from loadtune.stream.sample_table import SampleTable
 from loadtune.workload import checkpointed
 
@@ -147,7 +139,9 @@ def measured(
     model = ResidentModel(workload, CPU)
     trainer = Trainer(model, Recipe(precision=precision), workload, optimizer)
     batch = resident_batch((torch.rand(4, 3, 16, 16), torch.arange(4)), BATCH, trainer)
-    books = FakeBooks(lambda: (tensor for _, tensors in owned(trainer, batch) for tensor in tensors))
+    books = FakeBooks(
+        lambda: (tensor for _, found in owned(trainer.module, trainer.state_tensors(), batch) for tensor in found)
+    )
     meter = StepMeter(trainer, batch, CpuMemory(), books, Pulse())  # type: ignore[arg-type]
     with checkpointed(model.module, meter.keep, Checkpoint()) if checkpoint else nullcontext():
         return meter.measure(), books
@@ -160,9 +154,9 @@ def test_a_real_step_is_accounted_for_as_shapes_say(
     precision: Precision, optimizer: StepOptimizer, copies: int
 ) -> None:
     found, books = measured(precision, optimizer)
-    plan = plan_of_factory(conv_net, (3, 16, 16), precision=precision)
+    plan = plan_of(conv_net, (3, 16, 16), precision=precision)
     expected = estimate_step(plan, BATCH)
-    largest, at_peak = found.lines
+    largest, at_peak, _ = found.lines
     assert at_peak.total_bytes - SLACK_BYTES == books.peaks_bytes[0]  # nothing is left unexplained
     parameters = sum(block_bytes(p.numel() * 4) for p in plan.model.parameters())
     assert at_peak.parameters_bytes == largest.gradients_bytes == parameters

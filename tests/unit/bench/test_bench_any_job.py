@@ -29,7 +29,7 @@ from loadtune.bench.failures import failure_from
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import LossWatch, OwnStep, ResidentModel, Trainer
 from loadtune.errors import WorkloadError
-from loadtune.records import LoaderConfig, Recipe, WorkloadSpec
+from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.stream.sample_table import SampleTable
 from loadtune.workload import LoaderParts
 from loadtune.workload.tasks import on_pairs, own_computation, own_loss_task

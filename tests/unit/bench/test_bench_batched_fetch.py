@@ -14,7 +14,8 @@ from workload_rig import workload_of
 
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.loader import TrainingLoop
-from loadtune.records import LoaderConfig, Recipe, TrainingRun, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import TrainingRun
 from loadtune.workload import Workload
 
 CONFIG = LoaderConfig(batch_size=4, num_workers=2)

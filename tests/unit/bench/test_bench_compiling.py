@@ -18,16 +18,9 @@ from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.failures import failure_from
 from loadtune.bench.loader import TrainingLoop
 from loadtune.bench.protocol import COMPILING, Answer, Phase
-from loadtune.records import (
-    ComputePoint,
-    Device,
-    LoaderConfig,
-    Recipe,
-    TrainingRun,
-    TrialConfig,
-    TrialFailure,
-    WorkloadSpec,
-)
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device
+from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
 
 PYTORCHS_LIMIT = 8
 

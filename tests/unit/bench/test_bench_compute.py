@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from loadtune.bench import compute
+from loadtune.bench import steps
 
 
 class FakeTrainer:
@@ -36,10 +36,10 @@ class FakeTrainer:
 
 def windows_of(monkeypatch, step_s, seconds, accumulate=1):
     trainer = FakeTrainer(step_s, accumulate)
-    monkeypatch.setattr(compute, "time", SimpleNamespace(monotonic=lambda: trainer.now))
+    monkeypatch.setattr(steps, "time", SimpleNamespace(monotonic=lambda: trainer.now))
     line = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
     batch = (torch.zeros(32, 1), torch.zeros(32))
-    return compute.time_windows(trainer, batch, seconds, line), trainer
+    return steps.time_windows(trainer, batch, seconds, line), trainer
 
 
 @pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.25, 0.4])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from loadtune.bench.exits import classify_exit, exit_text, hang_text
 from loadtune.bench.failures import Circumstances, classify_error, failure_from, leaves_context_intact
+from loadtune.bench.process import classify_exit, exit_text, hang_text
 
 WORKER = "Caught {name} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{body}"
 

@@ -8,11 +8,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
-from loadtune.bench.fit import try_steps
 from loadtune.bench.memory import CpuMemory
+from loadtune.bench.steps import try_steps
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
-from loadtune.records import BatchTry, FitReport, Recipe
-from loadtune.workload import places_of
+from loadtune.records.config import Recipe
+from loadtune.records.memory import BatchTry, FitReport
+from loadtune.workload.batches import places_of
 
 CPU = torch.device("cpu")
 BATCH = 6

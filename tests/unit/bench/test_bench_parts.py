@@ -8,12 +8,12 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
+from loadtune.bench import memory as bench_memory
 from loadtune.bench import memory as memory_module
-from loadtune.bench import own_memory
 from loadtune.bench.memory import CpuMemory, memory_of
 from loadtune.bench.protocol import Line, Phase, Stop
 from loadtune.host.memory import Ram
-from loadtune.records import Window
+from loadtune.records.measurement import Window
 
 
 def test_the_line_says_what_is_done_and_hears_a_stop():
@@ -43,13 +43,13 @@ def test_after_a_long_step_the_line_waits_a_moment_for_the_answer(seconds, hears
 
 def test_on_a_cpu_the_budget_holds_what_is_ours_and_stays_within_capacity():
     memory = memory_of(torch.device("cpu"))
-    assert 0 < own_memory.rss_bytes() < memory.budget_bytes() <= memory.capacity_bytes() * 1.05
+    assert 0 < bench_memory.rss_bytes() < memory.budget_bytes() <= memory.capacity_bytes() * 1.05
 
 
 TAKES_64_MIB = """
-from loadtune.bench import own_memory
+from loadtune.bench import memory as bench_memory
 
-peak = own_memory.PeakRss()
+peak = bench_memory.PeakRss()
 peak.reset()
 before = peak.read_bytes()
 held = bytearray(64 << 20)
@@ -64,12 +64,12 @@ def test_memory_taken_since_the_reset_shows_in_the_peak():
     assert int(done.stdout) >= 32 << 20
 
 
-LIMITED = own_memory.status_bytes("VmData") is not None
+LIMITED = bench_memory.status_bytes("VmData") is not None
 
 
 @pytest.mark.skipif(not LIMITED, reason="no VmData to limit")
 def test_growth_beyond_the_limit_is_refused_until_it_is_lifted():
-    with own_memory.growth_limited(256 << 20):
+    with bench_memory.growth_limited(256 << 20):
         assert len(torch.empty(64 << 20, dtype=torch.uint8))
         with pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory"):
             torch.empty(1 << 30, dtype=torch.uint8)
@@ -82,6 +82,6 @@ def test_growth_beyond_the_limit_is_refused_until_it_is_lifted():
 def test_a_cpus_budget_leaves_a_tenth_to_others_and_takes_half_of_little(monkeypatch, limit, available, grows):
     ram = Ram(total_bytes=2000, limit_bytes=limit, available_bytes=available)
     monkeypatch.setattr(memory_module, "read_ram", lambda: ram)
-    monkeypatch.setattr(own_memory, "rss_bytes", lambda: 400)
+    monkeypatch.setattr(bench_memory, "rss_bytes", lambda: 400)
     assert CpuMemory().budget_bytes() == 400 + grows
     assert CpuMemory(most_bytes=700).budget_bytes() == min(700, 400 + grows)

@@ -7,7 +7,7 @@ import torch
 from loadtune.bench.memory import PinnedBlocks
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import PAIR
-from loadtune.records import LoaderConfig
+from loadtune.records.config import LoaderConfig
 
 SAMPLE_BYTES = 1000
 BLOCK_BYTES = 1 << 18

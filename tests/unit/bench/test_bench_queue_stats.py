@@ -12,7 +12,8 @@ import torch
 from loop_rig import LINE, SleepingTrainer
 
 from loadtune.bench.loader import TimedLoop, WindowRule
-from loadtune.records import LoaderConfig, samples_per_s
+from loadtune.records.config import LoaderConfig
+from loadtune.records.measurement import samples_per_s
 from loadtune.stream.counters import Depth
 
 MAKE_S, PIN_S, STEP_S = 0.002, 0.04, 0.01

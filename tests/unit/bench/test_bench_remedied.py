@@ -15,7 +15,8 @@ from workload_rig import workload_of
 from loadtune.bench import remedied
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.changes import REMEDIES, NotApplicableError, Remedy, Situation, fetching, num_examined
-from loadtune.records import Examined, LoaderConfig, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.result import Examined
 from loadtune.workload import Workload
 
 PULSES: list[None] = []
@@ -98,12 +99,12 @@ def test_what_is_cached_is_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPa
 
 def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
     erasing = workload_of(fake_images(v1.Compose([v1.ToTensor(), v1.RandomErasing(p=1.0)])))
-    names = ("uint8_transfer", "half_transfer", "tensor_decoding", "batched_fetch", "cached", "opencv_threads")
+    names = ("uint8_transfer", "half_transfer", "draft_decoding", "batched_fetch", "cached", "opencv_threads")
     seen = {each.name: each.refused for each in RemediedJobs(erasing, LINE).examine(config(), names, DEVICE)}
     assert list(seen) == list(names)
     assert seen["half_transfer"] is None
     assert "does not end in ToTensor" in (seen["uint8_transfer"] or "")
-    assert "no ImageFolder" in (seen["tensor_decoding"] or "")
+    assert "no ImageFolder" in (seen["draft_decoding"] or "")
     assert "cannot be indexed with a list" in (seen["batched_fetch"] or "")
     assert "augmentation" in (seen["cached"] or "")
     assert "OpenCV" in (seen["opencv_threads"] or "")
@@ -198,10 +199,10 @@ def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: p
     assert seen.difference == "in 8 samples, values differ by 0.5 at most, by 0.12 in the mean"
 
 
-@pytest.mark.parametrize("kept", ["tensor_decoding", "uint8_transfer"])
+@pytest.mark.parametrize("kept", ["draft_decoding", "uint8_transfer"])
 def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: str, tmp_path: Path) -> None:
     folder = workload_of(image_folder(tmp_path, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])))
-    names = ("tensor_decoding", "uint8_transfer")
+    names = ("draft_decoding", "uint8_transfer")
     (other,) = set(names) - {kept}
     seen, jobs = examined(folder, other, kept), RemediedJobs(folder, LINE)
     assert seen.refused is None
@@ -220,7 +221,7 @@ def test_the_users_job_stays_and_loading_keeps_the_threads_of_this_process() -> 
     loader = DataLoader(Table(), 4, shuffle=True)
     job = workload_of(Table(), **parts_of(loader))
     threads, parts = torch.get_num_threads(), job.loader
-    for name in ("batched_fetch", "half_transfer", "worker_threads", "start_method", "cached"):
+    for name in ("batched_fetch", "half_transfer", "worker_threads", "cached"):
         assert examined(job, name).refused is None
     assert job.loader is parts
     assert torch.get_num_threads() == threads

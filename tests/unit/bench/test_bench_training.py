@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from workload_rig import workload_of
 
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
-from loadtune.records import Recipe, WorkloadSpec
+from loadtune.records.config import Recipe, WorkloadSpec
 from loadtune.workload import Workload
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from loadtune.bench.compute import WarmUp
-from loadtune.records import Recipe
+from loadtune.bench.steps import WarmUp
+from loadtune.records.config import Recipe
 
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None)
 BATCH = (torch.zeros(2, 3), torch.zeros(2))

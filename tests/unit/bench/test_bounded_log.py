@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from loadtune.bench.bounded_log import LEFT_OUT, MAX_BYTES, BoundedLog
+from loadtune.bench.process import LEFT_OUT, MAX_BYTES, BoundedLog
 
 
 def write(path: Path, start: int, count: int) -> None:

@@ -13,8 +13,8 @@ from peers_note import tables
 from peers_records import Answer, Results, Timing, Tuned, from_json, to_json
 from peers_tools import TOOLS, Setup, Tool, answer_of, pypi_tuned
 
-from loadtune.records import LoaderConfig, Recipe, TrialConfig
-from loadtune.workload.fake import make_fake
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.workload.datasets import make_fake
 from loadtune.workload.models import ModelNeeds
 
 PLAIN = Answer(batch_size=64)

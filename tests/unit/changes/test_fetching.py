@@ -19,7 +19,7 @@ from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.changes import NotApplicableError, fetching
-from loadtune.records import LoaderConfig
+from loadtune.records.config import LoaderConfig
 
 BATCH_SIZE = 6
 

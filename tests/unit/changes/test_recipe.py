@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from remedy_rig import Table, lines_of
+from remedy_rig import lines_of
 from torch import nn
 from workload_rig import workload_of
 
@@ -71,9 +71,3 @@ def test_what_is_not_trained_stays() -> None:
     before = made[0].weight.clone()  # type: ignore[index,operator,union-attr]
     train(made, pasted(made), overflows=1)
     assert torch.equal(before, made[0].weight)  # type: ignore[index,arg-type]
-
-
-def test_the_pasted_line_compiles_the_model() -> None:
-    names: dict[str, Any] = {"torch": torch, "model": model()}
-    exec(lines_of("compiled", workload_of(Table())), names)
-    assert type(names["model"]).__name__ == "OptimizedModule"

@@ -13,7 +13,6 @@ from remedy_rig import (
     delivered,
     equal,
     fake_images,
-    image_folder,
     job_with,
     lines_of,
     parts_of,
@@ -151,18 +150,6 @@ def test_the_users_dataset_stays_as_it_was() -> None:
     assert transform.transforms == steps
     assert dataset.dataset is inner
     assert equal(before, trained_on(job))
-
-
-def test_on_top_of_tensor_decoding(tmp_path: Any) -> None:
-    """Both in the order in which remedies are applied, and both sets of lines pasted one after the other."""
-    dataset = image_folder(tmp_path, v1.Compose([v1.Resize((32, 32)), v1.ToTensor(), v1.Normalize(MEAN, STD)]))
-    job = workload_of(dataset)
-    decoded = job_with(job, "tensor_decoding")
-    both = job_with(job, "uint8_transfer", "tensor_decoding")
-    assert delivered(both)[0].dtype == torch.uint8
-    assert apart(trained_on(decoded), trained_on(both)) < ROUNDING
-    exec(lines_of("tensor_decoding", job), {"torch": torch, "dataset": dataset})
-    assert apart(trained_on(both), pasted(lines_of("uint8_transfer", decoded), dataset)) < ROUNDING
 
 
 ENDING = "does not end in ToTensor"

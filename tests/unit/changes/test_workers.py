@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from remedy_rig import Table, job_with, lines_of, parts_of, situation
+from remedy_rig import Table, job_with, lines_of, parts_of
 from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
 from loadtune.changes import REMEDIES, NotApplicableError
-from loadtune.records import LateBatches, LoaderConfig
+from loadtune.records.config import LoaderConfig
 from loadtune.workload import Workload
 
 ONE_WORKER = LoaderConfig(batch_size=2, num_workers=1)
@@ -157,20 +157,10 @@ def test_loading_is_timed_with_the_threads_of_a_worker(name: str, inside: tuple[
         torch.set_num_threads(before)
 
 
-def test_workers_start_by_forkserver_and_load_the_same() -> None:
-    own = DataLoader(Table(), 4)
-    plain = workload_of(Table(), **parts_of(own))
-    changed = job_with(plain, "start_method")
-    assert changed.loader.multiprocessing_context == "forkserver"
-    (batch,) = changed.loader.make(LoaderConfig(batch_size=3, num_workers=1), sampler=[5, 1, 2])
-    assert torch.equal(batch[0], Table().inputs[[5, 1, 2]])
-    assert own.multiprocessing_context is None
-
-
-@pytest.mark.parametrize("name", ["start_method", "worker_threads"])
-def test_the_pasted_lines_start_workers_by_forkserver(name: str) -> None:
+def test_the_pasted_lines_start_workers_by_forkserver() -> None:
     names: dict[str, Any] = {"dataset": Table(), "DataLoader": DataLoader, "torch": torch}
-    exec(lines_of(name, workload_of(Table())).replace("DataLoader(dataset", "DataLoader(dataset, num_workers=1"), names)
+    lines = lines_of("worker_threads", workload_of(Table()))
+    exec(lines.replace("DataLoader(dataset", "DataLoader(dataset, num_workers=1"), names)
     assert names["loader"].multiprocessing_context.get_start_method() == "forkserver"
 
 
@@ -179,34 +169,11 @@ def test_forkserver_is_refused_for_what_does_not_pickle() -> None:
     table.scale = lambda inputs: inputs / 2  # type: ignore[attr-defined]
     by_lambda = parts_of(DataLoader(Table(), 4, collate_fn=lambda samples: samples))
     for job in (workload_of(table), workload_of(Table(), **by_lambda)):
-        for name in ("start_method", "worker_threads"):
-            with pytest.raises(NotApplicableError, match="does not pickle"):
-                job_with(job, name)
+        with pytest.raises(NotApplicableError, match="does not pickle"):
+            job_with(job, "worker_threads")
 
 
-def test_forkserver_is_refused_where_workers_start_otherwise_already() -> None:
+def test_workers_that_do_not_fork_start_as_they_did() -> None:
     own = DataLoader(Table(), 4, num_workers=1, multiprocessing_context="spawn")
     job = workload_of(Table(), **parts_of(own))
-    with pytest.raises(NotApplicableError, match="by spawn already"):
-        job_with(job, "start_method")
     assert job_with(job, "worker_threads").loader.multiprocessing_context == "spawn"
-
-
-def test_threads_can_be_added_after_forkserver_was_kept() -> None:
-    job = job_with(workload_of(Table()), "worker_threads", "start_method")
-    assert job.loader.multiprocessing_context == "forkserver"
-
-
-def test_the_pasted_line_delivers_out_of_order() -> None:
-    assert pasted("unordered", workload_of(Table())).in_order is False
-
-
-def test_out_of_order_gains_at_most_what_is_waited_for_late_batches() -> None:
-    remedy = REMEDIES["unordered"]
-    assert remedy.gain(situation()) is None
-    late = LateBatches(by="samples", ratio=4.0, wait_fraction=0.4)
-    gain = remedy.gain(situation(late=late, wait_fraction=0.5))
-    assert gain is not None
-    assert gain.low == 1.0
-    assert gain.high == pytest.approx(1 / 0.8)
-    assert 1.0 < gain.value < gain.high

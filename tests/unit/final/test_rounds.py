@@ -5,7 +5,8 @@ from itertools import pairwise
 import pytest
 
 from loadtune.final.rounds import LOOKS, alternate
-from loadtune.records import LoaderConfig, Measurement, Recipe, TrialConfig, TrialFailure, Window
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure, Window
 from loadtune.testing import FakeClock
 
 A, B, C = (TrialConfig(loader=LoaderConfig(batch_size=size), recipe=Recipe()) for size in (1, 2, 3))

@@ -9,10 +9,13 @@ from study_rig import measured
 
 from loadtune.final.contestants import pick_finalists
 from loadtune.final.rounds import LOOKS
+from loadtune.final.ruled_out import ruled_out
 from loadtune.final.statistics import finalists
-from loadtune.final.winner import not_told_apart, pick_winner, speedup, undecided
-from loadtune.records import LoaderConfig, Measurement, Recipe, Telemetry, Trial, TrialConfig, TrialFailure, Window
-from loadtune.records.confirmed import ruled_out
+from loadtune.final.winner import Verdict, speedup
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure, Window
+from loadtune.records.result import Trial
+from loadtune.records.telemetry import Telemetry
 
 
 def config(batch_size: int = 64, num_workers: int = 4) -> TrialConfig:
@@ -108,14 +111,14 @@ def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> Non
     trials = [trial(0, 3846.0, LEADER), trial(1, 3704.0, SECOND), trial(2, 5663.0, SMALL), trial(3, None, AT_YOURS)]
     alone, beside = finalists([*once, *twice]), finalists([*once, *twice], trials)
     assert [each.samples_per_s for each in beside] == [each.samples_per_s for each in alone]
-    assert pick_winner(alone, YOURS).config == YOURS, "two rounds of two were no proof of ten times"
-    assert pick_winner(beside, YOURS).config == LEADER
+    assert Verdict(alone, YOURS).winner().config == YOURS, "two rounds of two were no proof of ten times"
+    assert Verdict(beside, YOURS).winner().config == LEADER
     assert finalists(once, trials)[0].half_width_fraction is None, "nothing ran twice in the final"
 
 
 def test_nothing_is_sure_where_nothing_ran_twice() -> None:
     once = finalists([(LEADER, measured(100.0)), (SECOND, measured(99.5))])
-    assert set(undecided(once, None)) == {LEADER, SECOND}
+    assert set(Verdict(once, None).undecided()) == {LEADER, SECOND}
 
 
 def test_where_nothing_ran_there_are_no_finalists() -> None:
@@ -127,18 +130,18 @@ def test_a_winner_never_failed_twice_also_where_all_did() -> None:
     failure = TrialFailure(kind="crash", phase="training", message="")
     fast, slow = config(64, 8), config(64, 4)
     outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
-    winner = pick_winner(ruled_out(finalists(outcomes)), None)
+    winner = Verdict(ruled_out(finalists(outcomes)), None).winner()
     assert winner is not None
     assert winner.config == slow
-    assert pick_winner(ruled_out(finalists([*outcomes, (slow, failure)])), None) is None
+    assert Verdict(ruled_out(finalists([*outcomes, (slow, failure)])), None).winner() is None
 
 
 def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
     """Neither for being faster nor for being smaller; yours, run again by itself, is nobody to be picked from."""
     twice, once, small, yours = config(384, 16), config(512, 16), config(256, 8), config(64, 0)
     runs = [(twice, 1000.0), (once, 1010.0), (small, 995.0), (yours, 100.0), (yours, 101.0)]
-    alone = pick_winner(finalists([(what, measured(rate)) for what, rate in runs]), yours)
-    again = pick_winner(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours)
+    alone = Verdict(finalists([(what, measured(rate)) for what, rate in runs]), yours).winner()
+    again = Verdict(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours).winner()
     assert alone is not None
     assert alone.config == small
     assert again is not None
@@ -149,13 +152,13 @@ def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_sam
     twice, yours = (config(64, 8), (1000.0, 1010.0)), (config(64, 0), (80.0, 83.0))
     once = [(config(64, workers), (900.0,)) for workers in (5, 6, 7)]
     of_two, of_five = (
-        pick_winner(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0])
+        Verdict(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0]).winner()
         for found in ((twice, yours), (twice, *once, yours))
     )
     assert of_two is not None
     assert of_five is not None
     assert of_five.config == twice[0]
-    assert of_five.speedup_low < of_two.speedup_low
+    assert of_five.speedup.low < of_two.speedup.low
 
 
 @pytest.mark.parametrize(
@@ -173,9 +176,9 @@ def test_the_answer_is_decided_where_the_rate_is_known_and_the_baseline_is_told_
     rates: dict[int, tuple[float, ...]], decided: bool
 ) -> None:
     found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
-    assert (undecided(found, config(64, 0)) == ()) is decided
-    assert (undecided(found, config(64, 0), batch_size=64) == ()) is decided
-    assert undecided(found, config(32, 0), batch_size=32) == ()  # nothing of that size ran
+    assert (Verdict(found, config(64, 0)).undecided() == ()) is decided
+    assert (Verdict(found, config(64, 0)).undecided(64) == ()) is decided
+    assert Verdict(found, config(32, 0)).undecided(32) == ()  # nothing of that size ran
 
 
 def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
@@ -187,14 +190,14 @@ def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
         0: (98.0, 110.0, 107.0),
     }
     found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
-    assert set(undecided(found, config(64, 0))) == {config(64, 8), config(64, 6)}
+    assert set(Verdict(found, config(64, 0)).undecided()) == {config(64, 8), config(64, 6)}
 
 
 def test_where_all_are_too_uncertain_all_go_on() -> None:
     rates = {8: (1000.0, 300.0, 2500.0), 0: (100.0, 400.0, 50.0)}
     found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
     judged = ruled_out(found, ())
-    assert set(undecided(judged, config(64, 0))) == {config(64, 8), config(64, 0)}
+    assert set(Verdict(judged, config(64, 0)).undecided()) == {config(64, 8), config(64, 0)}
 
 
 def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
@@ -203,9 +206,9 @@ def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
     beside = [(config(64, 4), measured(rate)) for rate in (600.0, 601.0, 599.0)]
     own = config(64, 0)
     failed = ruled_out(finalists([*steady, *beside, (own, measured(950.0)), (own, failure), (own, failure)]))
-    assert undecided(failed, own) == ()
+    assert Verdict(failed, own).undecided() == ()
     waiting = ruled_out(finalists([*steady, *beside, *((own, measured(rate)) for rate in (985.0, 1015.0, 990.0))]))
-    assert set(undecided(waiting, own)) == {config(64, 8), own}
+    assert set(Verdict(waiting, own).undecided()) == {config(64, 8), own}
 
 
 def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
@@ -296,7 +299,7 @@ def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
 
 def test_ties_go_to_the_smallest() -> None:
     found = finalists([(config(64, 8), measured(1000.0)), (config(64, 4), measured(985.0))])
-    winner = pick_winner(found, None)
+    winner = Verdict(found, None).winner()
     assert winner is not None
     assert winner.config.loader.num_workers == 4
     assert winner.speedup is None
@@ -311,10 +314,10 @@ def test_a_finalist_that_never_ran_is_left_out() -> None:
 def test_finalists_that_may_be_as_fast_are_named() -> None:
     rates = {8: (1000.0, 1030.0), 4: (960.0, 990.0), 1: (500.0, 505.0)}
     found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
-    winner = pick_winner(found, None)
+    winner = Verdict(found, None).winner()
     assert winner is not None
     assert winner.config.loader.num_workers == 8
-    assert [f.config.loader.num_workers for f in not_told_apart(winner, found)] == [4]
+    assert [f.config.loader.num_workers for f in Verdict(found, None).not_told_apart(winner.config)] == [4]
 
 
 A, B = config(1), config(2)
@@ -330,7 +333,7 @@ def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_it
     found = finalists([*steady, *swinging])
     assert {finalist.half_width_fraction for finalist in found} == {0.0}
     assert all((finalist.efficiency_half_width_fraction or 0.0) > 0.1 for finalist in found)
-    best = pick_winner(found, None, objective="samples-per-joule")
+    best = Verdict(found, None, "samples-per-joule").winner()
     assert best is not None
     assert best.picked_by == found[1].scored("samples-per-joule")
     unread = finalists([*steady, (B, at_power(80.0, None))])

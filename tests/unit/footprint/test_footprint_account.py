@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torchvision
+from account_rig import plan_of
 from torch import nn
 
 from loadtune.errors import WorkloadError
@@ -15,23 +16,23 @@ from loadtune.footprint.estimate import (
     largest_batch,
     with_loss_if_it_applies,
 )
-from loadtune.footprint.plan import plan_of_factory
-from loadtune.records import Checkpoint, Checkpointed, Precision
-from loadtune.records import block_bytes as rounded
+from loadtune.records.config import Precision
+from loadtune.records.footprint import Checkpoint, Checkpointed
+from loadtune.records.footprint import block_bytes as rounded
 
 MIB = 2**20
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
-def momentum(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters())
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
 
 
 def conv_stack() -> nn.Module:
@@ -58,9 +59,9 @@ class Classifier(nn.Module):
 
 @pytest.mark.parametrize(("optimizer", "copies"), [(sgd, 0), (momentum, 1), (adam, 2)])
 def test_gradients_are_one_copy_of_the_parameters_and_state_none_one_or_two(
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer], copies: int
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer], copies: int
 ) -> None:
-    account = estimate_step(plan_of_factory(lambda: nn.Linear(32, 16), (32,), optimizer=optimizer), 100)
+    account = estimate_step(plan_of(lambda: nn.Linear(32, 16), (32,), optimizer=optimizer), 100)
     parameters = 32 * 16 * 4 + rounded(16 * 4)
     assert account.num_parameters == 32 * 16 + 16
     assert account.largest.parameters_bytes == parameters
@@ -73,7 +74,7 @@ def test_gradients_are_one_copy_of_the_parameters_and_state_none_one_or_two(
 
 def test_lines_at_the_peak_add_up_to_it() -> None:
     for optimizer in (sgd, momentum, adam):
-        account = estimate_step(plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32), optimizer=optimizer), 4)
+        account = estimate_step(plan_of(lambda: Classifier(conv_stack()), (3, 32, 32), optimizer=optimizer), 4)
         assert account.at_peak.total_bytes + account.unexplained_bytes == account.peak_bytes
         assert account.unexplained_bytes == 0
         assert account.forward_only.total_bytes == account.forward_only_peak_bytes
@@ -82,7 +83,7 @@ def test_lines_at_the_peak_add_up_to_it() -> None:
 
 
 def test_an_in_place_relu_is_counted_once() -> None:
-    plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
+    plan = plan_of(lambda: Classifier(conv_stack()), (3, 32, 32))
     account = estimate_step(plan, 4)
     assert account.num_parameters == 112_576
     rows = {row.name: row for row in estimate_layers(plan, 4)}
@@ -102,7 +103,7 @@ def test_an_in_place_relu_is_counted_once() -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_half_precision_about_halves_activations_and_nothing_else(precision: Precision) -> None:
     def estimated(chosen: Precision) -> int:
-        plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 64, 64), precision=chosen)
+        plan = plan_of(lambda: Classifier(conv_stack()), (3, 64, 64), precision=chosen)
         largest = estimate_step(plan, 16).largest
         assert largest.gradients_bytes == largest.parameters_bytes == largest.optimizer_state_bytes
         return largest.activations_bytes
@@ -112,12 +113,12 @@ def test_half_precision_about_halves_activations_and_nothing_else(precision: Pre
 
 
 def test_resnet50_takes_the_bytes_a_sample_that_an_h200_was_measured_to() -> None:
-    plan = plan_of_factory(lambda: torchvision.models.resnet50(weights=None), (3, 224, 224), precision="bf16")
+    plan = plan_of(lambda: torchvision.models.resnet50(weights=None), (3, 224, 224), precision="bf16")
     assert largest_batch(plan, 24 * 2**30).bytes_per_sample == pytest.approx(44.8e6, rel=0.01)
 
 
 def test_the_largest_batch_fits_and_one_more_does_not() -> None:
-    plan = plan_of_factory(lambda: Classifier(conv_stack()), (3, 32, 32))
+    plan = plan_of(lambda: Classifier(conv_stack()), (3, 32, 32))
     memory = 4 * 2**30
     found = largest_batch(plan, memory)
     left = memory - CUDA_CONTEXT_BYTES
@@ -133,7 +134,7 @@ def equal_blocks() -> nn.Module:
 
 
 def test_checkpointing_equal_blocks_at_least_halves_what_is_kept() -> None:
-    plan = plan_of_factory(equal_blocks, (256,))
+    plan = plan_of(equal_blocks, (256,))
     plain, checkpointed = (estimate_step(plan, 1024, wanted) for wanted in (None, Checkpoint()))
     assert checkpointed.largest.activations_bytes <= plain.largest.activations_bytes / 2
     assert checkpointed.peak_bytes < plain.peak_bytes
@@ -147,7 +148,7 @@ def deep() -> nn.Module:
 
 @pytest.mark.parametrize(("wanted", "used"), [(None, 6), (4, 4)])
 def test_a_plain_sequential_is_checkpointed_in_segments(wanted: int | None, used: int) -> None:
-    plan = plan_of_factory(deep, (16,))
+    plan = plan_of(deep, (16,))
     plain, kept = estimate_step(plan, 512), estimate_step(plan, 512, Checkpoint(segments=wanted))
     assert kept.checkpointed == Checkpointed(num_modules=36, num_segments=used)
     one_input, rest = 512 * 16 * 4, plain.largest.activations_bytes
@@ -161,21 +162,19 @@ def test_a_plain_sequential_is_checkpointed_in_segments(wanted: int | None, used
 
 
 def test_segments_within_a_model_name_the_sequential_and_block_counts_are_told() -> None:
-    plan = plan_of_factory(lambda: Classifier(nn.Sequential(*list(conv_stack())[:4])), (3, 8, 8))
+    plan = plan_of(lambda: Classifier(nn.Sequential(*list(conv_stack())[:4])), (3, 8, 8))
     assert estimate_step(plan, 2, Checkpoint()).checkpointed == Checkpointed(num_modules=4, num_segments=2, path="body")
-    assert estimate_step(plan_of_factory(equal_blocks, (256,)), 2, Checkpoint()).checkpointed == Checkpointed(
-        num_modules=8
-    )
+    assert estimate_step(plan_of(equal_blocks, (256,)), 2, Checkpoint()).checkpointed == Checkpointed(num_modules=8)
 
 
 def test_checkpointing_a_model_without_a_sequential_says_so() -> None:
     with pytest.raises(WorkloadError, match=r"Linear has no nn\.Sequential of two or more modules"):
-        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (8,)), 2, Checkpoint())
+        estimate_step(plan_of(lambda: nn.Linear(8, 4), (8,)), 2, Checkpoint())
 
 
 def test_more_segments_than_layers_says_so() -> None:
     with pytest.raises(WorkloadError, match=r"--checkpoint-segments is 101; .* has 36 modules, so it can be 2 to 36"):
-        estimate_step(plan_of_factory(deep, (16,)), 2, Checkpoint(segments=101))
+        estimate_step(plan_of(deep, (16,)), 2, Checkpoint(segments=101))
 
 
 class Reconstruction(nn.Module):
@@ -192,7 +191,7 @@ class Reconstruction(nn.Module):
 
 
 def test_a_model_without_class_scores_is_estimated_without_a_loss() -> None:
-    plan = plan_of_factory(Reconstruction, (8,))
+    plan = plan_of(Reconstruction, (8,))
     without = with_loss_if_it_applies(plan, 4)
     assert (plan.has_loss, without.has_loss) == (True, False)
     account = estimate_step(without, 4)
@@ -219,7 +218,7 @@ class Encoder(nn.Module):
 
 
 def test_a_transformer_of_copied_layers_is_estimated() -> None:
-    account = estimate_step(plan_of_factory(Encoder, (8, 16)), 4)
+    account = estimate_step(plan_of(Encoder, (8, 16)), 4)
     assert account.num_parameters == sum(parameter.numel() for parameter in Encoder().parameters())
     assert account.largest.activations_bytes > 3 * 4 * 8 * 16 * 4  # each layer's input at the least
     assert account.unexplained_bytes == 0
@@ -238,14 +237,14 @@ class Counts(nn.Module):
 
 def test_a_model_that_needs_values_is_refused_in_words() -> None:
     with pytest.raises(WorkloadError, match="values of tensors"):
-        estimate_step(plan_of_factory(Counts, (8,)), 2)
+        estimate_step(plan_of(Counts, (8,)), 2)
 
 
 def test_a_shape_that_the_model_does_not_take_is_said() -> None:
     with pytest.raises(WorkloadError, match=r"does not train on a batch of 2 inputs of shape \(9,\)"):
-        estimate_step(plan_of_factory(lambda: nn.Linear(8, 4), (9,)), 2)
+        estimate_step(plan_of(lambda: nn.Linear(8, 4), (9,)), 2)
 
 
 def test_no_cuda_context_and_no_memory_of_the_models_size() -> None:
-    estimate_step(plan_of_factory(lambda: nn.Linear(2**18, 2**18), (2**18,)), 1)  # 256 GiB of weights
+    estimate_step(plan_of(lambda: nn.Linear(2**18, 2**18), (2**18,)), 1)  # 256 GiB of weights
     assert not torch.cuda.is_initialized()

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 from loadtune import cli_memory, host
 from loadtune.cli import app
-from loadtune.records import Device, WorkloadSpec
+from loadtune.records.config import WorkloadSpec
+from loadtune.records.facts import Device
 from loadtune.testing import fake_host
 
 BLOCKS = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks")
@@ -203,7 +204,8 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--checkpoint-segments 4", "--checkpoint-segments needs --checkpoint or --what-if."),
         ("--checkpoint --checkpoint-segments 1", "--checkpoint-segments is 1;"),
         ("--model resnet18 --batch-size 1 --image-size 32", "does not train on a batch of 1"),
-        ("--model fasterrcnn_mobilenet_v3_large_fpn --batch-size 2", "cannot be estimated"),
+        ("--dataset bench_workloads:Images --model account_rig:Decides --batch-size 2", "cannot be estimated"),
+        ("--model fasterrcnn_mobilenet_v3_large_fpn --batch-size 2", "has no loss for the model fasterrcnn"),
     ],
 )
 def test_what_cannot_be_used_is_said_with_code_2(words: str, told: str) -> None:

@@ -17,10 +17,9 @@ from torch.utils import _python_dispatch
 
 import loadtune
 from loadtune.footprint.trace import Tracing, trace_json, trace_text
-from loadtune.footprint.trace.files import KeptFiles
-from loadtune.footprint.trace.lines import LineTracer
+from loadtune.footprint.trace.lines import KeptFiles, LineTracer
+from loadtune.footprint.trace.records import MemoryTrace, TracedLine
 from loadtune.footprint.trace.tensors import TensorWatch
-from loadtune.records import MemoryTrace, TracedLine
 from loadtune.units import bytes_text
 
 KIB = 1024

@@ -3,10 +3,9 @@
 import torch
 
 from loadtune.footprint.trace import Tracing
-from loadtune.footprint.trace.cuda import CudaReading
-from loadtune.footprint.trace.files import KeptFiles
+from loadtune.footprint.trace.lines import KeptFiles
 from loadtune.footprint.trace.view import traced_line
-from loadtune.footprint.trace.visits import Birth, Ledger
+from loadtune.footprint.trace.visits import Birth, CudaReading, Ledger
 
 
 class FakeMeter:
@@ -40,7 +39,7 @@ def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> 
     ledger.pause()
     ledger.end(following)
     first, second = ledger.rows.values()
-    assert (first.visit.cuda_change, first.visit.cuda_peak, first.unattributed) == (2560, 9000, 2048)
+    assert (first.visit.cuda_change, first.visit.cuda_peak, first.cuda.unattributed_bytes) == (2560, 9000, 2048)
     assert (second.visit.cuda_change, second.visit.cuda_peak) == (0, 3560)
     assert (first.visit.change, first.used) == (0, 5000)
 

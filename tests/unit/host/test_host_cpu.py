@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from loadtune.host.cgroup import CpuQuota, MemoryLimit
 from loadtune.host.cpu import (
-    CoreUse,
     CpuUse,
+    core_counter,
     cpu_use,
     first_cores,
     parse_cpu_name,
@@ -124,17 +124,8 @@ def test_under_a_v2_quota_the_groups_own_account_is_used(tmp_path):
     )  # 0.75 s of the 1.5 s that the quota grants
 
 
-def test_each_core_is_a_share_of_its_own(monkeypatch):
-    """Busy is all but idle and iowait; cores that are not ours, or went offline, are left out."""
-
-    def looked(*busy_s):
-        cores = [SimpleNamespace(user=busy, idle=1000.0, iowait=7.0) for busy in busy_s]
-        monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
-
-    cores = CoreUse((0, 2, 9))
-    looked(10.0, 0.0, 5.0)
-    assert cores.look(100.0) == {}
-    looked(11.0, 2.0, 5.5)
-    assert cores.look(102.0) == {"core_utilization_fractions": (0.5, 0.25)}
-    looked(11.5)  # one went offline
-    assert cores.look(103.0) == {"core_utilization_fractions": (0.5,)}
+def test_busy_is_all_but_idle_and_iowait_of_the_cores_that_are_ours_and_online(monkeypatch):
+    cores = [SimpleNamespace(user=busy, idle=1000.0, iowait=7.0) for busy in (10.0, 100.0, 5.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
+    monkeypatch.setattr(psutil, "cpu_count", lambda: 16)
+    assert core_counter((0, 2, 9))() == 15.0

@@ -9,7 +9,7 @@ import pytest
 from loadtune.errors import DeviceError
 from loadtune.host import choose_device, freest_gpu, read_host
 from loadtune.host.facts import parse_cuda_version
-from loadtune.records import Device, GpuFacts
+from loadtune.records.facts import Device, GpuFacts
 from loadtune.testing import fake_host
 
 

@@ -10,7 +10,7 @@ from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 from loadtune.host import gpu
 from loadtune.host.gpu import visible_uuids
 from loadtune.host.nvml import Nvml
-from loadtune.records import GpuProcess
+from loadtune.records.facts import GpuProcess
 
 NVML_MEMORY_V2 = 0x02000028
 

@@ -10,7 +10,8 @@ from nvml_fakes import MIG, UUIDS, BrokenNvml, FakeNvml
 
 from loadtune.host import choose_device, read_host, read_telemetry
 from loadtune.host.telemetry import Sampler, machine_probes
-from loadtune.records import Device, Telemetry
+from loadtune.records.facts import Device
+from loadtune.records.telemetry import Telemetry
 
 OF_THE_DUTY_CYCLE = {"gpu_utilization_p5_fraction", "gpu_utilization_p95_fraction", "gpu_idle_fraction"}
 

@@ -7,7 +7,6 @@ import pytest
 
 from loadtune.host import processes as processes_module
 from loadtune.host.processes import WORKER_NAME, ProcessTree, Reads
-from loadtune.host.timeline import EACH_WORKERS_CORES, EACH_WORKERS_RSS
 
 
 class FakeProcess:
@@ -38,7 +37,7 @@ class FakeProcess:
         return SimpleNamespace(user=self.cpu_s, system=0.0, children_user=self.waited_s, children_system=0.0)
 
     def memory_info(self):
-        return SimpleNamespace(rss=self.rss)
+        return SimpleNamespace(rss=self.rss, shared=0)
 
     def io_counters(self):
         self.alive()
@@ -75,9 +74,9 @@ def test_workers_stand_in_order_of_their_start_and_others_apart(world):
     helper = FakeProcess(40, rss=7, name="pt_elastic")
     late, early, twin = worker(3, started_s=9.0, rss=30), worker(99, started_s=8.0, rss=10), worker(98, started_s=8.0)
     world.table[1].below = [late, helper, early, twin]
-    seen = world.bench.look(0.0)
-    assert seen[EACH_WORKERS_RSS] == (100, 10, 30)
-    assert (seen["main_rss_bytes"], seen["other_rss_bytes"]) == (100, 7)
+    world.bench.look(0.0)
+    assert world.bench.of("worker") == [twin, early, late]
+    assert world.bench.of("other") == [helper]
 
 
 def test_what_a_compiler_holds_is_no_memory_of_the_training(world):
@@ -89,11 +88,11 @@ def test_what_a_compiler_holds_is_no_memory_of_the_training(world):
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.table[1].below = [child]
-    assert world.bench.look(0.0)[EACH_WORKERS_RSS] is None
+    world.bench.look(0.0)
+    assert world.bench.of("worker") == []
     child.process_name = WORKER_NAME
-    seen = world.bench.look(0.6)
-    assert (seen[EACH_WORKERS_RSS], seen[EACH_WORKERS_CORES]) == ((100,), (0.0,))
-    assert seen["other_rss_bytes"] is None
+    assert world.bench.look(0.6)["workers_cpu_cores"] == 0.0
+    assert (world.bench.of("worker"), world.bench.of("other")) == ([child], [])
 
 
 @pytest.mark.parametrize("waited_s", [(0.0, 50.01), (50.01, 50.01), (0.0, 0.0)])
@@ -108,7 +107,7 @@ def test_a_worker_that_ends_takes_nothing_back_and_counts_once(world, waited_s):
         seen = world.bench.look(0.1 * number)
         used_s += 0.1 * seen["bench_cpu_cores"]
         assert (seen["main_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(1.0), 100)
-        assert seen[EACH_WORKERS_CORES] is None
+        assert seen["workers_cpu_cores"] is None
     assert used_s == pytest.approx(0.2 + max(0.0, waited_s[1] - 50.0))
 
 
@@ -119,7 +118,7 @@ def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(w
     first.cpu_s, first.waited_s = 0.01, 0.07
     seen = world.bench.look(0.1)
     assert (seen["bench_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((0.8, 0.1))
-    assert (seen["other_cpu_cores"], seen["other_rss_bytes"]) == (pytest.approx(0.7), None)
+    assert seen["other_cpu_cores"] == pytest.approx(0.7)
 
 
 def test_a_new_worker_counts_from_its_start(world):
@@ -129,7 +128,7 @@ def test_a_new_worker_counts_from_its_start(world):
     assert world.bench.look(0.4)["bench_rss_bytes"] == 100  # not looked for again yet
     seen = world.bench.look(0.6)
     assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(0.5), 200)
-    assert seen[EACH_WORKERS_CORES] == (None,)
+    assert seen["workers_cpu_cores"] is None
     first.cpu_s = 0.2
     assert world.bench.look(0.7)["bench_cpu_cores"] == pytest.approx(1.0)
 

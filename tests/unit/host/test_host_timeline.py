@@ -4,12 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.host.sensing import Stretch
-from loadtune.host.timeline import (
+from loadtune.host.sensing import (
     BUSY_CORES,
-    EACH_WORKERS_CORES,
     MAX_SLICES,
     OWN_CORES,
+    Stretch,
     Tracks,
     telemetry,
 )
@@ -44,7 +43,7 @@ def test_peaks_are_of_the_span_alone():
 
 
 def test_what_is_missing_keeps_its_reason_unless_it_was_seen_after_all():
-    reasons = {GPU: "not supported under MIG", POWER: "a hiccup", EACH_WORKERS_CORES: "no field of that name"}
+    reasons = {GPU: "not supported under MIG", POWER: "a hiccup", OWN_CORES: "no field of that name"}
     found = seen(0.0, 1.0, missing=reasons, gpu_power_w=[(0.0, 1.0, 5.0)])
     assert found.missing == {GPU: "not supported under MIG"}
 

@@ -10,7 +10,8 @@ import pytest
 from loadtune.probe.forecast import Forecast, forecast_from
 from loadtune.probe.proposals import predicted_ceilings
 from loadtune.probe.tries import Tries
-from loadtune.records import AllocationTrace, FitReport, Recipe
+from loadtune.records.config import Recipe
+from loadtune.records.memory import AllocationTrace, FitReport
 from loadtune.testing import FakeBench
 
 RECORDED: dict[str, Any] = json.loads(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, ram_bytes
-from loadtune.records import LoaderConfig
+from loadtune.records.config import LoaderConfig
 from loadtune.testing import GIB, fake_host
 
 MIB = 1024**2

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import MemoryProbe
 from loadtune.probe.tries import StepLimit
-from loadtune.records import BatchTry, FailureKind, FitReport, Recipe, TrialFailure
+from loadtune.records.config import Recipe
+from loadtune.records.measurement import FailureKind, TrialFailure
+from loadtune.records.memory import BatchTry, FitReport
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 RECIPE = Recipe(precision="fp32")

@@ -6,7 +6,9 @@ import pytest
 
 from loadtune.errors import NothingFitsError
 from loadtune.probe.recipe import Recipes, choose_recipes
-from loadtune.records import BatchTry, ComputePoint, FitReport, Precision, Recipe, TrialFailure
+from loadtune.records.config import Precision, Recipe
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.memory import BatchTry, FitReport
 from loadtune.testing import GIB, FakeBench, Surface, fake_facts
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from loadtune.probe.memory import MemoryProbe
 from loadtune.probe.tries import StepLimit, largest_within
-from loadtune.records import Recipe
+from loadtune.records.config import Recipe
 from loadtune.testing import FakeBench, Surface
 
 RECIPE = Recipe(precision="fp32")

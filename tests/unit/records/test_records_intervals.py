@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr, stdtrit
 from scipy.stats import chi
 
-from loadtune.records.intervals import ALLOWANCE, half_width_fraction, largest_t, students_t
+from loadtune.records.interval import ALLOWANCE, half_width_fraction, largest_t, students_t
 
 positive = st.floats(min_value=0.1, max_value=10.0)
 windows = st.lists(st.tuples(st.integers(1, 1000), positive), min_size=2, max_size=30)

@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.records import Efficiency, LoaderConfig, Measurement, Recipe, Telemetry, TrialConfig, Window, Winner
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import Winner
+from loadtune.records.telemetry import Telemetry
 
 
 def measured(energy_j: float | None, telemetry_s: float = 4.0) -> Measurement:
@@ -37,10 +41,9 @@ def test_what_was_not_read_is_no_score(energy_j: float | None) -> None:
 
 def test_a_winner_says_what_it_was_picked_by() -> None:
     config = TrialConfig(loader=LoaderConfig(batch_size=8), recipe=Recipe())
-    fast = Winner(config=config, samples_per_s=200.0, half_width_fraction=0.1, speedup=2.0)
-    assert (fast.picked_by.value, fast.picked_by.unit, fast.picked_by.half_width) == (200.0, "samples/s", 20.0)
-    efficiency = Efficiency(samples_per_joule=4.0, half_width_fraction=None, gain=3.0)
-    sparing = replace(fast, efficiency=efficiency)
-    assert (sparing.picked_by.value, sparing.picked_by.unit, sparing.picked_by.half_width) == (4.0, "samples/J", None)
-    assert (fast.gain, sparing.gain) == (2.0, 3.0)
+    fast = Winner(config=config, samples_per_s=200.0, half_width_fraction=0.1, speedup=Interval(value=2.0))
+    assert (fast.picked_by.value, fast.picked_by.half_width) == (200.0, pytest.approx(20.0))
+    sparing = replace(fast, samples_per_joule=Interval(value=4.0), efficiency_gain=Interval(value=3.0))
+    assert (sparing.picked_by.value, sparing.picked_by.half_width) == (4.0, None)
+    assert (fast.gain, sparing.gain) == (Interval(value=2.0), Interval(value=3.0))
     assert sparing.throughput == fast.throughput == fast.picked_by

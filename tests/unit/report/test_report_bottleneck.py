@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from page_rig import explained
 
-from loadtune.records import Bottleneck, Estimate, LateBatches, ResourceLimit, TuningResult
-from loadtune.report.bottleneck import bottleneck_text, late_lines, lines, one_sentence
+from loadtune.records.interval import Interval
+from loadtune.records.result import Bottleneck, LateBatches, ResourceLimit, TuningResult
+from loadtune.report.sentences import bottleneck_lines, bottleneck_sentence, late_sentence, resource_text
 
 
 def of(result: TuningResult) -> Bottleneck:
@@ -15,8 +16,8 @@ def of(result: TuningResult) -> Bottleneck:
 
 
 def test_every_limit_and_each_change_is_in_the_details() -> None:
-    first, *others = lines(explained({"half_the_loading": 5300.0}))
-    assert first == "At batch 256, limited to 4,200 samples/s by the pinning thread (probability 86%)."
+    first, *others = bottleneck_lines(explained({"half_the_loading": 5300.0}))
+    assert first == "Bottleneck at batch 256: the pinning thread (at most 4,200 samples/s, probability 86%)."
     assert any(line.startswith("The GPU: 6,000 samples/s (") for line in others)
     assert any(line.startswith("Predicted: samples that load in half the time give 5,300 samples") for line in others)
 
@@ -24,9 +25,9 @@ def test_every_limit_and_each_change_is_in_the_details() -> None:
 @pytest.mark.parametrize(
     ("rate", "at_yours", "said"),
     [
-        (4050.0, False, "Limited to 4,200 samples/s by the pinning thread (probability 86%)."),
-        (4300.0, False, "Limited by the pinning thread (probability 86%)."),
-        (4050.0, True, "At batch 256, limited to 4,200 samples/s by the pinning thread (probability 86%)."),
+        (4050.0, False, "Bottleneck: the pinning thread (at most 4,200 samples/s, probability 86%)."),
+        (4300.0, False, "Bottleneck: the pinning thread (probability 86%)."),
+        (4050.0, True, "Bottleneck at batch 256: the pinning thread (at most 4,200 samples/s, probability 86%)."),
     ],
 )
 def test_one_resource_is_named_and_no_limit_below_the_measured_rate(rate: float, at_yours: bool, said: str) -> None:
@@ -34,7 +35,7 @@ def test_one_resource_is_named_and_no_limit_below_the_measured_rate(rate: float,
     assert result.best is not None
     best = replace(result.best, samples_per_s=rate)
     result = replace(result, best=best, best_at_your_batch=result.best_at_your_batch if at_yours else best)
-    assert one_sentence(result) == (said,)
+    assert bottleneck_sentence(result) == (said,)
 
 
 @pytest.mark.parametrize(
@@ -48,23 +49,21 @@ def test_one_resource_is_named_and_no_limit_below_the_measured_rate(rate: float,
     ],
 )
 def test_what_a_resource_mostly_does_is_named(resource: str, part: str, words: str) -> None:
-    result = explained()
     limit = ResourceLimit(
         resource=resource,  # type: ignore[arg-type]
-        samples_per_s=Estimate(value=100.0, low=90.0, high=110.0),
+        samples_per_s=Interval(value=100.0, low=90.0, high=110.0),
         probability=1.0,
         shares={part: 0.9, "loading": 0.1},  # type: ignore[dict-item]
     )
-    assert bottleneck_text(replace(of(result), limits=(limit,))) == words
+    assert resource_text(limit) == words
 
 
 def test_a_model_that_does_not_hold_names_nothing_and_says_why() -> None:
     result = explained()
     broken = replace(of(result), holds=False, num_missed=3, late=LateBatches(by="worker", ratio=3.0, wait_fraction=0.8))
     result = replace(result, bottleneck=broken)
-    (late,), (said,) = late_lines(result), one_sentence(result)
+    (late,), (said,) = late_sentence(result), bottleneck_sentence(result)
     assert late.startswith("One worker takes 3.00× as long for a batch as the others")
     assert said.startswith(
-        "No bottleneck is named: the throughput model does not describe this job (3 of 5 predictions"
+        "Bottleneck: not known, because the throughput model does not fit this job (3 of its 5 predictions"
     )
-    assert bottleneck_text(broken) == "–"

@@ -10,18 +10,11 @@ import pytest
 from pipeline_rig import tune_fake
 
 from loadtune.errors import ResultError
-from loadtune.records import (
-    Comparison,
-    Measurement,
-    Score,
-    Telemetry,
-    TuneConfig,
-    TuningResult,
-    Window,
-    WorkloadSpec,
-    YourSettings,
-)
-from loadtune.report.compare import Mean, compare, figure_changes, mean_of, ratio_of
+from loadtune.records.config import TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.measurement import Measurement, Window
+from loadtune.records.result import TuningResult
+from loadtune.records.telemetry import Telemetry
+from loadtune.report.compare import Comparison, Mean, compare, figure_changes, mean_of, ratio_of
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 
 KEPT_BATCH = TuneConfig(yours=YourSettings(batch_size=32), num_trials=4)
@@ -55,8 +48,8 @@ def test_the_ratio_is_the_machines_with_an_interval_around_it(found: Comparison)
     assert found.ratio is not None
     assert found.ratio.low is not None
     assert found.ratio.high is not None
-    assert found.ratio.low <= found.ratio.ratio <= found.ratio.high < 0.7
-    assert found.ratio.ratio == pytest.approx(0.5, abs=0.06)
+    assert found.ratio.low <= found.ratio.value <= found.ratio.high < 0.7
+    assert found.ratio.value == pytest.approx(0.5, abs=0.06)
 
 
 def test_only_what_changed_around_it_is_named(found: Comparison) -> None:
@@ -67,7 +60,7 @@ def test_the_same_settings_are_compared_where_both_confirmed_them(found: Compari
     assert slow.yours in [same.config for same in found.same_configs]  # the user's own is always among them
     yours = next(same for same in found.same_configs if same.config == slow.yours)
     # One process without pinning is slower than either wall: the slower copies add a little to each sample.
-    assert yours.ratio.ratio == pytest.approx(SLOW.training_rate(slow.yours) / FAST.training_rate(slow.yours), abs=0.06)
+    assert yours.ratio.value == pytest.approx(SLOW.training_rate(slow.yours) / FAST.training_rate(slow.yours), abs=0.06)
 
 
 def test_ceilings_are_beside_each_other(found: Comparison) -> None:
@@ -90,7 +83,7 @@ def test_ceilings_are_of_the_recipe_that_was_trained(fast: TuningResult) -> None
 def test_a_result_beside_itself_is_not_told_apart(fast: TuningResult) -> None:
     found = compare(fast, fast)
     assert found.ratio is not None
-    assert (found.ratio.ratio, found.ratio.different) == (1.0, False)
+    assert (found.ratio.value, found.ratio.holds(1.0)) == (1.0, True)
     assert (found.changes, found.settings, found.notes) == ((), (), ())
 
 
@@ -162,8 +155,8 @@ def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
 
 def test_one_run_on_a_side_gives_no_interval() -> None:
     ratio = ratio_of(mean_of([run_at(1000.0), run_at(1010.0)]), mean_of([run_at(500.0)]))
-    assert ratio.ratio == pytest.approx(0.4975, abs=1e-3)
-    assert (ratio.low, ratio.high, ratio.different) == (None, None, None)
+    assert ratio.value == pytest.approx(0.4975, abs=1e-3)
+    assert (ratio.low, ratio.high, ratio.holds(1.0)) == (None, None, None)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.02, 0.02), (0.02, 0.06), (0.06, 0.02)])
@@ -179,8 +172,7 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, a
 
 def test_more_runs_and_less_noise_narrow_it() -> None:
     def width(num_runs: int, spread: float) -> float:
-        then, now = Score(objective="samples-per-s", value=1000.0), Score(objective="samples-per-s", value=900.0)
-        ratio = ratio_of(Mean(then, 0.02**2 / 3, 6), Mean(now, spread**2 / num_runs, num_runs - 1))
+        ratio = ratio_of(Mean(1000.0, 0.02**2 / 3, 6), Mean(900.0, spread**2 / num_runs, num_runs - 1))
         assert ratio.low is not None
         assert ratio.high is not None
         return ratio.high / ratio.low
@@ -190,8 +182,8 @@ def test_more_runs_and_less_noise_narrow_it() -> None:
 
 def test_identical_runs_leave_no_doubt() -> None:
     ratio = ratio_of(mean_of([run_at(100.0)] * 2), mean_of([run_at(50.0)] * 2))
-    assert (ratio.low, ratio.ratio, ratio.high) == (0.5, 0.5, 0.5)
-    assert ratio.different is True
+    assert (ratio.low, ratio.value, ratio.high) == (0.5, 0.5, 0.5)
+    assert ratio.holds(1.0) is False
 
 
 def seen(seconds: float, *, watts: float = 500.0, throttled_share: float = 0.0) -> list[Measurement]:

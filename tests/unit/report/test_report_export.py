@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from loadtune.records import Device, LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.config import LoaderConfig, OptimizerName, Recipe, TrialConfig, WorkloadSpec
+from loadtune.records.facts import Device
 from loadtune.report.export import changed_statements, loader_code, recipe_code
 from loadtune.report.store import load_result
 from loadtune.workload import structure_text

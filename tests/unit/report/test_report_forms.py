@@ -10,7 +10,10 @@ from forms_rig import KEPT, imported, on_cpu
 
 from loadtune import export
 from loadtune.errors import ResultError, UsageError
-from loadtune.records import Efficiency, Recipe, TuningResult, Window
+from loadtune.records.config import Recipe
+from loadtune.records.interval import Interval, around
+from loadtune.records.measurement import Window
+from loadtune.records.result import TuningResult
 from loadtune.report.forms.write import FORMS
 from loadtune.report.store import load_result
 
@@ -28,8 +31,8 @@ def result() -> TuningResult:
 def sparing(result: TuningResult) -> TuningResult:
     """The same, as if its winners had been picked for their samples per joule."""
     config = dataclasses.replace(result.config, objective="samples-per-joule")
-    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5)
-    best, kept = (dataclasses.replace(w, efficiency=efficiency) for w in (result.best, result.best_at_your_batch) if w)
+    figures = {"samples_per_joule": around(7.4, 0.01), "efficiency_gain": Interval(value=1.5)}
+    best, kept = (dataclasses.replace(w, **figures) for w in (result.best, result.best_at_your_batch) if w)
     return dataclasses.replace(result, config=config, best=best, best_at_your_batch=kept)
 
 
@@ -114,11 +117,11 @@ def test_data_has_the_arguments_and_where_they_come_from(result: TuningResult) -
 def test_markdown_shows_figures_and_escapes_names(result: TuningResult) -> None:
     workload = dataclasses.replace(result.config.workload, model="a|b:<c>")
     text = export(dataclasses.replace(result, config=dataclasses.replace(result.config, workload=workload)), "markdown")
-    assert "| throughput | **4,050 samples/s ± 162 samples/s** |" in text
-    assert "| bottleneck | the pinning thread |" in text
+    assert "| samples/s (95% CI) | 4,050 ± 162 | 1,620 ± 48.6 |" in text
+    assert "the pinning thread (at most" in text
     assert r"a\|b:\<c\>" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in rows} == {3}
+    assert {line.count("|") for line in rows} == {4}
 
 
 def test_a_benchmark_entry_is_what_its_action_checks(result: TuningResult) -> None:
@@ -146,8 +149,8 @@ def test_what_a_winner_was_picked_for_is_told(result: TuningResult, sparing: Tun
 
 def test_data_has_what_a_winner_was_picked_for(result: TuningResult, sparing: TuningResult) -> None:
     found, by_speed = json.loads(export(sparing, "json")), json.loads(export(result, "json"))
-    assert (found["objective"], found["efficiency"]["samples_per_joule"]) == ("samples-per-joule", 7.4)
-    assert (by_speed["objective"], by_speed["efficiency"]) == ("samples-per-s", None)
+    assert (found["objective"], found["samples_per_joule"]["value"]) == ("samples-per-joule", 7.4)
+    assert (by_speed["objective"], by_speed["samples_per_joule"]) == ("samples-per-s", None)
 
 
 def test_no_benchmark_curve_holds_winners_of_two_objectives(result: TuningResult, sparing: TuningResult) -> None:

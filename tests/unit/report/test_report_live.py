@@ -2,7 +2,8 @@
 
 import io
 
-from loadtune.records import LoaderConfig, Progress, Reading, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.telemetry import Progress, Reading
 from loadtune.report.live import LiveDisplay, plain_line, progress_rows
 
 CONFIG = TrialConfig(loader=LoaderConfig(batch_size=64, num_workers=1), recipe=Recipe(precision="bf16"))

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 from page_rig import cut_short, golden
 
-from loadtune.records import Estimate, LeftOut, Remedies, TuningResult
+from loadtune.records.interval import Interval
+from loadtune.records.result import LeftOut, Remedies, TuningResult
 from loadtune.report.page.view import page_view
-from loadtune.report.remedies import RemediesView, best_with_changes, kept_code, remedies_view
+from loadtune.report.sentences import RemediesView, best_with_changes, kept_code, remedies_view
 from loadtune.report.wording import searched_text, settings_text
 
 
@@ -27,7 +28,7 @@ def without_gain() -> TuningResult:
         replace(each, config=replace(each.config, remedies=("start_method",))) for each in golden().remedies.tried[2:]
     )
     return of(
-        golden(), tried=tried, config=None, samples_per_s=None, half_width_fraction=None, gain=tried[0].gain,
+        golden(), tried=tried, config=None, samples_per_s=None, gain=tried[0].gain,
         compute_fraction=None,
     )  # fmt: skip
 
@@ -49,7 +50,7 @@ def test_all_that_were_tried_are_in_the_details_best_first_and_those_not_measure
 def test_what_all_changes_bring_is_one_sentence() -> None:
     (said,) = best_with_changes(golden())
     assert said.startswith(
-        "Changing your code gains 1.32× on top of batch 256 (99%: 1.26 to 1.38; 5,350 samples/s): send"
+        "A change of your code gains 1.32× more at batch 256 (99% interval 1.26–1.38), 5,350 samples/s: send"
     )
     assert best_with_changes(without_gain()) == ()
 
@@ -72,12 +73,12 @@ def test_other_settings_that_changes_were_measured_with_stand_below_their_lines(
     assert settings == "# loader = DataLoader(..., batch_size=48, num_workers=1)"
     assert step[0] == 'with torch.autocast("cuda", dtype=torch.bfloat16):'
     assert step[-2:] == ["loss.backward()", "optimizer.step()"]
-    assert best_with_changes(changed)[0].endswith(", with batch 48, 1 worker, bf16; tune the learning rate again.")
+    assert best_with_changes(changed)[0].endswith(", with batch 48, 1 worker, bf16. Tune the learning rate again.")
 
 
 def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_or_why() -> None:
     left = (
-        LeftOut(name="copy_ahead", reason=None, predicted=Estimate(value=1.0, low=0.9, high=1.1)),
+        LeftOut(name="copy_ahead", reason=None, predicted=Interval(value=1.0, low=0.9, high=1.1)),
         LeftOut(name="batched_fetch", reason="the dataset cannot be indexed with a list"),
     )
     alone = of(without_gain(), tried=(), left_out=left)
@@ -93,7 +94,7 @@ def test_those_that_were_not_tried_stand_in_the_details_with_what_is_predicted_o
 def test_where_energy_counts_the_gain_is_of_samples_per_joule() -> None:
     result = golden()
     result = replace(result, config=replace(result.config, objective="samples-per-joule"))
-    assert "gains 1.32× in samples/J on top" in best_with_changes(result)[0]
+    assert "gains 1.32× in samples/J more" in best_with_changes(result)[0]
     table = detailed(result).table
     assert table is not None
     assert "measured, samples/J (99% CI)" in table.columns

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtune.errors import ResultError, UsageError
-from loadtune.records import TuningResult
+from loadtune.records.result import TuningResult
 from loadtune.report import store
 
 KEPT = Path(__file__).parents[2] / "golden" / "result.json"

@@ -6,7 +6,9 @@ from pathlib import Path
 from page_rig import explained, golden
 
 from loadtune import export
-from loadtune.records import Efficiency, Finalist, Recipe, TrialConfig, TuningResult
+from loadtune.records.config import Recipe, TrialConfig
+from loadtune.records.interval import Interval, around
+from loadtune.records.result import Finalist, TuningResult
 from loadtune.report.terminal_answer import terminal_answer
 
 PAGE = Path("runs/report.html")
@@ -26,13 +28,13 @@ def won(result: TuningResult, config: TrialConfig, **figures: object) -> TuningR
 
 def gains(result: TuningResult) -> str:
     text = " ".join(terminal_answer(result, PAGE))
-    return text.partition("Gains, one after another: ")[2].partition(".  ")[0].partition(". ")[0]
+    return text.partition("The gain in steps: ")[2].partition(".  ")[0].partition(". ")[0]
 
 
 def test_the_headline_is_at_the_users_batch_size_and_another_one_is_a_line_of_its_own() -> None:
     first, second, *others = terminal_answer(golden(), PAGE)
-    assert first == "At batch 64: 2,800 samples/s (1 run), 1.73× (no interval) your settings (2 runs)."
-    assert second.startswith("At batch 256: 4,050 ± 162 samples/s (2 runs), 2.50× (99%: 2.38–2.63); tune the learning")
+    assert first == "Batch 64: 2,800 samples/s (1 run), 1.73× (no interval) your settings (2 runs)."
+    assert second.startswith("Batch 256: 4,050 ± 162 samples/s (2 runs), 2.50× (99% interval 2.38–2.63). Retune the")
     assert any("batch_size=64, " in line for line in others)
     assert not any("batch_size=256" in line for line in others)
 
@@ -40,7 +42,7 @@ def test_the_headline_is_at_the_users_batch_size_and_another_one_is_a_line_of_it
 def test_without_a_batch_size_of_theirs_the_best_is_the_headline() -> None:
     result = golden()
     first, second, *_ = terminal_answer(replace(result, best_at_your_batch=None), PAGE)
-    assert first == "4,050 ± 162 samples/s (2 runs), 2.50× (99%: 2.38–2.63) your settings (2 runs)."
+    assert first == "4,050 ± 162 samples/s (2 runs), 2.50× (99% interval 2.38–2.63) your settings (2 runs)."
     assert second == "Batch size 256 instead of 64: tune the learning rate again, check accuracy."
     every = ("batch_size", "num_workers", "pin_memory", "precision")
     assert "PyTorch's defaults (2 runs)." in said(replace(result, best_at_your_batch=None, assumed=every))
@@ -49,7 +51,7 @@ def test_without_a_batch_size_of_theirs_the_best_is_the_headline() -> None:
 def test_a_baseline_that_failed_is_compared_with_nothing() -> None:
     result = golden()
     assert result.best is not None
-    failed = won(result, result.best.config, speedup=None, speedup_low=None, speedup_high=None)
+    failed = won(result, result.best.config, speedup=None)
     text = said(replace(failed, finalists=failed.finalists[:2]))
     assert text.startswith("4,050 ± 162 samples/s (2 runs); your settings could not be measured.")
     assert "×" not in text
@@ -58,10 +60,10 @@ def test_a_baseline_that_failed_is_compared_with_nothing() -> None:
 def test_a_winner_by_energy_is_told_in_samples_per_joule() -> None:
     result = golden()
     assert result.best is not None
-    efficiency = Efficiency(samples_per_joule=7.4, half_width_fraction=0.01, gain=1.5, gain_low=1.45, gain_high=1.55)
-    result = won(result, result.best.config, efficiency=efficiency)
+    efficiency, gain = around(7.4, 0.01), Interval(value=1.5, low=1.45, high=1.55)
+    result = won(result, result.best.config, samples_per_joule=efficiency, efficiency_gain=gain)
     text = said(replace(result, config=replace(result.config, objective="samples-per-joule")))
-    assert text.startswith("7.40 ± 0.07 samples/J (2 runs), 1.50× (99%: 1.45–1.55) your settings (2 runs).")
+    assert text.startswith("7.40 ± 0.07 samples/J (2 runs), 1.50× (99% interval 1.45–1.55) your settings (2 runs).")
     assert "samples/J (95%)" in text
 
 
@@ -89,16 +91,16 @@ def test_a_gain_is_measured_where_contestants_differ_in_one_lever_alone() -> Non
         gains(result) == "workers and pinning together with precision and memory format together with batch size 2.50×"
     )
     result = replace(result, finalists=(*result.finalists, same_batch))
-    assert gains(result) == "workers and pinning together with precision and memory format 1.73×; batch size 1.45×"
+    assert gains(result) == "workers and pinning together with precision and memory format 1.73×, then batch size 1.45×"
     result = replace(result, finalists=(*result.finalists, typed))
-    assert gains(result) == "workers and pinning 1.73×; precision and memory format 1.00×; batch size 1.45×"
+    assert gains(result) == "workers and pinning 1.73×, then precision and memory format 1.00×, then batch size 1.45×"
 
 
 def test_a_gain_that_no_contestant_shows_is_predicted_and_called_so() -> None:
     """The loader's parts allow 4,200 samples/s, the step alone 1,966 in fp32 and 6,121 with the winner's recipe."""
     result = explained()
     assert result.best is not None
-    first, second = gains(won(result, result.best.config)).split("; ")
+    first, second = gains(won(result, result.best.config)).split(", then ")
     assert first == "workers and pinning 1.17× (predicted)"
     assert second == "precision and memory format together with batch size 2.14× (predicted)"
 
@@ -106,7 +108,7 @@ def test_a_gain_that_no_contestant_shows_is_predicted_and_called_so() -> None:
 def test_the_change_that_gains_is_told_in_short_and_exported_whole() -> None:
     result = replace(golden(), best_at_your_batch=None)
     text = said(result)
-    assert "Changing your code gains 1.32× on top (99%: 1.26 to 1.38; 5,350 samples/s): send" in text
+    assert "A change of your code gains 1.32× more (99% interval 1.26–1.38), 5,350 samples/s: send" in text
     assert "loadtune export --format pytorch" in text
     assert "PILToTensor" not in text
     whole = export(result, "pytorch")
@@ -129,13 +131,13 @@ def test_where_not_all_contestants_fit_the_answer_and_the_baseline_stay() -> Non
     more = tuple(replace(result.finalists[0], config=_with_workers(result, number)) for number in range(1, 12))
     text = said(replace(result, finalists=(*result.finalists, *more), cut_short="interrupted"))
     assert len(text.splitlines()) <= 22
-    assert "\nbest " in text
+    assert "\nanswer " in text
     assert "\nbaseline " in text
 
 
 def test_notes_that_do_not_fit_are_counted() -> None:
     result = replace(golden(), notes=("One sentence.", "Another one."))
-    assert said(result).endswith("\nReport (with 2 notes): runs/report.html")
+    assert said(result).endswith("\nReport, with 2 notes: runs/report.html")
     roomy = replace(result, remedies=None, best=None, best_at_your_batch=None, finalists=())
     assert said(roomy).endswith("\nOne sentence.\nAnother one.\nReport: runs/report.html")
 

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.records import Device, TuningResult, Winner
+from loadtune.records.facts import Device
+from loadtune.records.result import TuningResult, Winner
+from loadtune.report.machine import banner
 from loadtune.report.page.view import Page, page_view
 from loadtune.report.store import load_result
-from loadtune.report.view import banner
 from loadtune.testing import GIB, fake_host
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from loadtune.model.resources import Job
-from loadtune.records import LoaderConfig, Measurement, Recipe, Trial, TrialConfig, TrialFailure, Window
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrialFailure, Window
+from loadtune.records.result import Trial
 from loadtune.search.search import Next, Search
 from loadtune.search.space import SearchSpace
 from loadtune.testing import Surface

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtune.records import LoaderConfig, Recipe, YourSettings
+from loadtune.records.config import LoaderConfig, Recipe, YourSettings
 from loadtune.search.baseline import assumed_settings, your_config
 from loadtune.search.space import SearchSpace, batch_ladder, worker_ladder
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from loadtune.model.resources import Job
-from loadtune.records import ComputePoint, Device, LoaderConfig, Measurement, Recipe, TrialConfig, Window, WorkerShare
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.facts import Device
+from loadtune.records.measurement import ComputePoint, Measurement, Window, WorkerShare
 from loadtune.search.throughput import job_of, points_at, segments_of
 from loadtune.testing import FakeBench, Surface, fake_facts, fake_host
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from loadtune.records import LoaderConfig, Window
+from loadtune.records.config import LoaderConfig
+from loadtune.records.measurement import Window
 from loadtune.search.segment import Segment
 
 IN_PROCESS, EIGHT = LoaderConfig(batch_size=10), LoaderConfig(batch_size=10, num_workers=8)

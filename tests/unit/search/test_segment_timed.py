@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from loadtune.records import LoaderConfig, Measurement, Recipe, TrainingRun, TrialConfig, Window
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
+from loadtune.records.measurement import Measurement, TrainingRun, Window
 from loadtune.seams import Watch
 from loadtune.search.segment import Segment, run_trial
 from loadtune.testing import FakeBench, FakeSensor

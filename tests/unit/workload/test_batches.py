@@ -9,17 +9,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from loadtune.errors import WorkloadError
-from loadtune.workload import (
-    moved,
-    num_bytes,
-    num_tokens,
-    own_structure,
-    places_of,
-    places_of_ready,
-    sample_shape,
-    structure_text,
-)
-from loadtune.workload.batches import check_dim
+from loadtune.workload import moved, num_bytes, num_tokens, own_structure, sample_shape, structure_text
+from loadtune.workload.batches import check_dim, places_of, places_of_ready
 
 
 @dataclasses.dataclass

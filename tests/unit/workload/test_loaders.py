@@ -16,8 +16,9 @@ from torch.utils.data import (
 )
 
 from loadtune.errors import WorkloadError
-from loadtune.records import LoaderConfig
-from loadtune.workload import Endless, LoaderParts, epoch_of
+from loadtune.records.config import LoaderConfig
+from loadtune.workload import Endless, LoaderParts
+from loadtune.workload.loaders import epoch_of
 
 
 class Numbers(Dataset[int]):

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from loadtune.bench.describe import check_labels
 from loadtune.errors import WorkloadError
 from loadtune.workload import class_dimension, collate_samples, make_optimizer, model_logits, num_classes_of_output
-from loadtune.workload.fake import RandomSamples
+from loadtune.workload.datasets import RandomSamples
 from loadtune.workload.tasks import class_loss, own_loss_task
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from page_rig import cut_short, golden
 
-from loadtune.records import Efficiency
+from loadtune.records.interval import Interval, around
 from loadtune.report.page.board import board_view
 
 
@@ -33,7 +33,11 @@ def test_a_run_without_an_answer_is_passed_over() -> None:
     board = board_view([run(3, 3000), without, run(1, 4000)])
     assert len(board.regressions) == 1
     assert "-25.0%" in board.regressions[0]
-    assert ["not confirmed" in [cell.text for cell in row.cells] for row in board.table.rows] == [False, True, False]
+    assert ["not confirmed" in [cell.text for cell in row.by_column.values()] for row in board.table.rows] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_another_device_is_another_line() -> None:
@@ -60,9 +64,9 @@ def test_an_old_regression_that_was_mended_is_no_news() -> None:
 
 def sparing(day: int, rate: float, samples_per_joule: float, half: float | None = 0.02):
     result = run(day, rate)
-    efficiency = Efficiency(samples_per_joule=samples_per_joule, half_width_fraction=half, gain=1.5)
+    best = replace(result.best, samples_per_joule=around(samples_per_joule, half), efficiency_gain=Interval(value=1.5))
     config = replace(result.config, objective="samples-per-joule")
-    return replace(result, config=config, best=replace(result.best, efficiency=efficiency))
+    return replace(result, config=config, best=best)
 
 
 def test_runs_for_samples_per_joule_compare_by_those() -> None:
@@ -83,8 +87,7 @@ def test_the_board_draws_and_lists_what_each_run_looked_for() -> None:
     assert drawn["samples/J"]["y"] == [7.4, 5.0]
     assert drawn["samples/J"]["error_y"]["array"] == pytest.approx([0.148, 0.1])
     assert drawn["samples/s"]["y"] == [4100]
-    columns = board.table.columns
-    shown = [{name: cell.text for name, cell in zip(columns, row.cells, strict=True)} for row in board.table.rows]
+    shown = [{name: cell.text for name, cell in row.by_column.items()} for row in board.table.rows]
     assert {one["samples/J"]: one["samples/s"] for one in shown} == {
         "7.40 samples/J": "4,000 samples/s",
         "5.00 samples/J": "3,000 samples/s",

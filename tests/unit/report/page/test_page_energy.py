@@ -5,9 +5,12 @@ from dataclasses import replace
 import pytest
 from page_rig import config, golden, measurement
 
-from loadtune.records import Efficiency, Finalist, Measurement, Telemetry, Trial, TuningResult, Winner
-from loadtune.report.page.runs import finalists
-from loadtune.report.page.trials import history, trial_table
+from loadtune.records.interval import Interval, around
+from loadtune.records.measurement import Measurement
+from loadtune.records.result import Finalist, Trial, TuningResult, Winner
+from loadtune.records.telemetry import Telemetry
+from loadtune.report.page.runs import finalists, history
+from loadtune.report.page.table import trial_table
 
 FAST, SPARING = config(256, 8, precision="fp16"), config(128, 4, precision="bf16")
 
@@ -23,7 +26,6 @@ FAST_RUN, SPARING_RUN = at_power(4000, 800.0), at_power(3000, 400.0)
 
 def by_energy() -> TuningResult:
     result = golden()
-    efficiency = Efficiency(samples_per_joule=7.5, half_width_fraction=0.02, gain=1.5)
     return replace(
         result,
         config=replace(result.config, objective="samples-per-joule"),
@@ -38,7 +40,12 @@ def by_energy() -> TuningResult:
             ),
         ),
         best=Winner(
-            config=SPARING, samples_per_s=3000.0, half_width_fraction=0.05, speedup=0.75, efficiency=efficiency
+            config=SPARING,
+            samples_per_s=3000.0,
+            half_width_fraction=0.05,
+            speedup=Interval(value=0.75),
+            samples_per_joule=around(7.5, 0.02),
+            efficiency_gain=Interval(value=1.5),
         ),
         best_at_your_batch=None,
     )
@@ -72,7 +79,7 @@ def test_the_best_so_far_is_the_most_sparing_so_far() -> None:
 
 def test_the_table_has_a_column_that_sorts_by_it() -> None:
     table = trial_table(by_energy())
-    assert [row.cells[table.columns.index("samples/J")].order for row in table.rows] == pytest.approx([7.5, 5.0])
-    assert [row.cells[table.columns.index("samples/s")].order for row in table.rows] == pytest.approx([3000, 4000])
-    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
+    assert [row.by_column["samples/J"].order for row in table.rows] == pytest.approx([7.5, 5.0])
+    assert [row.by_column["samples/s"].order for row in table.rows] == pytest.approx([3000, 4000])
+    assert {tuple(row.by_column) for row in table.rows} == {table.columns}
     assert "samples/J" not in trial_table(golden()).columns

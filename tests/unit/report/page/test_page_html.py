@@ -9,8 +9,8 @@ import pytest
 from page_rig import NASTY, cut_short, golden, named, with_trials
 
 from loadtune.errors import ResultError
-from loadtune.records import TrialFailure
-from loadtune.report.page import render
+from loadtune.records.measurement import TrialFailure
+from loadtune.report.page import write
 from loadtune.report.page.write import write_board, write_page
 from loadtune.report.store import write_result
 
@@ -53,7 +53,7 @@ def test_what_a_user_named_adds_no_element_and_ends_no_script(tmp_path) -> None:
 
 def test_the_figures_read_back_as_they_were() -> None:
     value = {"text": [BREAKOUT], "y": [1.5, None]}
-    embedded = render.as_data(value)
+    embedded = write.as_data(value)
     assert json.loads(embedded) == value
     assert not set("<>&\u2028") & set(embedded)
 
@@ -83,7 +83,7 @@ def test_a_run_without_an_answer_has_a_page_that_says_so(tmp_path) -> None:
 
 
 def test_without_plotly_there_is_a_word_on_what_to_do(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(render.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(write.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ResultError, match="pip install plotly"):
         write_page(golden(), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())

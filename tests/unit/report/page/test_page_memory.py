@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 from page_rig import cut_short, golden
 
-from loadtune.records import FitReport, MemoryCeiling, TrialFailure
+from loadtune.records.measurement import TrialFailure
+from loadtune.records.memory import FitReport, MemoryCeiling
 from loadtune.report.page.memory import limits_table
 from loadtune.testing import GIB
 
@@ -34,7 +35,6 @@ CEILING = MemoryCeiling(
     bytes_per_sample=float(GIB),
     fixed_bytes=float(GIB),
     line_error_fraction=0.0112,
-    small_sizes=(fit(3, 5.0), fit(1, 3.0)),
     capacity_bytes=int(139.8 * GIB),
     budget_bytes=100 * GIB,
 )
@@ -82,7 +82,7 @@ def test_the_table_holds_both_ceilings_and_what_they_took() -> None:
         "safe batch": "88",
         "largest (hard)": "95",
         "peak at largest": "96.0 GiB",
-        "sizes tried": "4, 1 OOM\n5.0 s",
+        "sizes tried": "4, 1 OOM\n3.0 s",
     }
     assert row_of().items() >= (sizes | {"limited by": "GPU memory\n(98 failed)"}).items()
     assert row_of(limit="cap", probes=CEILING.probes[:2])["limited by"] == "--max-batch-size"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from loadtune.records import MemoryLines, block_bytes
+from loadtune.records.footprint import MemoryLines, block_bytes
 
 Kind = Literal[
     "parameters_bytes",
@@ -56,7 +56,10 @@ class PeakLines(NamedTuple):
     """The account's lines of one step."""
 
     largest: MemoryLines
+    """Each kind at its own largest."""
     at_peak: MemoryLines
+    peak_bytes: int
+    """Of all blocks together, in multiples of 512 bytes."""
 
 
 @dataclass(slots=True)
@@ -143,4 +146,4 @@ def _play(blocks: Sequence[_Block], num_events: int, marks: Sequence[Mark]) -> P
             largest[kind] = max(largest.get(kind, 0), count)
         if total > peak:
             peak, at_peak = total, dict(now)
-    return PeakLines(MemoryLines(**largest), MemoryLines(**at_peak))
+    return PeakLines(MemoryLines(**largest), MemoryLines(**at_peak), peak)

@@ -1,4 +1,4 @@
-"""What may be said of a mean: intervals over plain numbers. No records, no clock, nothing of loaders.
+"""What may be said of a mean: values with their intervals, over plain numbers. No clock, nothing of loaders.
 
 Every interval is two-sided and of 95% unless a probability is given.
 """
@@ -6,7 +6,34 @@ Every interval is two-sided and of 95% unless a probability is given.
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with its interval: a mean over runs, a prediction, or the ratio of two of them."""
+
+    value: float
+    low: float | None = None
+    """None, here and below: too few runs to say."""
+    high: float | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def holds(self, value: float) -> bool | None:
+        """None: there is no interval."""
+        return None if self.low is None or self.high is None else self.low <= value <= self.high
+
+
+def around(value: float, half_width_fraction: float | None) -> Interval:
+    """A mean and half of its interval as a share of it."""
+    if half_width_fraction is None:
+        return Interval(value=value)
+    return Interval(value=value, low=value * (1 - half_width_fraction), high=value * (1 + half_width_fraction))
+
 
 MERGEABLE = 6
 """Windows from which on neighbours are merged as well: three pairs are the fewest whose spread is worth a word. The
@@ -30,7 +57,8 @@ def half_width_fraction(samples: Sequence[float], seconds: Sequence[float]) -> f
     total = math.fsum(samples)
     if len(samples) < 2 or total <= 0:
         return None
-    surplus = _surplus(samples, seconds)
+    rate = total / math.fsum(seconds)
+    surplus = [num - rate * s for num, s in zip(samples, seconds, strict=True)]
     sizes = (1, round(len(samples) ** (1 / 3))) if len(samples) >= MERGEABLE else (1,)
     return (1 + ALLOWANCE / len(samples)) * max(_half_width_of_sum(surplus, size) for size in sizes) / total
 
@@ -40,11 +68,6 @@ def _half_width_of_sum(surplus: Sequence[float], size: int) -> float:
     oldest = len(surplus) % size
     sums = [math.fsum(surplus[at : at + size]) for at in range(oldest, len(surplus), size)]
     return students_t(len(sums) - 1) * statistics.stdev(sums) * math.sqrt(len(surplus) / size)
-
-
-def _surplus(samples: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    rate = math.fsum(samples) / math.fsum(seconds)
-    return [num - rate * s for num, s in zip(samples, seconds, strict=True)]
 
 
 @cache

@@ -1,38 +1,16 @@
-"""What keeps a measured configuration from being the answer. Pure, over records.
-
-Apart from the search and the confirmation, because a result that is read back is held to the same rules before its
-winner is handed out.
-"""
+"""What keeps a measured configuration from being the answer. Pure, over records."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadtune.records.configs import TrialConfig
+from loadtune.records.answer import MISREAD, Failed, compute_fraction, compute_rate, is_barred
+from loadtune.records.config import Objective, TrialConfig
+from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import Finalist, Trial, Unconfirmed
-from loadtune.records.score import Objective
-from loadtune.records.timing import ComputePoint, TrialFailure
 from loadtune.units import counted, efficiency_text, rate_text
-
-MISREAD = 1.1
-"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
 
 TOO_WIDE = 1.0
 """Half width of a 95% interval, as a share of the value, from which on the interval holds 0."""
-
-Failed = tuple[TrialConfig, TrialFailure]
-
-
-def is_barred(failures: Sequence[TrialFailure]) -> bool:
-    """Whether a configuration with these failures is no answer. One may be chance, and what ran beside it counts; a
-    loss that is not finite is none."""
-    return len(failures) > 1 or any(failure.kind == "non_finite_loss" for failure in failures)
-
-
-def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
-    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
-    first = failures[0]
-    num_runs = counted(num_measured + len(failures), "run")
-    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
 
 
 def ruled_out(
@@ -62,26 +40,17 @@ def may_be_kept(baseline: Finalist) -> bool:
     return baseline.unconfirmed is None or baseline.unconfirmed.reason == "wide_interval"
 
 
-def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
-    """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
-    same = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
-    return max((point for point in same if point.num_timings), key=lambda point: point.samples_per_s, default=None)
-
-
-def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, samples_per_s: float) -> float | None:
-    """Share of the compute-only rate. None: that rate was not timed, or is below the trained one and was timed once,
-    or is so far below it that it was misread."""
-    point = compute_rate(points, config)
-    share = None if point is None else samples_per_s / point.samples_per_s
-    if point is None or share is None or share > MISREAD:
-        return None
-    return share if share <= 1.0 or point.num_timings > 1 else None
-
-
 def is_doubted(points: Sequence[ComputePoint], finalist: Finalist) -> bool:
     """Whether the compute-only rate was timed and is too low to be true beside the trained one, as far as is known."""
     known = compute_rate(points, finalist.config)
     return known is not None and compute_fraction(points, finalist.config, finalist.samples_per_s) is None
+
+
+def failures_text(num_measured: int, failures: Sequence[TrialFailure]) -> str:
+    """As a clause: ``1 of its 4 runs failed (crash: it died)``."""
+    first = failures[0]
+    num_runs = counted(num_measured + len(failures), "run")
+    return f"{len(failures)} of its {num_runs} failed ({first.kind}: {first.message.rstrip('.')})"
 
 
 def _why(
@@ -122,7 +91,7 @@ def _failed(finalist: Finalist, own: Sequence[TrialFailure]) -> Unconfirmed | No
 
 def _too_wide(finalist: Finalist, objective: Objective) -> Unconfirmed | None:
     score = finalist.scored(objective)
-    if score.half_width_fraction is None or score.half_width_fraction < TOO_WIDE:
+    if score.half_width is None or score.half_width < TOO_WIDE * score.value:
         return None
     text = rate_text if objective == "samples-per-s" else efficiency_text
     return Unconfirmed(

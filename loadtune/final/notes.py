@@ -1,14 +1,55 @@
-"""What a reader has to know of the configurations that failed or are not confirmed, in whole sentences.
-
-Without these sentences a configuration would be missing from the answer and nobody would know why.
+"""What a reader has to know before trusting the answer, in whole sentences: of the best configuration, and of those
+that failed or are not confirmed. Without them a configuration would be missing and nobody would know why.
 """
 
 from collections.abc import Sequence
 
-from loadtune.records import Finalist, Trial, TrialConfig
-from loadtune.records.confirmed import Failed, failures_text
-from loadtune.report.wording import settings_text
+from loadtune.final.ruled_out import failures_text
+from loadtune.final.winner import Verdict
+from loadtune.probe.memory import left_over_note
+from loadtune.records.answer import Failed
+from loadtune.records.config import TrialConfig
+from loadtune.records.facts import WorkloadFacts
+from loadtune.records.result import Finalist, Trial
+from loadtune.report.wording import score_text, settings_text
 from loadtune.run import Run
+from loadtune.units import counted, seconds_text
+
+SKIPPED = 0.1
+"""Share of the winner's timed steps from which on skipped ones are reported: fewer change its rate less than noise."""
+
+BY_ENERGY = (
+    "The best configuration trains the most samples per joule of the GPU's board; another one may be faster. The "
+    "energy of the rest of the machine is not included. The recipe of each precision was chosen for its speed."
+)
+
+
+def note_best(run: Run, facts: WorkloadFacts, best: Finalist) -> None:
+    """What to know of the winner before trusting it."""
+    objective, config = run.config.objective, best.config
+    run.note(BY_ENERGY if objective == "samples-per-joule" else None)
+    run.note(left_over_note(facts.dataset_length, config.batch_size, facts.min_batch_size))
+    if best.half_width_fraction is None:
+        run.note(
+            "Each configuration was measured once, because the time was spent. So no rate has an interval, and nothing "
+            f"is confirmed. Give more than {seconds_text(run.config.time_budget_s)} with --time-budget."
+        )
+    counted_in = [window for each in best.runs for window in each.windows]  # what settled before them is in no rate
+    num_skipped, num_steps = sum(w.num_skipped_steps for w in counted_in), sum(w.num_steps for w in counted_in)
+    if num_skipped > SKIPPED * num_steps:  # a skipped step leaves the optimizer out
+        run.note(
+            f"GradScaler skipped the optimizer in {num_skipped} of the {counted(num_steps, 'step')} that were timed of "
+            "the best configuration. Skipped steps are faster than others. Check that the model trains in fp16, or "
+            "leave fp16 out with --precision."
+        )
+    near = Verdict(run.finalists, run.yours, objective).not_told_apart(config)
+    rivals = [f for f in near if f.config != run.yours and f.unconfirmed is None]
+    if rivals:
+        named = "; ".join(
+            f"{settings_text(f.config)} ({score_text(f.scored(objective).value, objective)})" for f in rivals
+        )
+        how = "fast" if objective == "samples-per-s" else "efficient"
+        run.note(f"Not proven to be less {how} than the answer: {named}.")
 
 
 def note_failures(run: Run, failed: Sequence[Failed]) -> None:

@@ -1,13 +1,137 @@
-"""What to train, and what the training process found out about it."""
+"""What can be chosen, and what a run is asked for: the loader's arguments, precision, recipe, workload, search."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from loadtune.records.configs import PRECISIONS, Dimension, Fixed, LoaderConfig, OptionalDimension, Precision, Setting
-from loadtune.records.memory import ProbeMode
-from loadtune.records.remedies import RemedyMode
-from loadtune.records.score import Objective
+Precision = Literal["fp32", "fp16", "bf16", "own"]
+"""Autocast's dtype, which is what "AMP on or off" really asks; fp32 is AMP off. fp16 comes with a GradScaler.
+``own``: a training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
+"""Those that can be chosen."""
+
+MemoryFormat = Literal["contiguous", "channels_last"]
+MEMORY_FORMATS: tuple[MemoryFormat, ...] = get_args(MemoryFormat)
+
+OptionalDimension = Literal["prefetch_factor", "memory_format", "in_order", "persistent_workers", "compile"]
+"""Searched where ``--tune`` names them; else PyTorch's defaults hold, and the recipe's memory format. ``compile`` is
+decided with the recipe, once per precision."""
+OPTIONAL_DIMENSIONS: tuple[OptionalDimension, ...] = get_args(OptionalDimension)
+
+Dimension = Literal["batch_size", "num_workers", "pin_memory", "precision", "code"] | OptionalDimension
+"""What a study can choose, or ``--fix`` can pin."""
+DIMENSIONS: tuple[Dimension, ...] = ("batch_size", "num_workers", "pin_memory", "precision", *OPTIONAL_DIMENSIONS)
+
+Setting = int | bool | str
+"""A value of a dimension, in PyTorch's own spelling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """A dimension that is not searched, because ``--fix`` says what it is."""
+
+    name: Dimension
+    value: Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig:
+    """Arguments of ``torch.utils.data.DataLoader``, in PyTorch's own spelling."""
+
+    batch_size: int
+    num_workers: int = 0
+    pin_memory: bool = False
+    prefetch_factor: int = 2
+    """Batches asked for ahead per worker (PyTorch's default is 2). Without meaning at 0 workers."""
+    persistent_workers: bool = True
+    """Keep workers from one epoch to the next. Without meaning at 0 workers."""
+    in_order: bool = True
+    """Deliver batches in the order of the sampler. False: as they are finished, so none waits for a slow one, and the
+    order differs from run to run. Without meaning at 0 workers."""
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether no epoch begins with a start of workers: they outlive epochs, or there are none."""
+        return self.num_workers == 0 or self.persistent_workers
+
+    @property
+    def num_prefetched(self) -> int:
+        """Batches in flight: 1 at 0 workers (the one being made)."""
+        return max(1, self.num_workers * self.prefetch_factor)
+
+    @property
+    def num_pinned(self) -> int:
+        """Page-locked blocks in use at most: beside the batches in flight one being filled, one being copied."""
+        return self.num_prefetched + 2
+
+    def block_bytes(self, sample_bytes: int) -> int:
+        """Of the page-locked block that a batch goes into: PyTorch rounds it up to a power of two."""
+        return 1 << (self.batch_size * sample_bytes - 1).bit_length()
+
+    def kwargs(self) -> dict[str, Any]:
+        """What ``DataLoader(dataset, **kwargs)`` takes; arguments that raise at 0 workers are left out there."""
+        chosen: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+        }
+        if self.num_workers > 0:
+            chosen |= {"prefetch_factor": self.prefetch_factor, "persistent_workers": self.persistent_workers}
+            chosen |= {} if self.in_order else {"in_order": False}  # PyTorch's default needs no line in a script
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What only concerns compute, decided once per precision and applied to every trial of it."""
+
+    precision: Precision = "fp32"
+    memory_format: MemoryFormat = "contiguous"
+    fused_optimizer: bool = False
+    compile: bool = False
+    """``torch.compile(model, dynamic=False)``: each batch size is compiled for itself. Loss and optimizer are not."""
+
+    @property
+    def waits_each_step(self) -> bool:
+        """The host waits for the device in every step: GradScaler reads whether gradients overflowed, where no fused
+        optimizer does that on the device."""
+        return self.precision == "fp16" and not self.fused_optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """One point of the search space: how data is loaded and under which recipe it is trained on."""
+
+    loader: LoaderConfig
+    recipe: Recipe
+    remedies: tuple[str, ...] = ()
+    """Names of changes of the code, outside of DataLoader's arguments, in the order in which they are applied."""
+
+    @property
+    def precision(self) -> Precision:
+        return self.recipe.precision
+
+    @property
+    def batch_size(self) -> int:
+        return self.loader.batch_size
+
+
+Objective = Literal["samples-per-s", "samples-per-joule"]
+"""What a configuration is judged by: throughput, or samples for a joule that the GPU's whole board takes."""
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+SCORE_UNITS: Mapping[Objective, str] = {"samples-per-s": "samples/s", "samples-per-joule": "samples/J"}
+
+ProbeMode = Literal["bound", "all"]
+"""Memory ceilings of a run. ``bound``: two sizes are run in each precision and predict its ceiling; that of the
+precision about to win is verified. ``all``: every precision's ceiling is verified before the search."""
+PROBE_MODES: tuple[ProbeMode, ...] = get_args(ProbeMode)
+
+RemedyMode = Literal["none", "auto", "all"]
+"""Which remedies are tried: ``none``; ``auto``, those whose expected gain is 3% or more; ``all`` that apply."""
+REMEDY_MODES: tuple[RemedyMode, ...] = get_args(RemedyMode)
+
 
 OptimizerName = Literal["sgd", "adamw"]
 WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "compute_loss", "optimizer", "step"]
@@ -30,8 +154,8 @@ class WorkloadSpec:
     """What to train, by name. The training process looks the names up, so that making this record needs no torch."""
 
     dataset: str = DEFAULT_DATASET
-    """A class of ``torchvision.datasets``, ``FakeData`` (random images), or ``pkg.mod:factory``: a class or function
-    that is called without arguments and returns a dataset, with ``__getitem__`` or iterable."""
+    """A class of ``torchvision.datasets``, ``FakeData`` (random images), or the import path of a function without
+    arguments that returns a dataset."""
     model: str = DEFAULT_MODEL
     """A name of ``torchvision.models.list_models()``, ``timm:NAME``, or the import path of a function or class that
     returns a ``torch.nn.Module``."""
@@ -62,8 +186,7 @@ class WorkloadSpec:
     """Dimension of a batch's tensors that counts samples. None: found from batches of different size."""
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
-    """Parts that were passed to ``tune`` as Python objects; set by it. Such a part's name is a label of its class, from
-    which nothing can be built."""
+    """Parts that were passed to ``tune`` as Python objects; set by it. The name of such a part is only a label."""
 
     @property
     def title(self) -> str:
@@ -92,84 +215,6 @@ class LiveObjects:
     """The objects, pickled by `loadtune.workload.live`."""
     search_path: tuple[str, ...]
     """The caller's ``sys.path``, absolute: where the modules that define the objects are found."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodePart:
-    """The fingerprint of a part of the workload's code."""
-
-    name: str
-    """A file of the user, such as ``pkg/mod.py``, or a description, such as ``the model's layers``."""
-    sha256: str
-    """SHA-256 of its content, in hexadecimal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadFacts:
-    """What the training process found when it built the workload and trained one small batch of it."""
-
-    dataset_length: int | None
-    """Samples of an epoch: as many as the loader's sampler draws. None: a stream or a sampler that does not tell."""
-    input_shape: tuple[int, ...]
-    """Of one sample's first tensor, without the batch dimension: (C, H, W) for images."""
-    input_dtype: str
-    sample_bytes: int
-    """Bytes of one sample in a batch, all tensors of it; the mean where samples differ."""
-    sample_s: float
-    """Seconds in which one process with one thread, like a worker, loads one sample: mean over some samples, each
-    loaded once. The slowest tenth is left out, because other load on the machine slowed them."""
-    num_classes: int
-    num_parameters: int | None
-    """None: a training step of the user's own, which does not show its models."""
-    precisions: tuple[Precision, ...]
-    """The precisions that this device computes natively, fp32 first."""
-    min_batch_size: int
-    """Smallest batch that the model trains on: 2 if it raises at 1, as batch normalisation does, else 1."""
-    start_method: str
-    """How DataLoader starts its workers on this platform: fork, forkserver or spawn."""
-    device_name: str
-    torch: str
-    cuda: str | None
-    memory_capacity_bytes: int
-    """Total memory of the device; on CPU the RAM limit in force."""
-    memory_budget_bytes: int
-    """How much of it training may use now, including what the training process holds already."""
-
-    sample_cpu_s: float | None = None
-    """CPU seconds of that, and seconds of waiting for a core; the rest is waiting for storage, a network or a timer.
-    None: not measured."""
-    code: tuple[CodePart, ...] = ()
-    torchvision: str | None = None
-    """None: not installed, or not known."""
-    own_loader: LoaderConfig | None = None
-    """Settings of the user's own ``DataLoader``. None: the workload names a dataset."""
-    loader_class: str | None = None
-    """Name of the class of the user's own loader, a subclass of ``DataLoader``. None: it is ``DataLoader`` itself, or
-    the workload names a dataset."""
-    fixed_batch_size: int | None = None
-    """What a batch has where no other size can be chosen: the user's batch sampler or dataset makes the batches.
-    None: any size can be."""
-    max_workers: int | None = None
-    """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
-    largest_sample_bytes: int | None = None
-    """Of the largest sample that was seen. None: all samples have one size."""
-    structure: str | None = None
-    """What a batch looks like, in words. None: a pair of tensors."""
-
-    @property
-    def smallest_batch(self) -> int:
-        """Smallest batch that can be trained: the only one where the batch size is fixed."""
-        return self.fixed_batch_size or self.min_batch_size
-
-    @property
-    def largest_batch(self) -> int | None:
-        """Largest batch that an epoch has samples for. None: a stream or a sampler that does not tell its length."""
-        return self.fixed_batch_size or self.dataset_length
-
-    @property
-    def takes_channels_last(self) -> bool:
-        """Whether batches are 4-D tensors, for which channels_last exists."""
-        return len(self.input_shape) == 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,10 +259,9 @@ class TuneConfig:
     max_gpu_memory_bytes: int | None = None
     """Bytes of GPU memory that training may use, including the CUDA context. None: all that is free."""
     probe: ProbeMode = "bound"
-    """Which memory ceilings are verified: that of the precision about to win (``bound``), or of every precision before
-    the search (``all``)."""
+    """Which memory ceilings are verified."""
     remedies: RemedyMode = "auto"
-    """Which changes outside of DataLoader's arguments are tried after the confirmation."""
+    """Which changes of the code are tried."""
     ranks_per_node: int = 1
     """Ranks that share the machine, at least 1. The run is one of them, with its share of cores, RAM and /dev/shm."""
 

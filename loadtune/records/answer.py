@@ -1,36 +1,65 @@
-"""The configuration of a result that may be handed out: the winner, unless something rules it out.
-
-Apart from the record, because the error is about the request, not about what was found.
-"""
+"""The answer of a result, and what every part of it is judged by. Pure, over records."""
 
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from loadtune.errors import ResultError
-from loadtune.records.configs import TrialConfig
-from loadtune.records.confirmed import may_be_kept, ruled_out
-from loadtune.records.result import Finalist, TuningResult, Unconfirmed, Winner
+from loadtune.records.config import TrialConfig
+from loadtune.records.measurement import ComputePoint, TrialFailure
+from loadtune.records.result import Finalist, TuningResult, Winner
+
+MISREAD = 1.1
+"""Times the compute-only rate that no noise explains: the curve is trusted to 5%, fresh loaders differ by 7%."""
+
+Failed = tuple[TrialConfig, TrialFailure]
+
+
+def is_barred(failures: Sequence[TrialFailure]) -> bool:
+    """Whether a configuration with these failures is no answer. One may be chance, and what ran beside it counts; a
+    loss that is not finite is none."""
+    return len(failures) > 1 or any(failure.kind == "non_finite_loss" for failure in failures)
+
+
+def barred_by(failed: Sequence[Failed]) -> set[TrialConfig]:
+    """The configurations that these failures keep from being an answer."""
+    return {config for config, _ in failed if is_barred([failure for other, failure in failed if other == config])}
+
+
+def compute_rate(points: Sequence[ComputePoint], config: TrialConfig) -> ComputePoint | None:
+    """The fastest timing of exactly this recipe and batch size: other load can only slow a timing down."""
+    same = [point for point in points if (point.recipe, point.batch_size) == (config.recipe, config.batch_size)]
+    return max((point for point in same if point.num_timings), key=lambda point: point.samples_per_s, default=None)
+
+
+def compute_fraction(points: Sequence[ComputePoint], config: TrialConfig, samples_per_s: float) -> float | None:
+    """Share of the compute-only rate. None: that rate was not timed, or is below the trained one and was timed once,
+    or is so far below it that it was misread."""
+    point = compute_rate(points, config)
+    share = None if point is None else samples_per_s / point.samples_per_s
+    if point is None or share is None or share > MISREAD:
+        return None
+    return share if share <= 1.0 or point.num_timings > 1 else None
 
 
 def chosen_winner(result: TuningResult, *, keep_batch_size: bool = False) -> Winner:
-    """The best at any batch size, or at the one that the run was given.
-
-    Raises ResultError where the run has no winner, or its winner is not confirmed by the rules of `ruled_out`: a result
-    that an earlier version wrote is held to them too.
-    """
+    """The best at any batch size, or at the one that the run was given. Raises ResultError where there is none."""
     winner = result.best_at_your_batch if keep_batch_size else result.best
-    why = None if winner is None else why_unconfirmed(result, winner)
-    if winner is not None and why is None:
+    if winner is not None:
         return winner
     if keep_batch_size and result.config.yours.batch_size is None:
         raise ResultError(
             "The run has no winner at your batch size, because it was given none. Run `loadtune run` with --batch-size,"
             " or leave keep_batch_size out for the best at any batch size."
         )
+    unconfirmed = next((each.unconfirmed for each in result.finalists if each.unconfirmed is not None), None)
+    why = "." if unconfirmed is None else f": {unconfirmed.explanation}"
+    if result.cut_short:
+        why = f" (cut short: {result.cut_short.rstrip('.')})."
     raise ResultError(
-        f"The run of {result.created} has no confirmed winner{_reason(result, why)} Only a confirmed configuration is"
-        " exported. Name another result, or run again: `loadtune run`, or loadtune.tune(...) in Python. --resume, or"
+        f"The run of {result.created} has no confirmed winner{why} Only a confirmed configuration is exported. Name"
+        " another result, or run again: `loadtune run`, or loadtune.tune(...) in Python. --resume, or"
         " tune(..., folder=..., resume=True), continues a run that was cut short."
     )
 
@@ -62,25 +91,6 @@ def loader_kwargs(result: TuningResult, config: TrialConfig) -> dict[str, Any]:
     """What ``DataLoader`` takes, without the batch size where the user's batch sampler or dataset makes the batches."""
     fixed = result.facts is not None and result.facts.fixed_batch_size is not None
     return {name: value for name, value in config.loader.kwargs().items() if not (fixed and name == "batch_size")}
-
-
-def why_unconfirmed(result: TuningResult, winner: Winner) -> Unconfirmed | None:
-    """What rules out a winner that is stored in a result. None: nothing does, or its runs were not stored."""
-    finalist = finalist_of(result, winner.config)
-    if finalist is None:
-        return None
-    if finalist.unconfirmed is None:
-        points, objective = result.compute_points, result.config.objective
-        (finalist,) = ruled_out([finalist], result.trials, compute_points=points, objective=objective)
-    return None if winner.config == result.yours and may_be_kept(finalist) else finalist.unconfirmed
-
-
-def _reason(result: TuningResult, why: Unconfirmed | None) -> str:
-    """Of the stored winner, or of the first finalist that is not confirmed; as the rest of a sentence."""
-    if result.cut_short:
-        return f" (cut short: {result.cut_short.rstrip('.')})."
-    found = why or next((f.unconfirmed for f in result.finalists if f.unconfirmed is not None), None)
-    return "." if found is None else f": {found.explanation}"
 
 
 def was_confirmed_whole(result: TuningResult) -> bool:

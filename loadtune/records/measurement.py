@@ -1,0 +1,415 @@
+"""What was timed: windows of training steps, what they say of the long run, and how a trial can end otherwise.
+
+Raw windows are kept; statistics are derived from them. A window ends at a device synchronisation, so its wall seconds
+are the seconds its steps took. Windows abut: nothing between two of them goes unmeasured.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from loadtune.errors import WorkloadError
+from loadtune.records import interval
+from loadtune.records.config import Objective, Precision, Recipe
+from loadtune.records.interval import Interval, around, largest_t
+from loadtune.records.telemetry import Telemetry
+from loadtune.units import counted
+
+PAGE_LOCK_SHARE = 0.01
+"""Of a window's seconds. A block for a label a sample is locked as well, and nobody waits for that little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Some consecutive training steps, synchronised with the device at both ends."""
+
+    start_s: float
+    """On the monotonic clock that all processes of the machine share."""
+    seconds: float
+    num_steps: int
+    num_samples: int
+    num_tokens: int | None = None
+    """Elements of the batches' ``input_ids``, padding included. None: they have none, or nothing was loaded."""
+    wait_s: float = 0.0
+    """Host time spent in ``next(loader)``. Near 0: data was always there; near ``seconds``: the loader is the wall."""
+    queue_start: float | None = None
+    """Batches made ahead when the window began, unfinished ones in part. None: no queue (0 workers, resident batch)."""
+    queue_end: float | None = None
+    copy_s: float | None = None
+    """Copies to the device: device time on CUDA, host time on a CPU. None, here and below: not measured."""
+    compute_s: float | None = None
+    """Forward pass to optimizer step. On CUDA gaps between kernels are in it."""
+    idle_s: float | None = None
+    """From the end of a step to the next copy. Near 0: the host is always ahead. Copy, compute and idle time add up to
+    about ``seconds``; on a CPU it is ``wait_s`` and the loop's own work."""
+    num_skipped_steps: int = 0
+    """Steps in which GradScaler left the optimizer out (fp16 overflow), which makes them faster. Where gradients are
+    summed over several batches, all steps whose gradients were left out."""
+    unpinned: float | None = None
+    """Finished batches that waited for the pinning thread when a step asked for its batch, mean over the steps. None:
+    no thread pins."""
+    ready: float | None = None
+    """Batches that could be delivered then, or were too early for their turn, mean over the steps. None: no queue."""
+    num_pinned: int | None = None
+    """Batches that the pinning thread finished in this window. None: as for `unpinned`."""
+    least_unpinned: int | None = None
+    """Minimum of what `unpinned` is the mean of. Above 0 the thread was always busy: `num_pinned` is its limit."""
+    num_taken: int | None = None
+    """Batches that the training process itself took from the workers. None: a pinning thread does, or no queue."""
+    least_untaken: int | None = None
+    """Minimum of the batches that it had left to take, before and after it took its own. Above 0 it hardly waited for a
+    worker: its time in ``next(loader)`` is its own work, and `num_taken` is its limit."""
+    page_lock_s: float | None = None
+    """Host time in page-locking memory, of calls that ended in this window. A fresh loader locks pages until its queue
+    was full once, and steps wait meanwhile. None: not on CUDA, or not known."""
+
+    loss_is_finite: bool | None = None
+    """Whether the loss of every step of the run so far was a finite number, warm-up included. None: not measured."""
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
+
+    @property
+    def num_collected(self) -> int | None:
+        """Batches taken from the workers by the pinning thread, without one by the training process. None: neither."""
+        return self.num_taken if self.num_pinned is None else self.num_pinned
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether this is not yet how training goes on: fp16's scale is being found, or memory page-locked."""
+        return self.num_skipped_steps > 0 or (self.page_lock_s or 0.0) > PAGE_LOCK_SHARE * self.seconds
+
+
+def delivered_samples(windows: Sequence[Window]) -> float:
+    """What these windows would have trained on if each had begun and ended with an equally long queue: the long run.
+
+    The least of three figures. What the workers made: a queue that shrinks is no throughput. What was taken from the
+    workers, where whoever takes was always busy: batches that pile up there are no throughput either. What the steps
+    alone would have consumed: where they hardly waited, a growing queue is no credit.
+    """
+    consumed = float(sum(w.num_samples for w in windows))
+    steps = sum(w.num_steps for w in windows)
+    grown = [w.queue_end - w.queue_start for w in windows if w.queue_end is not None and w.queue_start is not None]
+    if len(grown) < len(windows) or steps == 0:
+        return consumed
+    made = consumed * (1 + math.fsum(grown) / steps)
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    taken = consumed * seconds / (seconds - waited) if waited < seconds else math.inf
+    return max(0.0, min(made, taken, _taken_over_samples(windows)))
+
+
+def _without_rest(windows: Sequence[Window]) -> list[Window]:
+    """Windows in which whoever takes batches from the workers was always busy. Empty: less than half of the time."""
+    busy = [w for w in windows if (w.least_unpinned or w.least_untaken or 0) > 0 and w.num_collected is not None]
+    return busy if sum(w.seconds for w in busy) >= sum(w.seconds for w in windows) / 2 else []
+
+
+def _taken_over_samples(windows: Sequence[Window]) -> float:
+    """Samples that could have been collected from the workers in all windows, at the rate of the busy ones.
+
+    No fewer than were collected. Infinite where whoever collects was idle, or was not watched: no bound then.
+    """
+    busy = _without_rest(windows)
+    busy_s, steps = sum(w.seconds for w in busy), sum(w.num_steps for w in windows)
+    if busy_s <= 0 or steps == 0:
+        return math.inf
+    samples_a_step = sum(w.num_samples for w in windows) / steps
+    return samples_a_step * max(_could_take(busy) * sum(w.seconds for w in windows) / busy_s, _could_take(windows))
+
+
+def _could_take(windows: Sequence[Window]) -> float:
+    """Batches that could be collected from the workers in the time of these windows.
+
+    Without a pinning thread the training process collects while it seems to wait, and trains in the rest of the time.
+    """
+    num_taken = _count_taken_over(windows)
+    if any(w.num_pinned is not None for w in windows):
+        return num_taken
+    seconds, waited = sum(w.seconds for w in windows), sum(w.wait_s for w in windows)
+    steps = sum(w.num_steps for w in windows)
+    return seconds / (waited / num_taken + (seconds - waited) / steps) if num_taken > 0 and seconds > 0 else math.inf
+
+
+def _count_taken_over(windows: Sequence[Window]) -> int:
+    return sum(window.num_collected or 0 for window in windows)
+
+
+def sample_tokens(windows: Sequence[Window]) -> float | None:
+    """Mean tokens of a sample, padding included. None: batches are no text."""
+    counted = [(w.num_tokens, w.num_samples) for w in windows if w.num_tokens is not None]
+    num_samples = sum(samples for _, samples in counted)
+    return sum(tokens for tokens, _ in counted) / num_samples if num_samples else None
+
+
+def samples_per_s(windows: Sequence[Window]) -> float:
+    """Throughput over abutting windows: delivered samples ÷ wall seconds. Raises ValueError on no windows."""
+    if not windows:
+        raise ValueError("no windows: nothing was measured")
+    return delivered_samples(windows) / sum(w.seconds for w in windows)
+
+
+def half_width_fraction(windows: Sequence[Window]) -> float | None:
+    """Half width of the 95% interval of the mean rate over windows, as a share of it; None below two windows.
+
+    It knows only this run's own noise; fresh loaders differ by more, which the confirmation measures. Where collecting
+    batches limits the rate, steps may be steadier than the collecting: the interval is no narrower than one batch.
+    """
+    width = interval.half_width_fraction([w.num_samples for w in windows], [w.seconds for w in windows])
+    num_taken = _count_taken_over(_without_rest(windows))
+    if width is None or not num_taken or _taken_over_samples(windows) > delivered_samples(windows):
+        return width
+    return max(width, 1 / num_taken)
+
+
+FailureKind = Literal[
+    "oom", "host_oom", "shm", "crash", "hang", "user_error", "unsupported", "non_finite_loss", "too_slow"
+]
+
+
+MEMORY_KINDS: tuple[FailureKind, ...] = ("oom", "host_oom", "shm")
+"""The device's memory, the RAM or /dev/shm ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialFailure:
+    """How a request to the bench ended, when not with a figure. Data, never the end of the run."""
+
+    kind: FailureKind
+    """``host_oom`` killed for RAM; ``hang`` no sign of life; ``user_error`` the user's code raised; ``unsupported`` by
+    the device; ``too_slow`` its queue was not turned over in time."""
+    phase: str
+    """What was being done: ``build``, ``warm-up``, ``first batch``, ``training``, …"""
+    message: str
+    """One or two lines for people."""
+    log_tail: str = ""
+    """Last lines the process wrote, its traceback included; empty where there are none."""
+    grown_bytes: int | None = None
+    """RAM that the training process and its workers took until they were ended for it. None: they were not."""
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Whether the device's memory, the RAM or /dev/shm ran out."""
+        return self.kind in MEMORY_KINDS
+
+
+def raise_for_the_user(outcome: object) -> None:
+    """Raise WorkloadError for a failure of the user's own code: it would fail in every other trial, too."""
+    if isinstance(outcome, TrialFailure) and outcome.kind == "user_error":
+        raise WorkloadError(
+            f"{outcome.message.rstrip('.')}. Correct it, and run again.",
+            outcome.log_tail or None,
+        )
+
+
+def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str) -> TrialFailure:
+    """The failure of a run whose last window holds a loss that is NaN or infinite."""
+    num_steps = sum(window.num_steps for window in windows)
+    what = "the value that step(batch) returned" if precision == "own" else f"the loss in {precision}"
+    within = "in the first step" if num_steps == 1 else f"within the first {counted(num_steps, 'step')}"
+    message = f"{what} became NaN or infinite {within}"
+    return TrialFailure(kind="non_finite_loss", phase=phase, message=message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerShare:
+    """One worker's part in a run, first window to last. Workers deliver in turn, in the order of their numbers."""
+
+    num_batches: int = 0
+    """Handed out of those it made."""
+    wait_s: float = 0.0
+    """What the training process waited for them, all together."""
+    max_wait_s: float = 0.0
+    num_made: int = 0
+    """Batches it made, also those that were not delivered. Without the first, for which a worker opens its files."""
+    made_s: float = 0.0
+    """Seconds of `num_made` by the worker's own clock, without collating and sending."""
+    max_made_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """What the bench says of one timed run of training steps, first window to last."""
+
+    windows: tuple[Window, ...]
+    first_batch_s: float
+    """Until all workers were ready, and from there until one had loaded its first batch."""
+    ready_s: float = 0.0
+    """The part of it until all workers were ready."""
+    num_skipped_steps: int = 0
+    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
+    peak_allocated_bytes: int | None = None
+    """None on CPU."""
+    peak_reserved_bytes: int | None = None
+    workers: tuple[WorkerShare, ...] = ()
+    """In the order of their numbers. Empty: 0 workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One configuration, timed on real training steps."""
+
+    windows: tuple[Window, ...]
+    """Those that count, one after the other: what came before still settled. At least one."""
+    first_batch_s: float
+    seconds: float
+    """What this took, all told, start-up and warm-up included."""
+    num_skipped_steps: int = 0
+    """Of the whole run, as `TrainingRun` has it: most of them lie before the windows that count."""
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    telemetry: Telemetry | None = None
+    noisy: bool = False
+    """It did not settle in time: it was measured while memory pages were locked or steps skipped."""
+    workers: tuple[WorkerShare, ...] = ()
+    """Of the whole run, warm-up included. Empty: 0 workers, or not measured."""
+    repeated: bool = False
+    """Whether it was run again, because other processes disturbed it; this is the quieter of the two."""
+    epoch_samples: int | None = None
+    """Samples of one epoch. None: not known."""
+    restart_s: float = 0.0
+    """Seconds that the start of workers adds to every epoch. 0: they outlive it, or there are none."""
+    refill_s: float = 0.0
+    """Seconds in which a worker makes a batch: no epoch begins with one that is ready. 0: there are no workers."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """While training goes on; the start of an epoch is not in it."""
+        return samples_per_s(self.windows)
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Seconds of one epoch, with its start. None: its length is unknown.
+
+        The loop waits for the first batch at least. Where workers are the bottleneck that wait is part of their rate.
+        """
+        if self.epoch_samples is None:
+            return None
+        steady_s = self.epoch_samples / self.samples_per_s
+        return self.restart_s + steady_s + max(0.0, self.refill_s - self.wait_fraction * steady_s)
+
+    @property
+    def half_width_fraction(self) -> float | None:
+        return half_width_fraction(self.windows)
+
+    @property
+    def samples_per_joule(self) -> float | None:
+        """Throughput over the mean power of the GPU's board meanwhile, by the driver's energy counter. The rest of the
+        machine is not in it. None: no such counter could be read."""
+        seen = self.telemetry
+        if seen is None or not seen.gpu_energy_j:
+            return None
+        return self.samples_per_s * seen.seconds / seen.gpu_energy_j
+
+    def score(self, objective: Objective) -> float:
+        """What it is judged by; more is better: samples ÷ seconds of one epoch, or the rate where its length is
+        unknown; or samples per joule. Raises ValueError where that was not measured."""
+        if objective == "samples-per-s":
+            return self.samples_per_s if self.epoch_s is None else (self.epoch_samples or 0) / self.epoch_s
+        score = self.samples_per_joule
+        if score is None:
+            raise ValueError("no energy was read: this measurement has no samples per joule")
+        return score
+
+    def scored(self, objective: Objective) -> Interval:
+        """Throughput, or samples per joule where that is the objective. Energy is read over a whole run, so nothing of
+        one run gives it an interval."""
+        if objective == "samples-per-s":
+            return around(self.samples_per_s, self.half_width_fraction)
+        return Interval(value=self.score(objective))
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of wall time the training process waits for the loader in the long run: what the host saw, and what
+        was spared it by batches that were made before, which are no throughput either (`delivered_samples`)."""
+        consumed = sum(w.num_samples for w in self.windows)
+        lasting = delivered_samples(self.windows) / consumed if consumed else 1.0
+        seen = sum(w.wait_s for w in self.windows) / sum(w.seconds for w in self.windows)
+        return max(seen, 1 - (1 - seen) * lasting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputePoint:
+    """Training steps on one batch that stays on the device: what no loader can beat at this size and recipe."""
+
+    recipe: Recipe
+    batch_size: int
+    windows: tuple[Window, ...]
+    compile_s: float | None = None
+    """Spent compiling before anything was timed; 0: this size had been compiled before. None: not a compiled recipe."""
+    num_timings: int = 1
+    """How often it was timed; this is the fastest timing. 0: one step from a fresh state, in which fp16 may leave the
+    optimizer out: it shapes the curve, and is not the compute-only rate of a configuration."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return samples_per_s(self.windows)
+
+    @property
+    def quickest_per_s(self) -> float:
+        """Samples/s of the fastest window: company on the machine slows a window down, nothing speeds one up."""
+        return max(window.num_samples / window.seconds for window in self.windows)
+
+    @property
+    def quickest_step_s(self) -> float:
+        """Of the fastest window."""
+        return self.batch_size / self.quickest_per_s
+
+    @property
+    def step_s(self) -> float:
+        return sum(w.seconds for w in self.windows) / sum(w.num_steps for w in self.windows)
+
+    @property
+    def half_width_fraction(self) -> float | None:
+        return half_width_fraction(self.windows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeChoice:
+    """Why a precision is trained the way it is: the points that were timed on one resident batch."""
+
+    chosen: Recipe
+    points: tuple[ComputePoint, ...]
+    """The plain recipe first."""
+
+    @property
+    def point(self) -> ComputePoint:
+        """What was timed with the chosen recipe."""
+        return next(point for point in self.points if point.recipe == self.chosen)
+
+
+class Spread:
+    """Spread between runs, relative to the mean, pooled over configurations."""
+
+    def __init__(self, relative_sd: float, degrees_of_freedom: int) -> None:
+        self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
+
+    def half_width(self, variance_share: float, num_means: int) -> float:
+        """Half width of a 95% interval of a mean.
+
+        `variance_share`: variance of the mean ÷ variance of one run, 1/n for n runs. `num_means`: how many
+        configurations the mean was picked from; the interval is wider because the fastest of several was lucky, too.
+        """
+        return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
+
+
+def between_run_spread(runs: Sequence[Sequence[Measurement]], objective: Objective = "samples-per-s") -> Spread | None:
+    """Pooled standard deviation of the log score between runs of one configuration. None: nothing ran twice.
+
+    Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
+    share of it.
+    """
+    return _pooled([[math.log(run.score(objective)) for run in own] for own in runs])
+
+
+def rate_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
+    """The same of samples/s while training goes on, without the start of workers. None: nothing ran twice."""
+    return _pooled([[math.log(run.samples_per_s) for run in own] for own in runs])
+
+
+def _pooled(logs: Sequence[Sequence[float]]) -> Spread | None:
+    squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
+    degrees = sum(len(own) - 1 for own in logs)
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None
