@@ -22,6 +22,13 @@ def exec_(
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Leave loaders with random samples alone.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and advise; switch nothing.")] = False,
+    until_tuned: Annotated[
+        bool,
+        typer.Option(
+            "--until-tuned",
+            help="End the script with exit code 0 once the number of workers is found. Batch sizes are not tried.",
+        ),
+    ] = False,
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Repeat the switches of an inflight.json.")
     ] = None,
@@ -37,6 +44,7 @@ def exec_(
     \b
       loadtune exec -- python train.py --epochs 90
       loadtune exec --dry-run -- python -m mypackage.train
+      loadtune exec --until-tuned -- python train.py
       loadtune exec --out tuned --max-workers 8 -- python train.py
       loadtune exec --replay tuned/inflight.json -- python train.py
     """
@@ -54,6 +62,7 @@ def exec_(
             freeze=tuple(freeze or ()),
             exact=exact,
             dry_run=dry_run,
+            until_tuned=until_tuned,
             replay=None if replay is None else str(replay.absolute()),
         )
         try:

@@ -26,7 +26,7 @@ class Account:
     num_workers: int
     """As it is now."""
     state: str = "watching"
-    """``watching``, ``checking``, ``starting``, ``judging``, ``resting``, ``left alone`` or ``replaying``."""
+    """``watching``, ``starting``, ``judging``, ``resting``, ``left alone`` or ``replaying``."""
     reason: str | None = None
     """Why it is left alone, or stays at its workers. None: nothing to say."""
     bottleneck: str | None = None
@@ -45,11 +45,22 @@ class Account:
     """Of those two, what passed before the present number of workers delivered."""
     hook_s: float = 0.0
     """Seconds that the tuner took so far, those for starting workers included."""
+    load_s: float | None = None
+    cpu_s: float | None = None
+    """Seconds in which one worker loads a batch, and its CPU seconds for that. None: not measured."""
+    batch_bytes: int = 0
+    batch_tensors: int = 0
+    """Of the largest of the first batches."""
+    draws_random: bool = False
+    """Whether loading draws random numbers."""
     switches: list[dict[str, int]] = field(default_factory=list)
     """``epoch`` (from 0), ``batch`` (number in the epoch of the first batch that the new workers loaded; 0: the epoch
     began with them), ``num_workers``."""
     advice: list[str] = field(default_factory=list)
     """What else would help."""
+
+    def advise(self, *texts: str) -> None:
+        self.advice += [each for each in texts if each not in self.advice]
 
     def numbers(self) -> dict[str, float]:
         """For a logger; what was not measured is left out. ``samples_per_s``, ``num_workers``; ``blocked_fraction``:
@@ -116,10 +127,16 @@ def summary(found: Sequence[Account]) -> list[str]:
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Raises OSError."""
     record = {"schema_version": SCHEMA_VERSION, "loaders": [asdict(each) for each in found]}
-    (folder / f"{name}.tmp").write_text(json.dumps(record, indent=1))
-    (folder / f"{name}.tmp").replace(folder / name)
+    write_whole(folder / name, json.dumps(record, indent=1))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file is whole or as it was. Raises OSError."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    part.write_text(text)
+    part.replace(path)
 
 
 def write_own(folder: str | None) -> None:

@@ -6,6 +6,7 @@ in the dataset, and a sampler that draws random numbers as it goes is asked furt
 """
 
 import fcntl
+import gc
 import io
 import operator
 import os
@@ -22,27 +23,22 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten
-from torch.utils.data import MapDataPipe
+from torch.utils.data import IterDataPipe, MapDataPipe
 
-from loadtune.stream import torch_private as private
-from loadtune.stream.pool import PoolFailedError
 from loadtune.stream.random_states import read_states, same_states
-from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.settings import Settings
-from loadtune.stream.trial import Trial
 
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), range)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MAX_CONTAINERS, _ENDS, _MANY_BYTES = 150, 16, 1024
-_KEPT, _WATCHED = 6, 8
-"""First batches of an epoch: those that workers may read again, and those whose draws by the sampler are looked at."""
+_COMPARED, _WATCHED = 6, 8
+"""First batches of other workers, which the training process reads, too; and first ones of an epoch, whose draws by the
+sampler are looked at."""
 
 
 def reason_against(loader: Any) -> str | None:
-    """Why workers of this loader cannot change in flight, as a clause. None: they can."""
-    if loader._dataset_kind != private.MAP_STYLE:
-        return "an IterableDataset shares its samples out among workers when these start"
-    if isinstance(loader.dataset, MapDataPipe):
+    """Why a loader is left to torch, as a clause. None: it can be watched."""
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         return "it reads a DataPipe"
     if hasattr(loader, "state_dict"):
         return f"{type(loader).__name__} keeps a state of its own, which counts its workers' batches"
@@ -57,28 +53,20 @@ class Trust:
 
     def __init__(self, view: Any, sampler: "WatchedSampler", own: Settings, method: str) -> None:
         """``method``: how workers start."""
-        self._view, self._sampler, self._own, self._method = view, sampler, own, method
+        self._sampler, self._method = sampler, method
         self._roots = view.dataset, view.collate_fn
         self.in_process = own.num_workers == 0
+        self.num_to_compare = _COMPARED if self.in_process else 0
+        """Batches of other workers that the training process still has to read, too."""
         # Where the training process loads, a change counts from the first batch on; else since workers have a copy.
         self._unchanged = None if self.in_process else Unchanged(*self._roots)
         self._shares_files = method == "fork" and own.num_workers <= 1
         self._offsets = _read_offsets() if self._shares_files else {}
-        self._copies: list[Any] = []
-        self._num_compared = 0
-        self._trial: Trial | None = None
-        self.has_read_again = not self.in_process
 
     def before_batch(self) -> None:
         """The training process is about to load a batch, if the user has no workers."""
         if self._unchanged is None:
             self._unchanged = Unchanged(*self._roots)
-
-    def after_batch(self, batch: Any) -> None:
-        if not self.has_read_again and len(self._copies) < _KEPT:
-            leaves, spec = tree_flatten(batch)
-            # A step in place does not change the copy.
-            self._copies.append(([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec))
 
     def changed(self) -> str | None:
         """Whether the dataset is another one than its copies in workers."""
@@ -104,29 +92,11 @@ class Trust:
         moved = (key[0] for key, at in _read_offsets().items() if before.get(key, at) != at)
         return next((f"an open file ({path})" for path in moved), None)
 
-    def read_again(self, table: SampleTable) -> None:
-        """Let two workers read the first batches, too; `compare` says what came of it."""
-        batches = self._sampler.first[: len(self._copies)]
-        self._trial = Trial(self._view, self._own.changed(num_workers=2), table, batches)
-
-    def compare(self, *, values: bool) -> str | None:
-        """A step further. `has_read_again`: all were the same. ``values``: not the structure alone."""
-        assert self._trial is not None
-        try:
-            for batch in self._trial.poll():
-                if not _same_batch(batch, *self._copies[self._num_compared], values=values):
-                    return "a worker read other samples than the training process"
-                self._num_compared += 1
-        except PoolFailedError as failure:
-            cause = str(failure.__cause__ or "").strip().splitlines()
-            return f"workers cannot read it: {failure}" + (f" ({cause[-1]})" if cause else "")
-        self.has_read_again = self._trial.num_left == 0
-        return None
-
-    def close(self) -> None:
-        if self._trial is not None:
-            self._trial.close()
-        self._trial, self._copies = None, []
+    def compare(self, batch: Any, own: Any, *, values: bool) -> str | None:
+        """A batch of other workers and that of the training process. ``values``: not the structure alone."""
+        self.num_to_compare -= 1
+        same = _same_batch(batch, own, values=values)
+        return None if same else "a worker read other samples than the training process"
 
 
 class WatchedSampler:
@@ -140,15 +110,12 @@ class WatchedSampler:
         owners = (loader, loader.sampler, loader.batch_sampler)
         generators = (getattr(owner, "generator", None) for owner in owners)
         self._generators = [each for each in generators if isinstance(each, torch.Generator)]
-        self.first: list[Any] = []
-        """The first index batches of this epoch."""
         self.draws = False
 
     def __len__(self) -> int:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self.first = []
         return self._watched(iter(self._sampler))
 
     def _watched(self, indices: Iterator[Any]) -> Iterator[Any]:
@@ -161,8 +128,6 @@ class WatchedSampler:
             if before is not None:
                 own, after = self._states()
                 self.draws = own != before[0] or not same_states(before[1], after)
-            if number < _KEPT:
-                self.first.append(drawn)
             yield drawn
 
     def _states(self) -> tuple[list[bytes], Any]:
@@ -258,26 +223,13 @@ def _items(each: Any) -> tuple[Any, ...]:
         return tuple(each) if len(each) <= 2 * _ENDS else (len(each), *each[:_ENDS], *each[-_ENDS:])
     if isinstance(each, set | frozenset | deque):
         return (len(each),)
-    if isinstance(each, partial):
-        return (each.func, *each.args, *each.keywords.values())
-    if isinstance(each, types.MethodType):
-        return (each.__self__,)
     if isinstance(each, types.FunctionType):
-        return tuple(_cell(cell) for cell in each.__closure__ or ())
-    slots = [name for cls in type(each).__mro__ for name in _names(cls)]
-    return (*getattr(each, "__dict__", {}).values(), *(getattr(each, name, None) for name in slots))
-
-
-def _names(cls: type) -> tuple[str, ...]:
-    slots = cls.__dict__.get("__slots__", ())
-    return () if cls.__module__ in ("torch", "builtins") else (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
+        return each.__closure__ or ()
+    if isinstance(each, partial | types.MethodType) or not hasattr(each, "__dict__"):
+        return tuple(gc.get_referents(each))
+    slots = [cls.__dict__.get("__slots__", ()) for cls in type(each).__mro__ if cls.__module__ != "torch"]
+    names = [name for one in slots for name in ((one,) if isinstance(one, str) else one)]
+    return (*vars(each).values(), *(getattr(each, name, None) for name in names))
 
 
 def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:
@@ -296,9 +248,9 @@ def _contents(roots: tuple[Any, ...]) -> Iterator[Any]:
 # The same batch again
 
 
-def _same_batch(batch: Any, kept: list[Any], kept_spec: Any, *, values: bool) -> bool:
-    leaves, spec = tree_flatten(batch)
-    return spec == kept_spec and all(_same_leaf(a, b, values) for a, b in zip(leaves, kept, strict=True))
+def _same_batch(one: Any, other: Any, *, values: bool) -> bool:
+    (leaves, spec), (others, other_spec) = tree_flatten(one), tree_flatten(other)
+    return spec == other_spec and all(_same_leaf(a, b, values) for a, b in zip(leaves, others, strict=True))
 
 
 def _same_leaf(one: Any, other: Any, values: bool) -> bool:

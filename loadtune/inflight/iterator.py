@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import DataLoader as TorchDataLoader
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, hook
+from loadtune.inflight import gates, hook, learnt
 from loadtune.inflight.account import Account
 from loadtune.inflight.options import Options
 from loadtune.inflight.tuner import Shared, Tuner
@@ -37,7 +37,7 @@ class _Tuned:
             return next(self._inner)
         tuner.guard(tuner.before_step)
         try:
-            batch = next(self._inner)
+            batch = tuner.checked(next(self._inner))
         except BaseException:
             tuner.guard(tuner.end)
             raise
@@ -48,10 +48,7 @@ class _Tuned:
         """Whoever asks for what torch keeps in its iterator means the workers that deliver."""
         if name in ("_inner", "_tuner"):
             raise AttributeError(name)
-        lane = self._inner._lane
-        if not lane:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(lane[0], name)
+        return getattr(self._inner.delivering(), name)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begin the next epoch, as torch asks for where workers are persistent."""
@@ -124,11 +121,13 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
         return (same or free)[0]
     if tuners:
         account.name += f" ({len(tuners) + 1})"
-    replayed = None
+    replayed = known = None
     if options.replay is not None:
         nothing = Account(name=account.name, own_workers=number, num_workers=number)
         replayed = next((each for each in told.read(Path(options.replay)) if each.name == account.name), nothing)
-    tuners.append(Tuner(told.keep(account), loader, options, replayed))
+    elif not options.dry_run:
+        known = learnt.file_of(account, size, loader.batch_size, loader.prefetch_factor)
+    tuners.append(Tuner(told.keep(account), loader, options, replayed, known))
     Shared.tuners.append(tuners[-1])
     return tuners[-1]
 

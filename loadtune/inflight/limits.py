@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from loadtune.host.cpu import read_num_usable_cores
 from loadtune.host.memory import read_ram, read_shm
+from loadtune.host.processes import proportional_bytes
+from loadtune.inflight.account import Account
 from loadtune.inflight.measure import Work
-from loadtune.stream.settings import Settings
 from loadtune.units import bytes_text
 
 MOST = 64
@@ -33,16 +34,10 @@ class Bound(NamedTuple):
     """For people: figures of the bound."""
 
 
-class BatchSize(NamedTuple):
-    """What one batch takes in a queue."""
-
-    num_bytes: int = 0
-    num_tensors: int = 0
-
-
-def batch_size(batch: Any) -> BatchSize:
+def batch_size(batch: Any) -> tuple[int, int]:
+    """What one batch takes in a queue: bytes and tensors."""
     tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return BatchSize(sum(leaf.nbytes for leaf in tensors), len(tensors))
+    return sum(leaf.nbytes for leaf in tensors), len(tensors)
 
 
 def num_local_ranks() -> int:
@@ -56,20 +51,28 @@ def num_cores() -> float:
 
 
 def most_workers(
-    work: Work, batch: BatchSize, own: Settings, *, others_cpu: float, max_workers: int | None, worker_pid: int | None
+    work: Work,
+    account: Account,
+    prefetch_factor: int,
+    *,
+    others_cpu: float = 0.0,
+    max_workers: int | None = None,
+    worker_pid: int | None = None,
 ) -> Bound:
-    """The least of all bounds. While a switch goes on there are the old workers, too, so half of what is free counts.
+    """The least of all bounds for the loader of this account.
 
-    ``others_cpu``: cores that workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
+    While a switch goes on there are the old workers, too, so half of what is free counts. ``others_cpu``: cores that
+    workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
     """
     ranks, cores = num_local_ranks(), max(1.0, num_cores() - others_cpu)
-    queued = batch.num_bytes * (own.prefetch_factor + 1)
+    queued = account.batch_bytes * (prefetch_factor + 1)
     ram, shm = read_ram().available_bytes * _SHARE / ranks, read_shm()[1] * _SHARE / ranks
-    each = _private_bytes(worker_pid) + queued
+    own_bytes = None if worker_pid is None else proportional_bytes(worker_pid)
+    each = (own_bytes or _USUAL_WORKER) + queued
     by_cores = math.ceil(cores / work.cpu_share - 1e-6) if work.cpu_share > _WAITS else MOST
     descriptors, per_worker = _free_descriptors() * _SHARE, 8
     if torch.multiprocessing.get_sharing_strategy() == "file_descriptor":  # type: ignore[no-untyped-call]
-        per_worker += batch.num_tensors * (own.prefetch_factor + 1)
+        per_worker += account.batch_tensors * (prefetch_factor + 1)
     bounds = [
         Bound(by_cores, "cores", f"{cores:.0f} cores, of which a worker uses {work.cpu_share:.0%}"),
         Bound(int(ram / each), "RAM", f"a worker takes {bytes_text(each)}, and {bytes_text(ram)} may be used"),
@@ -84,26 +87,20 @@ def most_workers(
             "descriptors",
             f"a worker takes {per_worker} descriptors, and {descriptors:.0f} may be used. `ulimit -n` raises that",
         ),
-        Bound(MOST if max_workers is None else max_workers, "--max-workers", ""),
+        Bound(MOST if max_workers is None else max_workers, "--max-workers", "--max-workers allows no more"),
     ]
     least = min(bounds, key=lambda bound: bound.most)
     return least._replace(most=max(1, least.most))
 
 
-def queued_s(pids: Iterable[int]) -> float:
-    """Seconds in which the main threads of these processes were ready to run and got no core. 0 where nothing tells."""
+def scheduled_s(pids: Iterable[int]) -> tuple[float, float]:
+    """Seconds in which the main threads of these processes ran; and were ready to run and got no core. 0 where nothing
+    tells."""
     try:
-        return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) for pid in pids) / 1e9
+        read = [Path(f"/proc/{pid}/schedstat").read_text().split() for pid in pids]
+        return sum(int(each[0]) for each in read) / 1e9, sum(int(each[1]) for each in read) / 1e9
     except (OSError, ValueError, IndexError):
-        return 0.0
-
-
-def _private_bytes(pid: int | None) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
-    except (OSError, ValueError, IndexError):
-        return _USUAL_WORKER
+        return 0.0, 0.0
 
 
 def _free_descriptors() -> int:

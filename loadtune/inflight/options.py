@@ -25,6 +25,8 @@ class Options:
     """Leave loaders alone whose samples are random, since other workers draw other random numbers."""
     dry_run: bool = False
     """Measure and advise; switch nothing."""
+    until_tuned: bool = False
+    """End the script, exit code 0, once the loaders that train have settled."""
     replay: str | None = None
     """A result whose switches are repeated at the same batches. None: tune."""
 

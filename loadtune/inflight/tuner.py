@@ -5,17 +5,19 @@ Its states are those of `Account.state`. Whatever goes wrong in it ends the tune
 
 import math
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from loadtune.inflight import account as told
-from loadtune.inflight import gates, limits, measure
+from loadtune.inflight import gates, learnt, limits, measure
 from loadtune.inflight.account import Account
 from loadtune.inflight.measure import GROUP, Reading, Steps, Work
 from loadtune.inflight.options import TEST_VARIABLE, Options
@@ -31,10 +33,12 @@ _STEP_UP, _TRIES = 0.08, 2
 and switches, before the tuner rests."""
 _LOOKS = {"watching": 2 * GROUP, "judging": 2 * GROUP, "resting": 13 * GROUP}
 """Steps from which on a state looks at what was measured."""
+_SETTLED = ("resting", "left alone")
 _FORK_CPU_S, _IMPORT_CPU_S = 0.02, 3.0
 """CPU seconds in which a worker starts, until they are measured: a forked one, and one that imports torch."""
 _STARTING_S = 0.01
 """Seconds of the loop for each worker that starts."""
+_STREAM = "another number changes the order of an IterableDataset's samples, or how often each is read"
 
 
 class Shared:
@@ -50,10 +54,18 @@ class Shared:
 class Tuner:
     """Of the iterators over one dataset that begin at one place; the newest of them is watched."""
 
-    def __init__(self, account: Account, loader: Any, options: Options, replayed: Account | None = None) -> None:
-        """``replayed``: repeat its switches in place of tuning."""
-        self.account, self.options, self.replayed = account, options, replayed
+    def __init__(
+        self,
+        account: Account,
+        loader: Any,
+        options: Options,
+        replayed: Account | None = None,
+        learnt_file: Path | None = None,
+    ) -> None:
+        """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found; see `learnt`."""
+        self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
         self.own = replace(Settings.of(loader), batch_size=None)  # which never changes here
+        self.is_stream = loader._dataset_kind != private.MAP_STYLE
         self.method = start_method(loader.multiprocessing_context)
         self.several_ranks = int(os.environ.get("WORLD_SIZE", "1")) > 1
         self.is_dead, self.epoch = False, -1
@@ -67,24 +79,38 @@ class Tuner:
         self.tried: list[int] = []
         self.begins_s = 0.0
         """Seconds until the first batches of its epochs came."""
-        self.starts_blocking = self.draws_random = self.is_trusted = False
+        self.starts_blocking = self.has_said_random = self.is_trusted = False
         self.cpu_rate = 0.0
         """Cores that its workers keep busy."""
         self.own_cpu_s = 0.0
         """CPU seconds of the training process in ``next()`` where it loads itself."""
         self.pending: Switch | None = None
-        self.change: tuple[int, int, Reading, Work]
-        """The newest: workers before and after it, and what was measured before it."""
-        self.batch = limits.BatchSize()
+        self.change: tuple[int, int, Reading, Work] | None = None
+        """The newest: workers before and after it, and what was measured before it. None: none."""
         self.start_cpu_s = _FORK_CPU_S if self.method == "fork" else _IMPORT_CPU_S
         self.steps = Steps(-1)
         self.clocks: tuple[int, float, float] | None = None
         """As they were read when these workers had delivered their first batches. None: they have not."""
         account.state = "watching" if replayed is None else "replaying"
+        account.reason = _STREAM if self.is_stream else None
+        if learnt_file is not None and (found := learnt.read(learnt_file, account)) is not None:
+            self._begin_with(found)
 
     def say(self, text: str) -> None:
         told.say(self.account, text)
         told.write_own(self.options.folder)
+
+    def _begin_with(self, found: Account) -> None:
+        """What an earlier run found, within what this machine has now."""
+        own = self.own.num_workers
+        number = min(found.num_workers, self._bound(Work(load_s=found.load_s or 0, cpu_s=found.cpu_s or 0), found).most)
+        is_less = number == own or (number > own) != (found.num_workers > own)
+        if is_less or (found.draws_random and self.options.exact):
+            return
+        for name in ("load_s", "cpu_s", "first_samples_per_s", "batch_bytes", "batch_tensors", "draws_random"):
+            setattr(self.account, name, getattr(found, name))
+        self.target = number
+        self.say(f"begins with {counted(number, 'worker')}, as an earlier run found")
 
     # The life of an iterator
 
@@ -103,11 +129,16 @@ class Tuner:
             number = None
         self.loader = SwitchingLoader(
             self.view,
-            settings=self.own if number is None else self.own.changed(num_workers=number),
+            settings=self.own if number is None else self.own.changed(**self._workers(number)),
             max_blocked_s=MAX_BLOCKED_S if self.replayed is None else math.inf,
         )
         self.iterator = self.loader.begin()
         return self.iterator
+
+    def _workers(self, number: int) -> dict[str, Any]:
+        """Settings with so many. Batches of the user's come in order where there is one worker or none."""
+        own = self.own
+        return {"num_workers": number, "in_order": own.in_order or own.num_workers < 2 <= number}
 
     def begin(self, watched: Any) -> None:
         """The epoch of this iterator, which `open` gave or which begins again, is the one that is watched."""
@@ -119,10 +150,11 @@ class Tuner:
         number = self.loader.settings.num_workers
         self._now(number, queued=number)
         if number != self.own.num_workers:
+            self._say_random()
             self._note_switch(0, number)
         for batch, replayed in self._replayed(self.epoch):
             if batch > 0:
-                self.loader.switch(num_workers=replayed, at=batch)
+                self.loader.switch(**self._workers(replayed), at=batch)
         if self.target is not None and number == self.target:
             self.account.state = self._state_with(number)
         elif self.target is not None:
@@ -135,9 +167,6 @@ class Tuner:
 
     def end(self) -> None:
         """No more batches come in this epoch."""
-        self.trust.close()
-        if self.account.state == "checking":
-            self.account.state = "watching"
         if Shared.trying is self and self.account.state != "judging":
             Shared.trying = None
         begins_often = self.epoch > 0 and not self.view.persistent_workers and self.own.num_workers > 0
@@ -146,7 +175,7 @@ class Tuner:
             advice.append("pin_memory=True: batches go to the GPU while it computes")
         if begins_often and self.begins_s > 0.05 * self.account.total_s:
             advice.append("persistent_workers=True: workers start once, and not in each epoch")
-        self.account.advice += [each for each in advice if each not in self.account.advice]
+        self.account.advise(*advice)
 
     def guard(self, act: Callable[..., None], *args: Any) -> None:
         """Run a part of the tuner. Its error ends the tuner; the loop goes on with the user's settings."""
@@ -158,19 +187,23 @@ class Tuner:
             self.is_dead = True
             with suppress(Exception):
                 self._leave(f"the tuner failed ({type(error).__name__}: {error})")
-                if self.trust.in_process:
-                    self.iterator.withdraw_to_own()
-                else:
-                    self.loader.switch(num_workers=self.own.num_workers)
+            with suppress(Exception):
+                self._back_to_own()
             if os.environ.get(TEST_VARIABLE):
                 raise
+
+    def _back_to_own(self) -> None:
+        if self.trust.in_process:
+            self.iterator.withdraw_to_own()
+        else:
+            self.loader.switch(**self._workers(self.own.num_workers))
 
     # Each step
 
     def before_step(self) -> None:
         entered, self.num_ready = time.perf_counter(), 0
         state, has_workers = self.account.state, self.steps.num_workers > 0
-        if self.trust.in_process:
+        if self.trust.in_process and not self.is_stream:
             if (has_workers or state == "starting") and (reason := self.trust.changed()) is not None:
                 self.iterator.withdraw_to_own()
                 self._leave_at(self.num_delivered, reason)
@@ -178,19 +211,37 @@ class Tuner:
                 self.trust.before_batch()
         if has_workers and state in ("watching", "judging") and (depth := self.iterator.depth()) is not None:
             self.num_ready = depth.ready
-        self.thread_s, self.begun = time.thread_time(), time.perf_counter()
+        self.thread_s = 0.0 if has_workers else time.thread_time()
+        self.begun = time.perf_counter()
         self.account.hook_s += self.begun - entered
+
+    def checked(self, batch: Any) -> Any:
+        """What the loop gets for a batch. Where the user has no workers, the training process reads the first ones of
+        others, too, and raises what it would raise without them."""
+        if self.is_trusted or not self.trust.num_to_compare or not self.iterator.delivering().settings.num_workers:
+            return batch
+        own = self.iterator.last_in_process()
+        self.guard(self._compare, batch, own)
+        return own
+
+    def _compare(self, batch: Any, own: Any) -> None:
+        self.account.draws_random |= self.loader.table.row(None)[DRAWS] > 0
+        reason = self.trust.compare(batch, own, values=not self.account.draws_random)
+        if reason is not None:
+            self.iterator.withdraw_to_own()
+            self._leave_at(self.num_delivered, reason)
+        self.is_trusted = reason is None and not self.trust.num_to_compare
 
     def after_step(self, batch: Any) -> None:
         ended, account = time.perf_counter(), self.account
         blocked_s, between_s, complete = ended - self.begun, 0.0, False
         if not self.steps.num_workers:
             self.own_cpu_s += time.thread_time() - self.thread_s
-            self.trust.after_batch(batch)
             if self.num_delivered == 0:  # what draws once, to prepare itself, is not random
                 self.loader.table.row(None)[DRAWS] = 0.0
         if self.num_delivered < 3:
-            self.batch = max(self.batch, limits.batch_size(batch))
+            largest = max((account.batch_bytes, account.batch_tensors), limits.batch_size(batch))
+            account.batch_bytes, account.batch_tensors = largest
         self.num_delivered += 1
         account.num_batches += 1
         if self.last_end is None:
@@ -209,8 +260,6 @@ class Tuner:
             self._leave_at(self.num_delivered - 1, f"{number} failed ({failed.reason})")
         elif account.state == "starting":
             self._starting()
-        elif account.state == "checking":
-            self._checking()
         elif complete and len(self.steps.blocked) >= _LOOKS.get(account.state, math.inf):
             reading = self.steps.reading(self.several_ranks)
             if reading is not None and measure.is_enough(reading, self.steps.num_workers):
@@ -219,6 +268,20 @@ class Tuner:
         account.total_s += blocked_s + between_s
         self.last_end = time.perf_counter()
         account.hook_s += self.last_end - ended
+        if self.options.until_tuned and account.state in _SETTLED:
+            self._end_script()
+
+    def _end_script(self) -> None:
+        """Raises SystemExit where the loaders that train have settled: not in a validation, nor where others go on."""
+        others = (each for each in Shared.tuners if each.account.num_batches >= 2 * GROUP)
+        if (
+            torch.is_grad_enabled()
+            and not self.several_ranks
+            and threading.current_thread() is threading.main_thread()
+            and all(each.account.state in _SETTLED for each in others)
+        ):
+            self.say("ends the script, as --until-tuned asks for")
+            raise SystemExit(0)
 
     def _now(self, num_workers: int, queued: int = 0) -> None:
         """So many workers deliver from now on. ``queued``: those of which batches were asked for before."""
@@ -230,13 +293,15 @@ class Tuner:
         account.num_workers, self.clocks = num_workers, None
 
     def _worker_pids(self) -> list[int]:
-        return [worker.pid for worker in getattr(self.iterator._lane[0], "_workers", ())]
+        return [worker.pid for worker in getattr(self.iterator.delivering(), "_workers", ())]
 
     def _read_clocks(self) -> tuple[int, float, float]:
         """Of whoever loads, so far: batches, CPU seconds with those of the start, seconds queued for a core."""
         if not self.steps.num_workers:
             return self.num_delivered, self.own_cpu_s, 0.0
-        workers, queued_s = self.iterator.workers(), limits.queued_s(self._worker_pids())
+        workers, (ran_s, queued_s) = self.iterator.workers(), limits.scheduled_s(self._worker_pids())
+        if self.is_stream:  # whose workers note nothing
+            return self.num_delivered, ran_s, queued_s
         return sum(each.num_ended for each in workers), sum(each.cpu_s for each in workers), queued_s
 
     def _work(self, reading: Reading) -> Work | None:
@@ -244,22 +309,40 @@ class Tuner:
         if self.clocks is None:
             return None
         workers, (ended, cpu_s, queued_s) = self.iterator.workers(), self._read_clocks()
-        self.draws_random |= self.loader.table.row(None)[DRAWS] > 0 or any(each.draws for each in workers)
+        self._look_for_draws()
         made, num_timed = ended - self.clocks[0], sum(each.num_timed for each in workers)
         if made < 2 or (workers and not num_timed):
             return None
-        batch_cpu_s = (cpu_s - self.clocks[1]) / made
-        if not workers:
+        batch_cpu_s, queued_s = (cpu_s - self.clocks[1]) / made, max(0.0, (queued_s - self.clocks[2]) / made)
+        if not self.steps.num_workers:
             return Work(load_s=reading.blocked_s, cpu_s=min(reading.blocked_s, batch_cpu_s))
+        if self.is_stream:  # while the loop waits, all its workers load
+            return Work(load_s=self.own.num_workers * reading.total_s, cpu_s=batch_cpu_s, queued_s=queued_s)
         self.start_cpu_s = max(_FORK_CPU_S, (cpu_s - ended * batch_cpu_s) / len(workers))
-        load_s = max(1e-9, sum(each.made_s for each in workers) / num_timed)
-        return Work(load_s=load_s, cpu_s=batch_cpu_s, queued_s=max(0.0, (queued_s - self.clocks[2]) / made))
+        return Work(
+            load_s=max(1e-9, sum(each.made_s for each in workers) / num_timed), cpu_s=batch_cpu_s, queued_s=queued_s
+        )
+
+    def _look_for_draws(self) -> None:
+        here = self.loader.table.row(None)[DRAWS] > 0
+        self.account.draws_random |= here or any(each.draws for each in self.iterator.workers())
+
+    def _bound(self, work: Work, account: Account, worker_pid: int | None = None) -> limits.Bound:
+        others = (each.cpu_rate for each in Shared.tuners if each is not self and each.watched() is not None)
+        return limits.most_workers(
+            work,
+            account,
+            self.own.prefetch_factor,
+            others_cpu=sum(others),
+            max_workers=self.options.max_workers,
+            worker_pid=worker_pid,
+        )
 
     def _best_number(self, reading: Reading, work: Work, most: int) -> tuple[int, float]:
         """How many workers end the rest soonest, and the seconds that they save."""
         try:  # those of another epoch, too, where workers are persistent
             length = len(self.sampler) * (2 if self.view.persistent_workers else 1)
-            left: float = length - self.num_delivered
+            left: float = math.inf if self.options.until_tuned else length - self.num_delivered
         except Exception:  # a sampler without a length, or with one that only its own loader can tell
             left = math.inf
         cores = limits.num_cores()
@@ -281,11 +364,7 @@ class Tuner:
             return
         now = self.steps.num_workers
         self.cpu_rate = work.cpu_s / reading.total_s if now else 0.0
-        others = (each.cpu_rate for each in Shared.tuners if each is not self and each.watched() is not None)
-        pid = next(iter(self._worker_pids()), None)
-        bound = limits.most_workers(
-            work, self.batch, self.own, others_cpu=sum(others), max_workers=self.options.max_workers, worker_pid=pid
-        )
+        bound = self._bound(work, self.account, next(iter(self._worker_pids()), None))
         if now > bound.most and bound.reason == "cores" and bound.most not in self.tried:
             self._switch(bound.most, reading, work)
             return
@@ -301,56 +380,64 @@ class Tuner:
             self._switch(want, reading, work)
 
     def _switch(self, want: int, reading: Reading, work: Work) -> None:
-        now, self.change = self.steps.num_workers, (self.steps.num_workers, want, reading, work)
+        self.change = (self.steps.num_workers, want, reading, work)
+        if self.is_stream or self.options.dry_run:
+            self._advise(*self.change)
+            return
         reason = self.trust.reason_against()
-        if self.draws_random and self.options.exact:
+        if self.account.draws_random and self.options.exact:
             reason = "its samples are random, and --exact keeps their random numbers"
         if reason is not None:
             self._leave(reason)
-        elif self.options.dry_run:
-            gain = reading.total_s / measure.predicted_s(work, reading.step_s, want)
-            text = f"num_workers={want}" + (f", predicted {gain:.2g} times as fast" if want > now else "")
-            self.account.advice.append(text)
-            self._rest("workers", f"--dry-run; try {text}")
-        elif not (self.is_trusted or self.trust.has_read_again):
-            self.trust.read_again(self.loader.table)
-            Shared.trying, self.account.state = self, "checking"
         elif not self.iterator.may_start(self.own.changed(num_workers=want)):
             self.target, self.starts_blocking = want, True
             self._rest("workers", f"starting others would stop the loop for long; the next epoch begins with {want}")
         else:
-            if self.draws_random and not self.account.switches:
-                self.say("samples are random: other workers draw other random numbers, as when you set num_workers")
             self.tried.append(want)
             Shared.trying, self.target = self, want
-            self.pending, self.account.state = self.loader.switch(num_workers=want), "starting"
+            self._ask_for(want)
 
-    def _checking(self) -> None:
-        """Workers read again what the training process read; then the switch that waits for that goes on."""
-        reason = self.trust.compare(values=not self.draws_random)
-        if reason is not None:
-            self._leave(reason)
-        elif self.trust.has_read_again:
-            self.trust.close()
-            self.is_trusted = True
-            self._switch(*self.change[1:])
+    def _advise(self, now: int, want: int, reading: Reading, work: Work) -> None:
+        gain = reading.total_s / measure.predicted_s(work, reading.step_s, want)
+        text = f"num_workers={want}" + (f", predicted {gain:.2g} times as fast" if want > now else "")
+        self.account.advise(text)
+        self._rest("workers", f"{_STREAM if self.is_stream else '--dry-run'}; try {text}")
+
+    def _ask_for(self, number: int) -> None:
+        self._say_random()
+        self.pending, self.account.state = self.loader.switch(**self._workers(number)), "starting"
+
+    def _say_random(self) -> None:
+        if self.account.draws_random and not self.has_said_random:
+            self.has_said_random = True
+            self.say("samples are random: other workers draw other random numbers, as when you set num_workers")
 
     def _starting(self) -> None:
         if self.pending is None:  # the user's workers have begun an epoch, and others follow if that takes less time
             assert self.target is not None
-            number, saved_s = self._best_number(*self.change[2:], self.target)
-            self.account.state = "starting" if saved_s > 0 else "resting"
-            self.pending = self.loader.switch(num_workers=number) if saved_s > 0 else None
+            if (reason := self.trust.reason_against()) is not None:
+                self._leave(reason)
+                return
+            number, saved_s = self.target, math.inf
+            if self.change is not None:
+                number, saved_s = self._best_number(*self.change[2:], self.target)
+            if saved_s > 0:
+                self._ask_for(number)
+            else:
+                self.account.state = "resting"
         elif self.pending.delivers_s is not None:
             number = self.pending.settings.num_workers
             self._now(number, queued=number)
             self.account.state = self._state_with(number)
 
     def _state_with(self, num_workers: int) -> str:
-        """Whether these deliver for the first time, or were judged before."""
+        """Whether these deliver for the first time, were judged before, or were found by an earlier run."""
+        if self.change is None:
+            return "watching"
         return "judging" if self.kept is None or num_workers > self.kept else "resting"
 
     def _judging(self, reading: Reading) -> None:
+        assert self.change is not None
         was, now, before, _ = self.change
         fewer = now < was
         gained = measure.has_gained(reading, before, now, fewer=fewer, several_ranks=self.several_ranks)
@@ -360,7 +447,7 @@ class Tuner:
         if not gained:
             self.target = None if was == self.own.num_workers else was
             self.say(f"{was} → {counted(now, 'worker')} gained nothing; back to {was}")
-            self.loader.switch(num_workers=was)
+            self.loader.switch(**self._workers(was))
             self._now(was, queued=now)
             self._rest("handing batches over")
             return
@@ -369,6 +456,9 @@ class Tuner:
         limit = "the step limits" if not reading.waits else "the cores limit" if fewer else "the workers limit"
         self.say(f"{self.account.change_text(was, now)}; {limit} now")
         work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer
+        if work is not None and self.learnt_file is not None:
+            self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
+            learnt.write(self.learnt_file, self.account)
         idle = now if work is None else measure.needed(work, reading.total_s)
         if can_correct and reading.waits:
             self.account.state = "watching"
@@ -393,9 +483,11 @@ class Tuner:
 
     def _leave(self, reason: str) -> None:
         """Alone from now on."""
-        self.trust.close()
         if Shared.trying is self:
             Shared.trying = None
+        if self.learnt_file is not None:  # what an earlier run found is no longer right
+            with suppress(OSError):
+                self.learnt_file.unlink()
         self.account.state, self.account.reason, self.target = "left alone", reason, None
         self.say(f"left at {counted(self.own.num_workers, 'worker')}: {reason}")
 
@@ -421,5 +513,6 @@ class Tuner:
 
     def _note_rate(self, reading: Reading) -> None:
         counters, account = self.loader.counters, self.account
-        account.samples_per_s = counters.num_samples / max(1, counters.num_batches) / reading.total_s
+        samples = counters.num_samples / max(1, counters.num_batches) or self.view.batch_size or 1
+        account.samples_per_s = samples / reading.total_s
         account.first_samples_per_s = account.first_samples_per_s or account.samples_per_s

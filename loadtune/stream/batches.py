@@ -27,6 +27,8 @@ class IndexStream:
         """All indices of this epoch were drawn; with `drop_last` some of the last may be in no batch."""
         self.limit: int | None = None
         """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
+        self.last: Any = None
+        """The index batch that was delivered last."""
         self.error: Exception | None = None
         """What the caller's sampler raised. None: nothing. No pool is to blame for it."""
 
@@ -76,7 +78,8 @@ class IndexStream:
 
     def delivered(self, position: int) -> None:
         """The batch at this position reached the loop, or its exception did."""
-        self._counters.num_samples += _num_samples(self._kept.pop(position))
+        self.last = self._kept.pop(position)
+        self._counters.num_samples += _num_samples(self.last)
 
     def drop(self, positions: Iterable[int]) -> None:
         """Nobody wants these any more."""

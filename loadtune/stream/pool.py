@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.util import get_temp_dir
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -74,6 +75,11 @@ def plain_iterator(loader: DataLoader[Any], settings: Settings, *, before: Any =
     made = (private.MultiProcessIterator if settings.num_workers else private.SingleProcessIterator)(view)
     made.settings = settings
     return made
+
+
+def single_batch(loader: DataLoader[Any], own: Settings, indices: Any) -> Iterator[Any]:
+    """Torch's own iterator over one batch, in the training process."""
+    return private.SingleProcessIterator(_view(loader, replace(own, num_workers=0), _index_sampler=[indices]))  # type: ignore[no-any-return]
 
 
 class _Fed:
@@ -212,12 +218,12 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             data = super()._get_data()
         else:
             self._asked_s = time.monotonic()
-            if self._hang_watch is None and self._hang_s is not None:
-                watch, args = self._watch_for_hang, (self._hang_s,)
-                self._hang_watch = threading.Thread(target=watch, args=args, name="loadtune-hang", daemon=True)
-                self._hang_watch.start()
             try:
                 with self._failing("its workers gave no batch"):
+                    if self._hang_watch is None and self._hang_s is not None:
+                        watch, args = self._watch_for_hang, (self._hang_s,)
+                        self._hang_watch = threading.Thread(target=watch, args=args, name="loadtune-hang", daemon=True)
+                        self._hang_watch.start()
                     data = super()._get_data()
             finally:
                 self._asked_s = None

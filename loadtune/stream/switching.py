@@ -48,7 +48,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterDataPipe, MapDataPipe
 from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream, own_batches
 from loadtune.stream.counters import Counters, Depth, Switch, queue_depth
-from loadtune.stream.pool import InProcess, Pool, PoolFailedError, plain_iterator
+from loadtune.stream.pool import InProcess, Pool, PoolFailedError, plain_iterator, single_batch
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.settings import Settings, start_method
 from loadtune.stream.start import pickle_s
@@ -271,9 +271,8 @@ class SwitchingIterator:
                 continue
             try:
                 data = next(source)
-            except PoolFailedError as failure:
-                self._withdraw(source, failure)
-                continue
+            except PoolFailedError as error:
+                failure = error
             except StopIteration:
                 if len(self._lane) > 1:  # a death that the caller caught left batches that nobody makes any more
                     source.issued.clear()
@@ -281,8 +280,11 @@ class SwitchingIterator:
                 self._has_ended = True
                 self._end_epoch()
                 raise
-            self._delivered_by(source)
-            return data
+            else:
+                self._delivered_by(source)
+                return data
+            # Not where it is caught: an error in workers that are forked there would be shown with this one.
+            self._withdraw(source, failure)
         if self._has_ended:
             raise StopIteration
         raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
@@ -292,9 +294,19 @@ class SwitchingIterator:
         if switch is not None:
             switch.delivers_s = time.monotonic() - switch.asked_s
 
+    def delivering(self) -> Any:
+        """Torch's iterator, or ours in its place, that delivers. None: the loader was closed."""
+        if self._plain is not None:
+            return self._plain
+        return self._lane[0] if self._lane else None
+
     def depth(self) -> Depth | None:
         """Batches that stand ready in the pool that delivers. None: it has no queue."""
-        return queue_depth(self._lane[0]) if self._lane else None
+        return queue_depth(self.delivering())
+
+    def last_in_process(self) -> Any:
+        """The batch that was delivered last, as the training process itself loads it. Raises what that raises."""
+        return next(single_batch(self._loader, self._owner.own, self._stream.last))
 
     def workers(self) -> list[WorkerTimes]:
         """What each worker of the pool that delivers has done. Empty: it has none."""
@@ -436,8 +448,10 @@ class SwitchingIterator:
             if settings.same_workers(own) or not self._owner.on_trial or error is self._stream.error:
                 raise
             self._note(settings, "its workers did not start", error)
-            self._take_back_all()
-            self._lane.append(self._make(own, deferred=False, base_seed=base_seed))
+        else:
+            return
+        self._take_back_all()
+        self._lane.append(self._make(own, deferred=False, base_seed=base_seed))
 
     # Trouble
 
@@ -489,6 +503,8 @@ class SwitchingIterator:
 
     def withdraw_to_own(self) -> None:
         """Read again with the caller's settings whatever other workers were asked for and have not delivered."""
+        if self._plain is not None:
+            return
         self._take_back_all()
         for source in (*self._lane, *(source for _, source in self._coming if source is not None)):
             self._kill(source)
@@ -523,9 +539,8 @@ class SwitchingIterator:
         closing.append(entry)
         try:
             thread.start()
-        except BaseException:
-            closing.remove(entry)
-            raise
+        except RuntimeError:  # the system gives no more threads
+            end()
 
     def _end_epoch(self) -> None:
         """As torch: without persistent workers nothing outlives the epoch."""

@@ -83,6 +83,14 @@ def test_a_training_is_tuned_and_its_switches_can_be_repeated(tmp_path):
     assert again["switches"] == loader["switches"]
 
 
+def test_the_script_ends_once_it_is_tuned():
+    done = run(*JOB, "--steps", "100000", options=("--until-tuned", "--max-workers", "2"), LOADTUNE_RAISE="1")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert "ends the script" in done.stderr
+    assert "Samples at inflight_jobs.py:" in done.stderr
+
+
 def test_what_is_no_result_is_not_replayed(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     done = run("true", options=("--replay", str(tmp_path / "other.json")))

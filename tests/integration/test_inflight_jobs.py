@@ -13,10 +13,10 @@ import numpy
 import pytest
 import torch
 import torch.utils.data.dataloader as torchs
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
 
 import loadtune
-from loadtune.inflight import account, gates, hook, iterator, tuner
+from loadtune.inflight import account, gates, hook, iterator, learnt, tuner
 from loadtune.inflight.account import Account
 from loadtune.inflight.options import TEST_VARIABLE, Options
 
@@ -174,8 +174,13 @@ def test_what_draws_once_is_not_random(tuned):
 
 
 class Stream(IterableDataset):
+    """Each worker reads its share."""
+
     def __iter__(self):
-        return iter(range(3))
+        info = get_worker_info()
+        for index in range(info.id if info else 0, 48 * 16, info.num_workers if info else 1):
+            time.sleep(0.0007)
+            yield index
 
 
 class Drawing(Sampler):
@@ -190,13 +195,76 @@ class Drawing(Sampler):
 
 def test_loaders_whose_order_would_change_are_left_alone(tuned, capsys):
     accounts = tuned()
-    assert list(DataLoader(Stream())) == [torch.tensor([each]) for each in range(3)]
     for _ in DataLoader(inflight_jobs.Samples(100, 0.001), 16, sampler=Drawing(), num_workers=1):
         pass
-    stream, drawing = accounts()
-    assert "IterableDataset" in stream.reason
+    (drawing,) = accounts()
     assert "draws random numbers as it goes" in drawing.reason
-    assert capsys.readouterr().err.count("left alone") == 1
+    assert capsys.readouterr().err.count("left at 1 worker") == 1
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}])
+def test_a_stream_is_advised_about_and_stays_as_it_is(workers, tuned):
+    def seen():
+        loader = DataLoader(Stream(), 16, **workers)
+        return [batch.tolist() for _ in range(2) for batch in loader], torch.rand(1)
+
+    torch.manual_seed(1)
+    without = seen()
+    accounts = tuned()
+    torch.manual_seed(1)
+    assert seen() == without
+    (found,) = accounts()
+    assert found.num_workers == found.own_workers
+    assert found.switches == []
+    assert "IterableDataset" in found.reason
+    assert "num_workers=" in found.advice[0]
+
+
+def kept(**changes):
+    """As an earlier run left it."""
+    measured = {"load_s": 0.01, "cpu_s": 0.0001, "batch_bytes": 384, "batch_tensors": 2, "first_samples_per_s": 9.0}
+    return lambda name: account.Account(**{"name": name, "own_workers": 1, "num_workers": 3} | measured | changes)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "max_workers", "begins"),
+    [(kept(), 3, 3), (kept(), 2, 2), (kept(batch_bytes=1 << 60), 3, None), (kept(name="Other at x.py:1"), 3, None),
+     (kept(num_workers="3"), 3, None), (kept(load_s=None), 3, None), (None, 3, None)],
+)  # fmt: skip
+def test_what_an_earlier_run_found(earlier, max_workers, begins, tuned, monkeypatch, tmp_path):
+    monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(iterator, "_place", lambda _: "here")
+
+    def loader():
+        return DataLoader(inflight_jobs.Samples(16 * 8, 0.0), 8, num_workers=1)
+
+    tuned(max_workers=max_workers)
+    iter(loader())
+    file = tuner.Shared.tuners[0].learnt_file
+    assert not file.exists()
+    if earlier is None:
+        file.parent.mkdir()
+        file.write_text('{"schema_version": 1, "loaders": [')
+    else:
+        learnt.write(file, earlier("Samples at here"))
+    monkeypatch.setattr(iterator, "_known", {})
+    assert [indices.tolist() for _, indices in loader()] == [list(range(8 * i, 8 * i + 8)) for i in range(16)]
+    found = account.accounts()[1]
+    assert found.first_samples_per_s == (9.0 if begins else None)
+    assert [one for one in found.switches if one["batch"] == 0] == (
+        [{"epoch": 0, "batch": 0, "num_workers": begins}] if begins else []
+    )
+
+
+def test_what_is_found_is_kept_only_where_a_folder_is_named(tuned, monkeypatch, tmp_path):
+    tuned()
+    iter(DataLoader(inflight_jobs.Samples(8, 0.0)))
+    made = tuner.Shared.tuners[0]
+    assert made.learnt_file is None
+    monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path))
+    file = learnt.file_of(made.account, 8)
+    assert file.parent == tmp_path
+    assert file != learnt.file_of(made.account, 9)
 
 
 def test_a_loader_of_ours_and_its_numbers(tuned):

@@ -1,0 +1,44 @@
+"""What a run found about a loader, for the next run of the same script: files in the folder that $LOADTUNE_CACHE names.
+
+Each is the account of one loader, as in an inflight.json. Its name stands for the script, the loader, cores and ranks.
+What cannot be read counts as not there, and what cannot be written is not kept. No torch.
+"""
+
+import hashlib
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from loadtune.host.cpu import read_num_usable_cores
+from loadtune.inflight import account as told
+from loadtune.inflight.account import Account
+
+CACHE_VARIABLE = "LOADTUNE_CACHE"
+
+
+def file_of(account: Account, *facts: object) -> Path | None:
+    """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named."""
+    folder = os.environ.get(CACHE_VARIABLE)
+    script = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    same = (script, account.name, account.own_workers, read_num_usable_cores(), ranks, *facts)
+    return Path(folder) / f"{hashlib.sha256(repr(same).encode()).hexdigest()[:16]}.json" if folder else None
+
+
+def read(path: Path, account: Account) -> Account | None:
+    """What an earlier run found about it. None: nothing that can be used."""
+    with suppress(OSError, ValueError, TypeError):
+        (found,) = told.read(path)
+        measured = (found.load_s, found.cpu_s, found.first_samples_per_s, found.num_workers)
+        are_numbers = all(isinstance(each, int | float) and each > 0 for each in measured)
+        sizes = (found.num_workers, found.batch_bytes, found.batch_tensors)
+        same = (found.name, found.own_workers) == (account.name, account.own_workers)
+        return found if same and are_numbers and all(isinstance(each, int) for each in sizes) else None
+    return None
+
+
+def write(path: Path, account: Account) -> None:
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told.write([account], path.parent, path.name)
