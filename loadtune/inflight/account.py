@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from loadtune.inflight.placement import num_ranks, rank
 from loadtune.units import counted, number_text, percent_text
 
 RESULT_FILE, PAGE_FILE = "inflight.json", "inflight.html"
@@ -21,6 +22,8 @@ class Account:
 
     name: str
     """Class of the dataset and place in the code, as ``ImageFolder at train.py:31``."""
+    rank: int = 0
+    """Of its process in the job."""
     own_workers: int
     """``num_workers`` as the user wrote it."""
     num_workers: int
@@ -105,16 +108,19 @@ def stats() -> dict[str, float]:
 
 def say(account: Account | None, text: str) -> None:
     """One line on stderr, of rank 0 alone. Loaders are named where there are several."""
-    if int(os.environ.get("RANK", "0")) == 0 and sys.stderr is not None:
+    if (rank() if account is None else account.rank) == 0 and sys.stderr is not None:
         name = f"{account.name}: " if account is not None and len(_accounts) > 1 else ""
         print(f"loadtune: {name}{text}", file=sys.stderr, flush=True)
 
 
 def summary(found: Sequence[Account]) -> list[str]:
-    """Lines for the end of a script, without the name of this package."""
-    lines = []
+    """Lines for the end of a script, without the name of this package. Rank 0 speaks for all."""
+    lines = list[str]()
     for each in found:
-        blocked = f"blocked in next() {percent_text(each.numbers().get('blocked_fraction'))} of the time"
+        ranks = [other for other in found if other.name == each.name and other.rank != each.rank]
+        if any(other.rank < each.rank for other in ranks):
+            continue
+        blocked = f"blocked in next() {_blocked(each)} of the time"
         if each.num_workers != each.own_workers:
             change = each.change_text(each.own_workers, each.num_workers)
             lines.append(f"{each.name}: {change}; {blocked} since then")
@@ -122,8 +128,17 @@ def summary(found: Sequence[Account]) -> list[str]:
         else:
             reason = f": {each.reason}" if each.reason else ""
             lines.append(f"{each.name}: stays at {counted(each.own_workers, 'worker')}{reason}; {blocked}")
+        if ranks:
+            numbers, times = sorted({rank.num_workers for rank in ranks}), ", ".join(map(_blocked, ranks[:8]))
+            span = f"{numbers[0]} to {numbers[-1]} workers" if numbers[1:] else counted(numbers[0], "worker")
+            which = f"rank {ranks[0].rank}" if len(ranks) == 1 else f"{len(ranks)} other ranks"
+            lines.append(f"  {which}: {span}; blocked {times}{', …' if ranks[8:] else ''}")
         lines += [f"  {advice}" for advice in each.advice]
     return lines
+
+
+def _blocked(account: Account) -> str:
+    return percent_text(account.numbers().get("blocked_fraction"))
 
 
 def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
@@ -143,7 +158,8 @@ def write_own(folder: str | None) -> None:
     """This process's, for the launcher, which may be gone. None: there is no launcher."""
     if folder is not None:
         with suppress(OSError):
-            write(_accounts, Path(folder), f"{os.getpid()}.json")
+            name = f"rank-{rank()}" if num_ranks() > 1 else str(os.getpid())  # a rank started again takes its place
+            write(_accounts, Path(folder), f"{name}.json")
 
 
 def read(path: Path) -> list[Account]:

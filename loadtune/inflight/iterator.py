@@ -12,6 +12,8 @@ from loadtune.inflight import account as told
 from loadtune.inflight import gates, hook, learnt
 from loadtune.inflight.account import Account
 from loadtune.inflight.options import Options
+from loadtune.inflight.placement import rank
+from loadtune.inflight.ranks import join
 from loadtune.inflight.tuner import Shared, Tuner
 from loadtune.stream import torch_private as private
 from loadtune.stream.random_states import read_states, write_states
@@ -109,7 +111,9 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     size = len(dataset) if hasattr(dataset, "__len__") and reason is None else None
     key = (type(dataset), size, loader.batch_size, number, place)
     is_new, tuners = key not in _known, _known.setdefault(key, [])
-    account = Account(name=f"{type(dataset).__name__} at {place}", own_workers=number, num_workers=number)
+    Shared.ranks = Shared.ranks or join()
+    here = rank() if Shared.ranks is None else Shared.ranks.own.rank
+    account = Account(name=f"{type(dataset).__name__} at {place}", rank=here, own_workers=number, num_workers=number)
     if reason is not None:
         if is_new:
             account.state, account.reason = "left alone", reason
@@ -124,9 +128,10 @@ def _tuner_of(loader: Any, place: str, options: Options) -> Tuner | None:
     replayed = known = None
     if options.replay is not None:
         nothing = Account(name=account.name, own_workers=number, num_workers=number)
-        replayed = next((each for each in told.read(Path(options.replay)) if each.name == account.name), nothing)
+        same_loader = (each for each in told.read(Path(options.replay)) if each.name == account.name)
+        replayed = next((each for each in same_loader if each.rank == here), nothing)
     elif not options.dry_run:
-        known = learnt.file_of(account, size, loader.batch_size, loader.prefetch_factor)
+        known = learnt.file_of(account, options.folder, size, loader.batch_size, loader.prefetch_factor)
     tuners.append(Tuner(told.keep(account), loader, options, replayed, known))
     Shared.tuners.append(tuners[-1])
     return tuners[-1]

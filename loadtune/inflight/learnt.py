@@ -13,16 +13,21 @@ from pathlib import Path
 from loadtune.host.cpu import read_num_usable_cores
 from loadtune.inflight import account as told
 from loadtune.inflight.account import Account
+from loadtune.inflight.placement import num_local_ranks, num_ranks
 
 CACHE_VARIABLE = "LOADTUNE_CACHE"
 
 
-def file_of(account: Account, *facts: object) -> Path | None:
-    """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named."""
+def file_of(account: Account, launchers: str | None, *facts: object) -> Path | None:
+    """Where the account of this loader is kept. ``facts``: what else makes it the same. None: no folder is named.
+
+    A rank that is started again begins with what its node had found, in the folder of its launcher.
+    """
     folder = os.environ.get(CACHE_VARIABLE)
+    if folder is None and launchers is not None and num_ranks() > 1:
+        folder = f"{launchers}/found"
     script = os.path.abspath(getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0])
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    same = (script, account.name, account.own_workers, read_num_usable_cores(), ranks, *facts)
+    same = (script, account.name, account.own_workers, read_num_usable_cores(), num_local_ranks(), *facts)
     return Path(folder) / f"{hashlib.sha256(repr(same).encode()).hexdigest()[:16]}.json" if folder else None
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
-from loadtune.host.cpu import read_num_usable_cores
 from loadtune.host.memory import read_ram, read_shm
 from loadtune.host.processes import proportional_bytes
 from loadtune.inflight.account import Account
 from loadtune.inflight.measure import Work
+from loadtune.inflight.placement import num_local_ranks
 from loadtune.units import bytes_text
 
 MOST = 64
@@ -40,20 +40,11 @@ def batch_size(batch: Any) -> tuple[int, int]:
     return sum(leaf.nbytes for leaf in tensors), len(tensors)
 
 
-def num_local_ranks() -> int:
-    """Processes that train on this machine and share what it has."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def num_cores() -> float:
-    """Of this rank."""
-    return max(1.0, read_num_usable_cores() / num_local_ranks())
-
-
 def most_workers(
     work: Work,
     account: Account,
     prefetch_factor: int,
+    cores: float,
     *,
     others_cpu: float = 0.0,
     max_workers: int | None = None,
@@ -61,10 +52,10 @@ def most_workers(
 ) -> Bound:
     """The least of all bounds for the loader of this account.
 
-    While a switch goes on there are the old workers, too, so half of what is free counts. ``others_cpu``: cores that
-    workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
+    While a switch goes on there are the old workers, too, so half of what is free counts. ``cores``: of this rank;
+    ``others_cpu``: of those, what workers of other loaders keep busy. ``worker_pid``: one whose memory is measured.
     """
-    ranks, cores = num_local_ranks(), max(1.0, num_cores() - others_cpu)
+    ranks, cores = num_local_ranks(), max(1.0, cores - others_cpu)
     queued = account.batch_bytes * (prefetch_factor + 1)
     ram, shm = read_ram().available_bytes * _SHARE / ranks, read_shm()[1] * _SHARE / ranks
     own_bytes = None if worker_pid is None else proportional_bytes(worker_pid)

@@ -21,6 +21,8 @@ from loadtune.inflight import gates, learnt, limits, measure
 from loadtune.inflight.account import Account
 from loadtune.inflight.measure import GROUP, Reading, Steps, Work
 from loadtune.inflight.options import TEST_VARIABLE, Options
+from loadtune.inflight.placement import equal_share, num_ranks
+from loadtune.inflight.ranks import Ranks
 from loadtune.stream import torch_private as private
 from loadtune.stream.counters import Switch
 from loadtune.stream.sample_table import DRAWS
@@ -41,6 +43,11 @@ _STARTING_S = 0.01
 _STREAM = "another number changes the order of an IterableDataset's samples, or how often each is read"
 
 
+_LOOKS_AGAIN, _OTHER = 4, 0.2
+"""Times at most that a loop which waits looks again, because its cores or its pace are others than when it decided (a
+peer was the slower one then); and by how much."""
+
+
 class Shared:
     """What the tuners of a process share."""
 
@@ -49,6 +56,13 @@ class Shared:
     trying: "Tuner | None" = None
     """One tuner at a time changes something."""
     tuners: "list[Tuner]" = []  # noqa: RUF012
+    ranks: Ranks | None = None
+    """None: no process group of several ranks was seen."""
+
+    @classmethod
+    def cores(cls) -> float:
+        """Of this rank."""
+        return max(1.0, equal_share() if cls.ranks is None else cls.ranks.cores())
 
 
 class Tuner:
@@ -67,7 +81,10 @@ class Tuner:
         self.own = replace(Settings.of(loader), batch_size=None)  # which never changes here
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
         self.method = start_method(loader.multiprocessing_context)
-        self.several_ranks = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        self.cores = Shared.cores()
+        """Of this rank, when that was last asked for."""
+        self.num_looks, self.decided_s = 0, 0.0
+        """Times that it watched again; seconds a batch when it began to rest."""
         self.is_dead, self.epoch = False, -1
         self.source: Callable[[], Any] = lambda: None
         """The loader that begins."""
@@ -95,6 +112,10 @@ class Tuner:
         account.reason = _STREAM if self.is_stream else None
         if learnt_file is not None and (found := learnt.read(learnt_file, account)) is not None:
             self._begin_with(found)
+
+    @property
+    def several_ranks(self) -> bool:
+        return Shared.ranks is not None or num_ranks() > 1
 
     def say(self, text: str) -> None:
         told.say(self.account, text)
@@ -328,11 +349,13 @@ class Tuner:
         self.account.draws_random |= here or any(each.draws for each in self.iterator.workers())
 
     def _bound(self, work: Work, account: Account, worker_pid: int | None = None) -> limits.Bound:
+        self.cores = Shared.cores()
         others = (each.cpu_rate for each in Shared.tuners if each is not self and each.watched() is not None)
         return limits.most_workers(
             work,
             account,
             self.own.prefetch_factor,
+            self.cores,
             others_cpu=sum(others),
             max_workers=self.options.max_workers,
             worker_pid=worker_pid,
@@ -345,7 +368,7 @@ class Tuner:
             left: float = math.inf if self.options.until_tuned else length - self.num_delivered
         except Exception:  # a sampler without a length, or with one that only its own loader can tell
             left = math.inf
-        cores = limits.num_cores()
+        cores = Shared.cores()
 
         def start_s(number: int) -> float:
             return self.start_cpu_s * max(1.0, number / cores) + _STARTING_S * number
@@ -356,11 +379,12 @@ class Tuner:
 
     def _watching(self, reading: Reading) -> None:
         self._note_rate(reading)
+        work, other = self._work(reading), Shared.trying
+        self._tell_ranks(reading, work)
         if not reading.waits:
             self._rest("the step")
             return
-        other = Shared.trying
-        if (other not in (None, self) and other.watched() is not None) or (work := self._work(reading)) is None:
+        if (other not in (None, self) and other.watched() is not None) or work is None:
             return
         now = self.steps.num_workers
         self.cpu_rate = work.cpu_s / reading.total_s if now else 0.0
@@ -469,7 +493,7 @@ class Tuner:
 
     def _rest(self, bottleneck: str, reason: str | None = None) -> None:
         account = self.account
-        account.bottleneck, account.state = bottleneck, "resting"
+        account.bottleneck, account.state, self.decided_s = bottleneck, "resting", 0.0
         if reason is not None and reason != account.reason:
             self.say(f"stays at {counted(self.steps.num_workers, 'worker')}: {reason}")
         account.reason = reason
@@ -477,7 +501,25 @@ class Tuner:
 
     def _resting(self, reading: Reading) -> None:
         self._note_rate(reading)
+        self._tell_ranks(reading, self._work(reading))
+        self.decided_s = self.decided_s or reading.total_s
         self.steps = Steps(self.steps.num_workers)
+        other_pace = abs(reading.total_s / self.decided_s - 1) > _OTHER or self.account.bottleneck == "the step"
+        other_cores = abs(Shared.cores() / self.cores - 1) > _OTHER
+        if self.num_looks < _LOOKS_AGAIN and reading.waits and (other_pace or other_cores):
+            self.num_looks += 1
+            self.tried.clear()
+            self.account.state = "watching"
+
+    def _tell_ranks(self, reading: Reading, work: Work | None) -> None:
+        """What the loader needs in which this rank spends most of its time."""
+        if Shared.ranks is not None and work is not None and max(Shared.tuners, key=_total_s) is self:
+            Shared.ranks.say(
+                needs=work.cpu_s / reading.step_s,
+                load_s=work.load_s,
+                queued_s=work.queued_s,
+                waiting=reading.waiting_fraction if self.account.state == "resting" else None,
+            )
 
     # Its end
 
@@ -516,3 +558,7 @@ class Tuner:
         samples = counters.num_samples / max(1, counters.num_batches) or self.view.batch_size or 1
         account.samples_per_s = samples / reading.total_s
         account.first_samples_per_s = account.first_samples_per_s or account.samples_per_s
+
+
+def _total_s(tuner: Tuner) -> float:
+    return tuner.account.total_s

@@ -262,9 +262,9 @@ def test_what_is_found_is_kept_only_where_a_folder_is_named(tuned, monkeypatch, 
     made = tuner.Shared.tuners[0]
     assert made.learnt_file is None
     monkeypatch.setenv("LOADTUNE_CACHE", str(tmp_path))
-    file = learnt.file_of(made.account, 8)
+    file = learnt.file_of(made.account, None, 8)
     assert file.parent == tmp_path
-    assert file != learnt.file_of(made.account, 9)
+    assert file != learnt.file_of(made.account, None, 9)
 
 
 def test_a_loader_of_ours_and_its_numbers(tuned):

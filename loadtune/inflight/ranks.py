@@ -1,0 +1,162 @@
+"""What the ranks of a job tell each other, and what each may take of the cores that they share.
+
+Each rank leaves a word about its loading in the store of torch's process group, under keys of our own, and reads those
+of the others: two messages in ten seconds, from a thread of its own over a connection of its own. No collective takes
+part, and nothing waits for a rank: one that is late or dead has its equal share. Without a process group each rank
+keeps its equal share. The arithmetic is pure; torch is imported by `join` alone.
+"""
+
+import json
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from loadtune.inflight.account import say
+from loadtune.inflight.placement import equal_share, own_cores
+from loadtune.units import percent_text
+
+PAUSE_S = 10.0
+"""Between two messages of a rank."""
+_BEFORE_READING_S = 2.0
+"""Between a rank's own word and its reading of the others': they measure at the same time."""
+_STALE = 4
+"""Pauses after which the word of a rank counts as that of a dead one."""
+_PREFIX = "loadtune/"
+_SLOWER, _WAITS, _HARDLY = 1.3, 0.1, 0.05
+"""Seconds a batch ÷ the median of the others, from which on a rank is named; share of the time that a rank waits and is
+named; and share that the others may wait, then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """What one rank says of the loader that it waits for most."""
+
+    rank: int
+    cores: str
+    """The machine and the cores on it that this rank may run on; ranks with the same share them."""
+    num_cores: float
+    needs: float | None = None
+    """Cores that its workers would keep busy if it never waited. None: not measured."""
+    load_s: float | None = None
+    """Seconds in which one of its workers loads a batch, and of those queued for a core."""
+    queued_s: float = 0.0
+    waiting: float | None = None
+    """Share of the time in which it waits for data. None: its workers are not settled yet."""
+    num_told: int = 0
+    """Words so far: one that does not grow is of a rank that is gone."""
+
+
+def cores_of(own: Word, words: Sequence[Word], equal: float) -> float:
+    """Cores for a rank that may use ``own.num_cores``, of which ``equal`` are its equal share. Pure.
+
+    Ranks of which nothing is known have equal shares. Where the needs of the others leave more than that, this rank
+    may have it. Where all need more than there is, cores are shared out by need: a rank whose samples take twice the
+    time gets twice the cores, and no rank is slower than another.
+    """
+    num_ranks = max(1, round(own.num_cores / equal))
+    needs = {each.rank: equal if each.needs is None else each.needs for each in words if each.cores == own.cores}
+    if own.needs is None or len(needs) < 2:
+        return equal
+    others = sum(need for rank, need in needs.items() if rank != own.rank)
+    others += equal * max(0, num_ranks - len(needs | {own.rank: 0.0}))
+    left = own.num_cores - others
+    return left if left >= own.needs else own.num_cores * own.needs / (others + own.needs)
+
+
+def differences(words: Sequence[Word]) -> dict[int, str]:
+    """Ranks that load more slowly than the others, or wait while the others do not: for people. Pure."""
+    found = dict[int, str]()
+    for one in sorted(words, key=lambda each: each.rank):
+        loads = [each.load_s for each in words if each.rank != one.rank and each.load_s is not None]
+        waits = [each.waiting for each in words if each.rank != one.rank and each.waiting is not None]
+        if one.load_s is not None and loads and one.load_s > _SLOWER * median(loads):
+            queued = one.queued_s / one.load_s
+            why = f", {percent_text(queued)} of that queued for a core" if queued > 0.1 else ""
+            slower = percent_text(one.load_s / median(loads) - 1)
+            batch = f"{1000 * one.load_s:.0f} ms a batch{why}"
+            found[one.rank] = f"rank {one.rank} loads {slower} slower than the others: {batch}"
+        elif one.waiting is not None and waits and one.waiting > _WAITS and median(waits) < _HARDLY:
+            waited, others = percent_text(one.waiting), percent_text(median(waits))
+            found[one.rank] = f"rank {one.rank} waits {waited} of its time for data, the others {others}"
+    return found
+
+
+class Ranks:
+    """This rank among the others. `say` what is new, read `cores`; both only touch memory."""
+
+    def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
+        name, number = own_cores()
+        self.own = Word(rank=rank, cores=name, num_cores=number)
+        self.words: dict[int, Word] = {}
+        self.num_messages = 0
+        """Sent to the store, by this rank."""
+        self._store, self._num_ranks = store, num_ranks
+        self._news: dict[str, Any] = {}
+        self._named: dict[int, int] = {}
+        """Ranks that differ, by how often they did in a row."""
+        self._heard: dict[int, tuple[Word, int]] = {}
+        """The newest word of each, and how often it was heard again since."""
+        self._ended = threading.Event()
+        threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True).start()
+
+    def say(self, **news: float | None) -> None:
+        """Fields of a `Word`; those of before are replaced when the next word is sent."""
+        self._news = news
+
+    def cores(self) -> float:
+        """That this rank may take."""
+        return cores_of(self.own, list(self.words.values()), equal_share(self._num_ranks))
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _exchange(self) -> None:
+        with suppress(Exception):  # the store is gone: what was known stays, and no more is learnt
+            while not self._ended.wait(0.0 if self._news else 0.5):
+                if not self._news:
+                    continue
+                self.own = Word(**{**asdict(self.own), **self._news, "num_told": self.own.num_told + 1})
+                self._store.set(f"{_PREFIX}{self.own.rank}", json.dumps(asdict(self.own)))
+                if self._ended.wait(_BEFORE_READING_S):
+                    break
+                self._read()
+                self.num_messages += 2
+                if self._ended.wait(PAUSE_S - _BEFORE_READING_S):
+                    break
+
+    def _read(self) -> None:
+        """The words of all ranks. The store would wait for one that has said nothing yet, so it is asked for that."""
+        keys = [f"{_PREFIX}{rank}" for rank in range(self._num_ranks)]
+        if not self.words and not self._store.check(keys):
+            return
+        found = {}
+        for text in self._store.multi_get(keys):
+            word = Word(**json.loads(text))
+            before, _ = self._heard.get(word.rank, (None, 0))
+            age = self._heard[word.rank][1] + 1 if before == word else 0
+            self._heard[word.rank] = word, age
+            if age < _STALE:
+                found[word.rank] = word
+        self.words = found
+        if self.own.rank == 0:  # one voice for all: what was so twice is said once
+            found_now = differences(list(found.values()))
+            self._named = {rank: self._named.get(rank, 0) + 1 for rank in found_now}
+            for rank, text in found_now.items():
+                if self._named[rank] == 2:
+                    say(None, text)
+
+
+def join() -> Ranks | None:
+    """This process among the ranks of its process group. None: there is none yet, it has one rank, or its store gives
+    no connection of our own."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return None
+    with suppress(Exception):
+        return Ranks(distributed_c10d._get_default_store().clone(), dist.get_rank(), dist.get_world_size())
+    return None

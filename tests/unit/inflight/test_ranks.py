@@ -1,0 +1,112 @@
+"""What ranks tell each other: who gets which cores, who is named, and that nobody waits."""
+
+import json
+
+import pytest
+
+from loadtune.inflight import placement, ranks
+from loadtune.inflight.ranks import Word, cores_of, differences
+
+
+def word(rank: int, needs: float | None = None, **more: object) -> Word:
+    return Word(rank=rank, cores="node 0-15", num_cores=16, needs=needs, **more)  # type: ignore[arg-type]
+
+
+def test_a_rank_has_its_equal_share_until_the_others_speak() -> None:
+    assert cores_of(word(0, 12.0), [], 4.0) == 4.0
+    assert cores_of(word(0, 12.0), [word(0, 12.0)], 4.0) == 4.0
+    assert cores_of(word(0), [word(0), word(1, 2.0)], 8.0) == 8.0
+
+
+def test_cores_that_others_do_not_need_may_be_taken_and_silent_ranks_keep_their_share() -> None:
+    assert cores_of(word(0, 9.0), [word(0, 9.0), word(1, 2.0)], 8.0) == 14.0
+    assert cores_of(word(0, 4.0), [word(0, 4.0), word(1, 2.0)], 4.0) == 16 - 2 - 2 * 4
+
+
+def test_cores_that_are_too_few_are_shared_out_by_need_and_all_are_given() -> None:
+    words = [word(0, 24.0), word(1, 12.0)]
+    assert [cores_of(each, words, 8.0) for each in words] == pytest.approx([16 * 2 / 3, 16 / 3])
+
+
+def test_ranks_with_cores_of_their_own_share_nothing() -> None:
+    other = Word(rank=1, cores="node 16-31", num_cores=16, needs=2.0)
+    assert cores_of(word(0, 20.0), [word(0, 20.0), other], 16.0) == 16.0
+
+
+def test_a_rank_that_loads_slowly_or_waits_alone_is_named() -> None:
+    even = [word(rank, load_s=0.1, waiting=0.02) for rank in range(3)]
+    assert differences(even) == {}
+    assert differences([*even, word(3, load_s=0.14, queued_s=0.07, waiting=0.3)]) == {
+        3: "rank 3 loads 40% slower than the others: 140 ms a batch, 50% of that queued for a core"
+    }
+    assert differences([*even, word(3, load_s=0.1, waiting=0.31)]) == {
+        3: "rank 3 waits 31% of its time for data, the others 2%"
+    }
+    assert differences([word(rank, load_s=0.1, waiting=0.5) for rank in range(3)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 1),
+        ({"LOCAL_WORLD_SIZE": "4", "SLURM_STEP_TASKS_PER_NODE": "1"}, 4),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),3", "SLURM_NODEID": "1"}, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),3", "SLURM_NODEID": "2"}, 3),
+        ({"SLURM_STEP_TASKS_PER_NODE": "?"}, 1),
+    ],
+)
+def test_ranks_of_a_machine_by_launcher(
+    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert placement.num_local_ranks() == expected
+
+
+class Store:
+    """As torch's: asking for what nobody set would block."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, str] = {}
+        self.is_gone = False
+
+    def set(self, key: str, value: str) -> None:
+        if self.is_gone:
+            raise RuntimeError("the store is gone")
+        self.words[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.words for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        assert self.check(keys), "it would block"
+        return [self.words[key].encode() for key in keys]
+
+
+def test_words_are_exchanged_a_silent_rank_is_dropped_and_a_store_that_is_gone_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, turns = Store(), []
+
+    def wait(timeout: float) -> bool:
+        turns.append(timeout)
+        if len(turns) == 8:
+            store.set("loadtune/1", json.dumps({"rank": 1, "cores": one.own.cores, "num_cores": 2, "needs": 0.5}))
+        if len(turns) > 14:
+            heard.append(dict(one.words))
+        store.is_gone = len(turns) > 40
+        return False
+
+    heard: list[dict[int, Word]] = []
+    monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
+    one = ranks.Ranks(store, 0, 2)
+    monkeypatch.setattr(one, "_ended", type("Event", (), {"wait": staticmethod(wait)}))
+    one.say(needs=1.5)
+    one._exchange()
+    assert heard[0][1].needs == 0.5, "the other was read once it had spoken"
+    assert heard[0][0].num_told >= 1
+    assert set(heard[-1]) == {0}, "the other says nothing new"
+    assert one.words, "what was known stays"
