@@ -42,7 +42,8 @@ def report(
     """Write the HTML report of one result, or of several.
 
     The report is one file that opens offline in any browser. For a folder with several runs it shows the newest one,
-    or with --board a page over all of them.
+    or with --board a page over all of them. For the folder that $LOADTUNE_CACHE names it prints a table of what
+    trainings under `loadtune exec` found.
 
     Examples:
 
@@ -55,11 +56,17 @@ def report(
     with told_plainly(debug):
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
             raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
+        from loadtune.inflight.learnt import COLUMNS, rows
+        from loadtune.report.figures import Table, View
         from loadtune.report.page.write import PAGE_FILE, write_board, write_page
         from loadtune.report.store import load_result, newest_file
+        from loadtune.report.text import view_text
 
         results = results or [Path(TuneConfig().out)]
-        if board or len(results) > 1:
+        if len(results) == 1 and (kept := rows(results[0])):
+            table = Table(title="", columns=COLUMNS, rows=tuple(kept))
+            show(view_text(View(tables=(table,), sections=())), sys.stdout)
+        elif board or len(results) > 1:
             typer.echo(write_board(results, out or Path(_BOARD)))
         else:
             file = newest_file(results[0])

@@ -141,9 +141,9 @@ def _blocked(account: Account) -> str:
     return percent_text(account.numbers().get("blocked_fraction"))
 
 
-def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE) -> None:
-    """Raises OSError."""
-    record = {"schema_version": SCHEMA_VERSION, "loaders": [asdict(each) for each in found]}
+def write(found: Sequence[Account], folder: Path, name: str = RESULT_FILE, **where: str | int) -> None:
+    """``where``: facts about the machine and the job. Raises OSError."""
+    record = {"schema_version": SCHEMA_VERSION, **where, "loaders": [asdict(each) for each in found]}
     write_whole(folder / name, json.dumps(record, indent=1))
 
 

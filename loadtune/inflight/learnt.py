@@ -5,15 +5,17 @@ What cannot be read counts as not there, and what cannot be written is not kept.
 """
 
 import hashlib
+import json
 import os
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-from loadtune.host.cpu import read_num_usable_cores
+from loadtune.host.cpu import read_cpu_name, read_num_usable_cores
 from loadtune.inflight import account as told
 from loadtune.inflight.account import Account
 from loadtune.inflight.placement import num_local_ranks, num_ranks
+from loadtune.units import counted, number_text, percent_text
 
 CACHE_VARIABLE = "LOADTUNE_CACHE"
 
@@ -44,6 +46,25 @@ def read(path: Path, account: Account) -> Account | None:
 
 
 def write(path: Path, account: Account) -> None:
+    machine = f"{read_cpu_name() or 'CPU'}, {counted(read_num_usable_cores(), 'core')}"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        told.write([account], path.parent, path.name)
+        told.write([account], path.parent, path.name, machine=machine, ranks=num_local_ranks())
+
+
+def rows(folder: Path) -> list[tuple[str, ...]]:
+    """One for each loader that is kept in a folder, as `COLUMNS` say; what cannot be read is left out."""
+    found = []
+    for path in folder.glob("*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError, ZeroDivisionError):
+            record, (each,) = json.loads(path.read_text()), told.read(path)
+            rate, load_s = each.samples_per_s or 0.0, each.load_s or 0.0
+            gain = rate / (each.first_samples_per_s or rate)
+            workers = f"{each.own_workers} → {each.num_workers}"
+            loading = f"{1000 * load_s:.0f} ms, {percent_text((each.cpu_s or 0.0) / load_s)} CPU"
+            name, machine, ranks = each.name, str(record["machine"]), str(record["ranks"])
+            found.append((name, machine, ranks, workers, f"{number_text(rate)} ({gain:.1f}×)", loading))
+    return sorted(found)
+
+
+COLUMNS = ("loader", "machine", "ranks on it", "workers", "samples/s of a rank", "one worker loads a batch in")
