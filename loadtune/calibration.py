@@ -177,7 +177,7 @@ def _probe(run: Run, facts: WorkloadFacts, point: ComputePoint) -> MemoryProbe:
         caps | _host_cap(facts, run.host_now()),
         smallest=facts.smallest_batch,
         line_limit=StepLimit(
-            seconds=STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=facts.smallest_batch
+            seconds=STEP_S, known={point.batch_size: point.quickest_step_s}, admitted=2 * facts.smallest_batch
         ),
         large=LARGE * point.batch_size,
     )

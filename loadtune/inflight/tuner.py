@@ -310,6 +310,7 @@ class Tuner:
         if num_workers != self.steps.num_workers:
             self.steps = Steps(num_workers)
             account.earlier_blocked_s, account.earlier_total_s = account.blocked_s, account.total_s
+            account.samples_per_s = None
         self.steps.skip = max(3, 2 * queued)
         account.num_workers, self.clocks = num_workers, None
 

@@ -41,6 +41,9 @@ HOPELESS = 2.0
 EMULATED = 4.0
 """The same of one step of a small batch, which tells less."""
 
+AGAIN_S = 2.0
+"""A step that took longer is not run again: no kernel loads that long."""
+
 BREAKS_FUSED: tuple[tuple[Precision, OptimizerName], ...] = (("fp16", "sgd"),)
 """Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones: from
 then on every step is skipped and nothing trains (H200, torch 2.11; CPU, torch 2.15). Fused AdamW honours the skip."""
@@ -109,8 +112,8 @@ def _step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, first
     """Times as long as in the first one's precision a step of a small batch takes; 0: one of them failed.
 
     An emulated precision takes minutes at the moderate batch: 28 s a step where fp32 took 3 s (bf16, two CPU cores).
-    The second step tells: in the first a GPU loads the precision's kernels (H200: 6 and 7 times as long as in fp32).
-    What looks too slow is looked at once more: a single step may be disturbed, and the first ones of fp16 are skipped.
+    In the first step a GPU loads the precision's kernels (H200: 6 and 7 times as long as in fp32), a step may be
+    disturbed, and the first ones of fp16 are skipped. So what looks too slow is looked at again, where that is short.
     """
     size, slower = min(first.batch_size, max(2, facts.smallest_batch)), 0.0
     recipes = (Recipe(precision=precision), Recipe(precision=first.recipe.precision))
@@ -118,7 +121,7 @@ def _step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, first
         tries = [BatchTry(recipe=recipe, batch_size=size, num_steps=num_steps) for recipe in recipes]
         plain, usual = (bench.try_batch(each).step_s for each in tries)
         slower = plain / usual if plain and usual else 0.0
-        if slower <= EMULATED:
+        if slower <= EMULATED or (plain or 0.0) > AGAIN_S:
             break
     return slower
 

@@ -1,4 +1,4 @@
-"""The trials as an Optuna study, for `optuna-dashboard` and other tools. What is tried says the `Search`.
+"""The Optuna study: its sampler proposes what the `Search` says, its storage keeps the trials, for other tools as well.
 
 The storage is a database in memory. A copy of it is the file ``study.db``: whoever looks at that file, locks it or
 damages it is in nobody's way.
@@ -10,13 +10,14 @@ that was learnt.
 import logging
 import math
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import TrialState
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.pool import StaticPool
 
 from loadtune.records.config import SCORE_UNITS, Objective, TrialConfig
@@ -32,6 +33,28 @@ SHOWN = (
     "gpu_power_w",
 )
 """Figures of `Telemetry` that are user attributes of a trial, for whoever looks at the study."""
+
+
+class SearchSampler(BaseSampler):
+    """Every parameter of a trial is that of ``proposed``, which the search and its throughput model chose."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+        self.proposed: TrialConfig | None = None
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return {str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: Mapping[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        assert self.proposed is not None
+        return {str(name): value for name, value in self._space.point(self.proposed).items()}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        raise ValueError(f"{param_name} is no dimension of the search space")
 
 
 class OptunaStudy:
@@ -51,6 +74,7 @@ class OptunaStudy:
     ) -> None:
         self._space, self._objective, self._save = space, objective, save
         self._worst: float | None = None
+        self._sampler = SearchSampler(space)
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
         self._storage = _storage(self._database)
         with _quiet():
@@ -58,7 +82,7 @@ class OptunaStudy:
                 study_name=STUDY_NAME,
                 storage=self._storage,
                 direction="maximize",
-                sampler=optuna.samplers.RandomSampler(),  # of which nothing is asked
+                sampler=self._sampler,
             )
         # The unit of the values, as Optuna's own set_metric_names writes it, which is experimental and warns.
         study_id = self._storage.get_study_id_from_name(STUDY_NAME)
@@ -82,11 +106,10 @@ class OptunaStudy:
         self._changed()
 
     def _ask(self, config: TrialConfig) -> None:
-        axes: dict[str, BaseDistribution] = {
-            str(name): CategoricalDistribution(axis) for name, axis in self._space.axes.items()
-        }
-        self._study.enqueue_trial({str(name): value for name, value in self._space.point(config).items()})
-        self._running = self._study.ask(axes)
+        self._sampler.proposed = config
+        self._running = self._study.ask()
+        for name, axis in self._space.axes.items():
+            self._running.suggest_categorical(str(name), axis)
 
     def _tell(self, trial: Trial) -> None:
         asked, measured = self._running, trial.measurement
