@@ -156,7 +156,9 @@ def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path, time_bud
     config = TuneConfig(time_budget_s=time_budget_s)
     finished = tune_fake(FakeBench(), tmp_path, config)
     again = resumed(tmp_path, config)
-    said = [[note for note in result.notes if note.startswith("The search ended after")] for result in (finished, again)]
+    said = [
+        [note for note in result.notes if note.startswith("The search ended after")] for result in (finished, again)
+    ]
     assert said[0] == said[1]
     assert bool(said[0]) == (time_budget_s == 10.0)
 
