@@ -37,10 +37,6 @@ class Proposal:
     best: int
     """The tried setting with the highest predicted throughput."""
 
-    def held(self, rate: float) -> bool:
-        """Whether what was measured then, in samples/s, lies in the 95% interval of the prediction."""
-        return abs(float(np.log(rate)) - self.log_rate) <= 1.96 * self.sd
-
 
 def propose(
     model: ThroughputModel,

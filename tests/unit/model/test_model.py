@@ -65,7 +65,7 @@ def searched(machine: Machine, most: int = 12) -> tuple[ThroughputModel, int, in
     for _ in range(most):
         seen.append((index, machine.measure(index)))
         if last is not None:
-            held.append(last.held(seen[-1][1][0]))
+            held.append(abs(float(np.log(seen[-1][1][0])) - last.log_rate) <= 1.96 * last.sd)
         model = fitted(machine.job, seen)
         last = propose(model, points_of(SPACE), sorted({at for at, _ in seen}))
         if is_enough(last, held):
