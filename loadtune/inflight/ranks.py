@@ -7,8 +7,9 @@ keeps its equal share. The arithmetic is pure; torch is imported by `join` alone
 """
 
 import json
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -22,6 +23,8 @@ PAUSE_S = 10.0
 """Between two messages of a rank."""
 _BEFORE_READING_S = 2.0
 """Between a rank's own word and its reading of the others': they measure at the same time."""
+_FIRST = 2
+"""Messages after which a rank decides without those that have not told anything."""
 _STALE = 4
 """Pauses after which the word of a rank counts as that of a dead one."""
 _PREFIX = "loadtune/"
@@ -38,8 +41,10 @@ class Word:
     cores: str
     """The machine and the cores on it that this rank may run on; ranks with the same share them."""
     num_cores: float
-    needs: float | None = None
-    """Cores that its workers would keep busy if it never waited. None: not measured."""
+    cpu_s: float | None = None
+    """CPU seconds that its workers spend on a batch. None: not measured."""
+    step_s: float | None = None
+    """Least seconds between two calls of ``next``. Ranks step together, so what one waits for a peer is in its own."""
     load_s: float | None = None
     """Seconds in which one of its workers loads a batch, and of those queued for a core."""
     queued_s: float = 0.0
@@ -49,21 +54,29 @@ class Word:
     """Words so far: one that does not grow is of a rank that is gone."""
 
 
+def pace_s(words: Iterable[Word]) -> float:
+    """Seconds a step of the job if no rank waited for data: the least of all ranks. Infinite: not measured. Pure."""
+    return min((each.step_s for each in words if each.step_s is not None), default=math.inf)
+
+
 def cores_of(own: Word, words: Sequence[Word], equal: float) -> float:
     """Cores for a rank that may use ``own.num_cores``, of which ``equal`` are its equal share. Pure.
 
-    Ranks of which nothing is known have equal shares. Where the needs of the others leave more than that, this rank
-    may have it. Where all need more than there is, cores are shared out by need: a rank whose samples take twice the
-    time gets twice the cores, and no rank is slower than another.
+    A rank needs the cores that its workers keep busy at the pace of the job. Ranks of which nothing is known have equal
+    shares. Where the needs of the others leave more than that, this rank may have it. Where all need more than there
+    is, cores are shared out by need: a rank whose samples take twice the time gets twice the cores, and no rank is
+    slower than another.
     """
-    num_ranks = max(1, round(own.num_cores / equal))
-    needs = {each.rank: equal if each.needs is None else each.needs for each in words if each.cores == own.cores}
-    if own.needs is None or len(needs) < 2:
+    num_ranks, pace = max(1, round(own.num_cores / equal)), pace_s(words)
+    here = [each for each in words if each.cores == own.cores]
+    needs = {each.rank: equal if each.cpu_s is None else each.cpu_s / pace for each in here}
+    if own.cpu_s is None or len(needs) < 2:
         return equal
-    others = sum(need for rank, need in needs.items() if rank != own.rank)
+    need = own.cpu_s / pace
+    others = sum(each for rank, each in needs.items() if rank != own.rank)
     others += equal * max(0, num_ranks - len(needs | {own.rank: 0.0}))
     left = own.num_cores - others
-    return left if left >= own.needs else own.num_cores * own.needs / (others + own.needs)
+    return left if left >= need else own.num_cores * need / (others + need)
 
 
 def differences(words: Sequence[Word]) -> dict[int, str]:
@@ -100,7 +113,8 @@ class Ranks:
         self._heard: dict[int, tuple[Word, int]] = {}
         """The newest word of each, and how often it was heard again since."""
         self._ended = threading.Event()
-        threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True).start()
+        self._thread = threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True)
+        self._thread.start()
 
     def say(self, **news: float | None) -> None:
         """Fields of a `Word`; those of before are replaced when the next word is sent."""
@@ -109,6 +123,13 @@ class Ranks:
     def cores(self) -> float:
         """That this rank may take."""
         return cores_of(self.own, list(self.words.values()), equal_share(self._num_ranks))
+
+    def pace_s(self) -> float | None:
+        """Seconds a step of the job if no rank waited for data. None: wait with a decision, the others have not told
+        yet, and their first word may still come."""
+        told = [each for each in self.words.values() if each.step_s is not None]
+        is_heard = len(told) == self._num_ranks or self.num_messages > _FIRST or not self._thread.is_alive()
+        return pace_s(told) if is_heard else None
 
     def end(self) -> None:
         self._ended.set()

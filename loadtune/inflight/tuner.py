@@ -284,7 +284,7 @@ class Tuner:
         elif complete and len(self.steps.blocked) >= _LOOKS.get(account.state, math.inf):
             reading = self.steps.reading(self.several_ranks)
             if reading is not None and measure.is_enough(reading, self.steps.num_workers):
-                getattr(self, f"_{account.state}")(reading)
+                self._look(reading)
         account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
         account.total_s += blocked_s + between_s
         self.last_end = time.perf_counter()
@@ -378,10 +378,19 @@ class Tuner:
 
     # States
 
+    def _look(self, reading: Reading) -> None:
+        """What the present state makes of what was measured. Ranks step together: the pace of the job is everybody's."""
+        if Shared.ranks is not None:
+            self._tell_ranks(reading)
+            pace_s = Shared.ranks.pace_s()
+            if pace_s is None and self.account.state == "watching" and reading.waits:
+                return
+            reading = replace(reading, step_s=min(reading.step_s, pace_s or math.inf))
+        getattr(self, f"_{self.account.state}")(reading)
+
     def _watching(self, reading: Reading) -> None:
         self._note_rate(reading)
         work, other = self._work(reading), Shared.trying
-        self._tell_ranks(reading, work)
         if not reading.waits:
             self._rest("the step")
             return
@@ -502,7 +511,6 @@ class Tuner:
 
     def _resting(self, reading: Reading) -> None:
         self._note_rate(reading)
-        self._tell_ranks(reading, self._work(reading))
         self.decided_s = self.decided_s or reading.total_s
         self.steps = Steps(self.steps.num_workers)
         other_pace = abs(reading.total_s / self.decided_s - 1) > _OTHER or self.account.bottleneck == "the step"
@@ -512,11 +520,13 @@ class Tuner:
             self.tried.clear()
             self.account.state = "watching"
 
-    def _tell_ranks(self, reading: Reading, work: Work | None) -> None:
+    def _tell_ranks(self, reading: Reading) -> None:
         """What the loader needs in which this rank spends most of its time."""
+        work = self._work(reading)
         if Shared.ranks is not None and work is not None and max(Shared.tuners, key=_total_s) is self:
             Shared.ranks.say(
-                needs=work.cpu_s / reading.step_s,
+                cpu_s=work.cpu_s,
+                step_s=reading.step_s,
                 load_s=work.load_s,
                 queued_s=work.queued_s,
                 waiting=reading.waiting_fraction if self.account.state == "resting" else None,

@@ -9,7 +9,9 @@ from loadtune.inflight.ranks import Word, cores_of, differences
 
 
 def word(rank: int, needs: float | None = None, **more: object) -> Word:
-    return Word(rank=rank, cores="node 0-15", num_cores=16, needs=needs, **more)  # type: ignore[arg-type]
+    """At a pace of one step a second, as many CPU seconds a batch as cores are needed."""
+    told = {"cpu_s": needs, "step_s": 1.0} | more
+    return Word(rank=rank, cores="node 0-15", num_cores=16, **told)  # type: ignore[arg-type]
 
 
 def test_a_rank_has_its_equal_share_until_the_others_speak() -> None:
@@ -28,8 +30,15 @@ def test_cores_that_are_too_few_are_shared_out_by_need_and_all_are_given() -> No
     assert [cores_of(each, words, 8.0) for each in words] == pytest.approx([16 * 2 / 3, 16 / 3])
 
 
+def test_a_peer_that_was_waited_for_makes_no_rank_need_less() -> None:
+    """A rank whose steps hold its waiting for a peer needs the cores that the pace of the job takes."""
+    waited, slow = word(0, 1.4, step_s=0.13), word(1, 1.4, step_s=0.07)
+    assert [cores_of(each, [waited, slow], 8.0) for each in (waited, slow)] == pytest.approx([8.0, 8.0])
+    assert ranks.pace_s([waited, slow, word(2, step_s=None)]) == 0.07
+
+
 def test_ranks_with_cores_of_their_own_share_nothing() -> None:
-    other = Word(rank=1, cores="node 16-31", num_cores=16, needs=2.0)
+    other = Word(rank=1, cores="node 16-31", num_cores=16, cpu_s=2.0, step_s=1.0)
     assert cores_of(word(0, 20.0), [word(0, 20.0), other], 16.0) == 16.0
 
 
@@ -93,20 +102,25 @@ def test_words_are_exchanged_a_silent_rank_is_dropped_and_a_store_that_is_gone_e
 
     def wait(timeout: float) -> bool:
         turns.append(timeout)
+        paces.append(one.pace_s())
         if len(turns) == 8:
-            store.set("loadtune/1", json.dumps({"rank": 1, "cores": one.own.cores, "num_cores": 2, "needs": 0.5}))
+            store.set("loadtune/1", json.dumps({"rank": 1, "cores": one.own.cores, "num_cores": 2, "cpu_s": 0.5}))
         if len(turns) > 14:
             heard.append(dict(one.words))
         store.is_gone = len(turns) > 40
         return False
 
     heard: list[dict[int, Word]] = []
+    paces: list[float | None] = []
     monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
+    monkeypatch.setattr(ranks.threading.Thread, "is_alive", lambda thread: True)
     one = ranks.Ranks(store, 0, 2)
     monkeypatch.setattr(one, "_ended", type("Event", (), {"wait": staticmethod(wait)}))
-    one.say(needs=1.5)
+    one.say(cpu_s=1.5, step_s=0.1)
     one._exchange()
-    assert heard[0][1].needs == 0.5, "the other was read once it had spoken"
+    assert heard[0][1].cpu_s == 0.5, "the other was read once it had spoken"
+    assert paces[0] is None, "a rank waits with its decision for the first words of the others"
+    assert paces[-1] == 0.1, "but not for long"
     assert heard[0][0].num_told >= 1
     assert set(heard[-1]) == {0}, "the other says nothing new"
     assert one.words, "what was known stays"
