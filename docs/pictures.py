@@ -1,4 +1,4 @@
-"""The README's picture, from a run's result: the roofline of data loading.
+"""The README's picture, from a run's result: what each step gains.
 
     python docs/pictures.py RESULT_DIR [--out docs/images/report.png]
 
@@ -51,7 +51,7 @@ def main() -> int:
         browser = Browser(Path(home))
         try:
             browser.open(page, width=1000, height=WHOLE_PX)
-            shoot(browser, "#roofline", arguments.out)
+            shoot(browser, "#gains", arguments.out)
         finally:
             browser.end()
     size = arguments.out.stat().st_size

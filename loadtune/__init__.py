@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from loadtune.records.memory import MemoryCeiling
     from loadtune.records.result import TuningResult
     from loadtune.report.compare import compare
-    from loadtune.report.forms.write import export
+    from loadtune.report.forms import export
     from loadtune.report.store import load_result
     from loadtune.tuner import tune
     from loadtune.workload.adapters import from_lightning, from_trainer, lightning_loss
@@ -81,7 +81,7 @@ _HOME = {
     "best_recipe": "loadtune.adopt",
     "check_baseline": "loadtune.checking",
     "compare": "loadtune.report.compare",
-    "export": "loadtune.report.forms.write",
+    "export": "loadtune.report.forms",
     "find_batch_size": "loadtune.batch_size",
     "install": "loadtune.inflight.hook",
     "load_result": "loadtune.report.store",

@@ -57,9 +57,9 @@ def report(
         if out is not None and out.suffix.lower() not in (".html", ".htm"):  # result.json would be overwritten
             raise UsageError(f"--out is {out}; it must name an HTML file. Write for example --out report.html.")
         from loadtune.inflight.learnt import COLUMNS, rows
-        from loadtune.report.figures import Table, View
         from loadtune.report.page.write import PAGE_FILE, write_board, write_page
         from loadtune.report.store import load_result, newest_file
+        from loadtune.report.tables import Table, View
         from loadtune.report.text import view_text
 
         results = results or [Path(TuneConfig().out)]
@@ -140,8 +140,8 @@ def export(
       loadtune export --format env >> "$GITHUB_ENV"
     """
     with told_plainly(debug):
-        from loadtune.report.forms.write import FORMS
-        from loadtune.report.forms.write import export as written
+        from loadtune.report.forms import FORMS
+        from loadtune.report.forms import export as written
         from loadtune.report.store import load_result
 
         if format not in FORMS:
@@ -173,8 +173,8 @@ def compare(
 ) -> None:
     """Compare two results of one workload.
 
-    Shows both winners, the ratio of their throughputs with its interval, the largest batch sizes, and what differs in
-    machine and versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
+    Shows both winners, the ratio of their throughputs with its interval, and what differs in machine and
+    versions. The exit code is 1 where a run has no winner, 2 where the workloads differ.
 
     Examples:
 

@@ -1,6 +1,5 @@
 """A headless Chromium on a pipe: DevTools messages over two file descriptors, so that no package is needed for it."""
 
-import base64
 import fcntl
 import json
 import os
@@ -86,14 +85,6 @@ class Browser:
         while not self.evaluate(condition):
             assert time.monotonic() < deadline, f"never so: {condition}\n{self.errors}"
             time.sleep(0.05)
-
-    def screenshot(self, path: Path, *, whole=True):
-        shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole, **self._clip(whole))
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def _clip(self, whole):
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}} if whole else {}
 
     def _next(self):
         while b"\0" not in self._rest:

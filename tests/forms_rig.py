@@ -2,18 +2,18 @@
 
 import dataclasses
 import importlib.util
-from pathlib import Path
+
+from page_rig import GOLDEN, golden
 
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
-from loadtune.report.store import load_result
 
-KEPT = Path(__file__).parent / "golden" / "result.json"
+KEPT = GOLDEN
 
 
 def on_cpu(*, num_workers=0, precision="fp32", channels_last=False, fused=False, optimizer="sgd", compiled=False):
     """The kept result, as if a CPU had this winner."""
-    kept = load_result(KEPT)
+    kept = golden()
     recipe = Recipe(
         precision=precision,
         memory_format="channels_last" if channels_last else "contiguous",

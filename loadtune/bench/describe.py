@@ -32,7 +32,6 @@ from loadtune.workload import (
     num_classes_of_output,
     sample_shape,
     sample_text,
-    structure_text,
     tensors_of,
     user_traceback,
 )
@@ -155,7 +154,7 @@ def describe(
         fixed_batch_size=None if loader.batch_size_is_free else samples.num,
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
         largest_sample_bytes=samples.largest_bytes,
-        structure=None if is_class_pair(workload, batch) else structure_text(batch),
+        batch_is_mapping=isinstance(batch, Mapping),
     )
 
 

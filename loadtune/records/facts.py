@@ -146,8 +146,8 @@ class WorkloadFacts:
     """Workers beyond which samples would repeat: 1 for a stream that is not shared out. None: no bound."""
     largest_sample_bytes: int | None = None
     """Of the largest sample that was seen. None: all samples have one size."""
-    structure: str | None = None
-    """What a batch looks like, in words. None: a pair of tensors."""
+    batch_is_mapping: bool = False
+    """Whether a batch is a mapping, whose entries are the model's keyword arguments unless the user has a loss."""
 
     @property
     def smallest_batch(self) -> int:

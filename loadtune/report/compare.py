@@ -6,18 +6,19 @@ and claims no difference that the runs of both sides do not show. `loadtune chec
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from loadtune.errors import ResultError
 from loadtune.records.answer import finalist_of, was_confirmed_whole
-from loadtune.records.config import PRECISIONS, Objective, TrialConfig
-from loadtune.records.facts import Device, HostFacts
+from loadtune.records.config import Objective
+from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around, students_t
 from loadtune.records.measurement import Measurement, between_run_spread, rate_spread
-from loadtune.records.result import Resource, TuningResult, Winner
+from loadtune.records.result import TuningResult, Winner
 from loadtune.records.telemetry import Telemetry
+from loadtune.report.tables import confirmed_row
 
 Value = str | int | float | bool | None
 
@@ -37,24 +38,12 @@ class Side:
     """One of the two results: when it was made, and the winner that is compared."""
 
     created: str
-    loadtune_version: str
     hostname: str
     device: str
-    cut_short: str | None
-    winner: Winner | None = None
-    """None, here and below: there is no confirmed winner."""
-    num_runs: int | None = None
-    wait_fraction: float | None = None
-    bottleneck: Resource | None = None
-    """None also where the model named none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SameConfig:
-    """A configuration that both confirmations measured: what the machines differ by, apart from what was chosen."""
-
-    config: TrialConfig
-    ratio: Interval
+    winner: Winner | None
+    """None: there is no confirmed winner."""
+    figures: dict[str, str]
+    """Of the winner, as the page's table shows them. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +57,6 @@ class Comparison:
     """Of the winners' throughput. None: one side has none."""
     changes: tuple[Change, ...]
     """Machine, versions, workload: only what is not the same."""
-    settings: tuple[Change, ...]
-    """Of the winners: only what is not the same."""
-    ceilings: tuple[Change, ...]
-    """Of each precision, changed or not: best samples/s with the batch on the device already, at any batch size, under
-    the recipe it was trained with; and the largest safe batch. None: that side did not look at it."""
-    same_configs: tuple[SameConfig, ...]
-    """The winners first. Empty: no configuration was confirmed by both."""
     notes: tuple[str, ...] = ()
     """What to beware of: whole sentences."""
 
@@ -119,7 +101,6 @@ _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_fr
 _BESIDE_THE_STEP = ("data_root", "seed", "batch_dim", "objects")
 """Of a `WorkloadSpec`: what does not make another training step of it."""
 
-_TENSORS = ("input_shape", "input_dtype", "num_classes", "num_parameters")
 _OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j", "num_cpu_throttles", "cpu_throttled_s")
 """Of a `Telemetry`: more where a run took longer, whatever the machine did."""
 
@@ -135,22 +116,16 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     _refuse_other_steps(before, after)
     results = (before, after)
     winners = [result.best_at_your_batch if keep_batch_size else result.best for result in results]
-    configs = [winner.config for winner in winners if winner is not None]
-    means = [None if w is None else _mean(result, w.config) for result, w in zip(results, winners, strict=True)]
-    settings = [{**config.loader.kwargs(), **asdict(config.recipe)} for config in configs]
-    changes = (
-        *machine_changes(before.host, before.device, after.host, after.device),
-        *_changes(_facts_around(before), _facts_around(after)),
-    )
+    old, new = (_mean(result, winner) for result, winner in zip(results, winners, strict=True))
     return Comparison(
         workload=before.config.workload.title,
         before=_side(before, winners[0]),
         after=_side(after, winners[1]),
-        ratio=ratio_of(means[0], means[1]) if means[0] and means[1] else None,
-        changes=changes,
-        settings=_changes(*settings) if len(settings) == 2 else (),
-        ceilings=_beside(_ceilings(before), _ceilings(after)),
-        same_configs=tuple(_same_configs(before, after, configs)),
+        ratio=ratio_of(old, new) if old and new else None,
+        changes=(
+            *machine_changes(before.host, before.device, after.host, after.device),
+            *_changes(_facts_around(before), _facts_around(after)),
+        ),
         notes=tuple(_notes(before, after, winners)),
     )
 
@@ -220,10 +195,8 @@ def ratio_of(before: Mean, after: Mean) -> Interval:
 
 def _refuse_other_steps(before: TuningResult, after: TuningResult) -> None:
     found = _changes(_step(before), _step(after))
-    if not found and before.facts and after.facts:
-        found = _changes(
-            *({name: str(getattr(facts, name)) for name in _TENSORS} for facts in (before.facts, after.facts))
-        )
+    if before.facts and after.facts and not found:
+        found = _changes(_tensors(before.facts), _tensors(after.facts))
     if found:
         given = [["not given" if value is None else value for value in (c.before, c.after)] for c in found]
         listed = "; ".join(f"{c.name}: {old} and {new}" for c, (old, new) in zip(found, given, strict=True))
@@ -240,6 +213,10 @@ def _beside(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Ch
 
 def _changes(before: Mapping[str, Value], after: Mapping[str, Value]) -> tuple[Change, ...]:
     return tuple(change for change in _beside(before, after) if change.before != change.after)
+
+
+def _tensors(facts: WorkloadFacts) -> dict[str, Value]:
+    return {name: str(getattr(facts, name)) for name in ("input_shape", "input_dtype", "num_classes", "num_parameters")}
 
 
 def _step(result: TuningResult) -> dict[str, Value]:
@@ -283,39 +260,20 @@ def _has_moved(figure: Change) -> bool:
 
 
 def _side(result: TuningResult, winner: Winner | None) -> Side:
-    finalist = None if winner is None else finalist_of(result, winner.config)
-    found = result.bottleneck if winner is not None and winner == result.best else None
+    row = {} if winner is None else confirmed_row(result, winner.config, winner)
     return Side(
         created=result.created,
-        loadtune_version=result.loadtune_version,
         hostname=result.host.hostname,
         device=result.device.name,
-        cut_short=result.cut_short,
         winner=winner,
-        num_runs=None if finalist is None else len(finalist.runs),
-        wait_fraction=None if finalist is None else finalist.wait_fraction,
-        bottleneck=found.limits[0].resource if found is not None and found.holds else None,
+        figures={name: cell.text for name, cell in row.items()},
     )
 
 
-def _mean(result: TuningResult, config: TrialConfig) -> Mean | None:
-    """Of a confirmation. None: it did not measure that configuration."""
-    finalist = finalist_of(result, config)
-    return None if finalist is None else mean_of(finalist.runs, [each.runs for each in result.finalists])
-
-
-def _same_configs(before: TuningResult, after: TuningResult, winners: Iterable[TrialConfig]) -> Iterator[SameConfig]:
-    for config in dict.fromkeys([*winners, *(finalist.config for finalist in before.finalists)]):
-        old, new = _mean(before, config), _mean(after, config)
-        if old is not None and new is not None:
-            yield SameConfig(config=config, ratio=ratio_of(old, new))
-
-
-def _ceilings(result: TuningResult) -> dict[str, Value]:
-    points = {precision: result.compute_only(precision) for precision in PRECISIONS}
-    rates = {f"{name}_compute_only_per_s": point.samples_per_s for name, point in points.items() if point is not None}
-    safe = {f"{c.precision}_safe_batch": c.safe_batch_size for c in result.ceilings if c.precision in PRECISIONS}
-    return {**rates, **safe}
+def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
+    """Of a confirmation. None: it has no winner."""
+    finalist = winner and finalist_of(result, winner.config)
+    return mean_of(finalist.runs, [each.runs for each in result.finalists]) if finalist else None
 
 
 def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner | None]) -> Iterator[str]:
@@ -327,12 +285,6 @@ def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner |
             yield f"The {which} run{why}. It has no confirmed winner, so no throughput of it is compared."
         elif not was_confirmed_whole(result):
             yield f"The {which} run{why}. Fewer runs stand behind its figures than planned."
-    lengths = [_facts_around(result)["dataset_length"] for result in (before, after)]
-    if lengths[0] != lengths[1]:
-        yield (
-            f"The dataset had {lengths[0]} samples and then {lengths[1]}: the same name stands for other data, and"
-            " samples of another size or another decoding would explain a difference too."
-        )
     old, new = before.config.objective, after.config.objective
     if not old == new == "samples-per-s":
         yield (

@@ -38,11 +38,12 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
     return f"from torch.utils.data import DataLoader\n\nloader = DataLoader(\n    dataset,\n{others}{chosen})\n"
 
 
-def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", structure: str | None = None) -> str:
+def recipe_code(
+    config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", *, batch_is_mapping: bool = False
+) -> str:
     """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``.
 
-    A function of the user's own has the name of the option that takes it. ``structure``: of a batch, as in
-    `WorkloadFacts`.
+    A function of the user's own has the name of the option that takes it.
     """
     if config.precision == "own":
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
@@ -62,7 +63,9 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
     compiled = ["model = torch.compile(model, dynamic=False)"] if config.recipe.compile else []
     scaler = [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
     before = ["import torch", "", f'model = model.to("{device}"{layout})', *optimizer, *compiled, *scaler]
-    whole = _whole_batch(spec, structure)
+    whole = "model(**batch).loss" if batch_is_mapping else None  # the loss of a batch that is not (inputs, targets)
+    if spec.compute_loss is not None or "compute_loss" in spec.objects:
+        whole = "compute_loss(model, batch)"
     batch = "inputs, targets" if whole is None else "batch"
     loop = f"for {batch} in loader:"
     if spec.accumulate > 1:
@@ -73,13 +76,6 @@ def recipe_code(config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", s
         forward = [f'with torch.autocast("{device}", dtype={_AUTOCAST[config.precision]}):', f"    {forward[0]}"]
     step = (f"    {line}" for line in (*copied, *forward, *_update(config, spec)))
     return "".join(f"{line}\n" for line in (*before, "", loop, *step))
-
-
-def _whole_batch(spec: WorkloadSpec, structure: str | None) -> str | None:
-    """The loss of a batch that is not taken apart. None: it is (inputs, targets)."""
-    if spec.compute_loss is not None or "compute_loss" in spec.objects:
-        return "compute_loss(model, batch)"
-    return "model(**batch).loss" if structure is not None and structure.endswith("}") else None
 
 
 def _copy(config: TrialConfig, device: str, layout: str) -> list[str]:
@@ -105,8 +101,8 @@ def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
 
 def step_code(result: TuningResult, config: TrialConfig) -> str:
     """`recipe_code` for the workload, the device and the batches of a result."""
-    structure = None if result.facts is None else result.facts.structure
-    return recipe_code(config, result.config.workload, result.device.kind, structure)
+    is_mapping = result.facts is not None and result.facts.batch_is_mapping
+    return recipe_code(config, result.config.workload, result.device.kind, batch_is_mapping=is_mapping)
 
 
 def changed_statements(result: TuningResult, config: TrialConfig, before: Recipe) -> list[str]:

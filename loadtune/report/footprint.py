@@ -15,7 +15,7 @@ from loadtune.records.footprint import (
     StepAccount,
     StepOptimizer,
 )
-from loadtune.report.figures import Section, Table, View
+from loadtune.report.tables import Section, Table, View
 from loadtune.report.wording import PRECISION_TEXT
 from loadtune.units import MISSING, bytes_text, count_text, counted, departure_text, percent_text, seconds_text
 

@@ -4,28 +4,19 @@ In: a `TuningResult`. Out: whole sentences, and for changes of the code a table 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loadtune.records.answer import doubt_of, was_confirmed_whole
 from loadtune.records.config import TrialConfig
-from loadtune.records.result import Bottleneck, Remedies, Resource, ResourceLimit, TriedRemedy, TuningResult, Winner
+from loadtune.records.interval import Interval
+from loadtune.records.result import Bottleneck, Remedies, ResourceLimit, TriedRemedy, TuningResult, Winner
 from loadtune.report.export import changed_statements
-from loadtune.report.figures import Section, Table
-from loadtune.report.wording import gain_text, remedy_text, settings_text
-from loadtune.units import MISSING, counted, efficiency_text, number_text, percent_text, rate_text, ratio_text
+from loadtune.report.tables import Section, Table, View
+from loadtune.report.wording import RESOURCE_TEXT, gain_text, remedy_text, score_text, settings_text
+from loadtune.units import MISSING, counted, number_text, percent_text, rate_text, ratio_text
 
 MOSTLY = 0.5
 """Share of a resource's time from which on one part of it is named."""
-
-RESOURCE_TEXT: dict[Resource, str] = {
-    "workers": "the worker processes",
-    "cores": "the CPU cores",
-    "pinning": "the pinning thread",
-    "main": "the training process",
-    "device": "the GPU",
-}
-
-CODE_CHANGES = "What a change in your code would bring"
 
 
 def warning(result: TuningResult) -> str | None:
@@ -46,15 +37,13 @@ def seen_once(result: TuningResult) -> tuple[str, ...]:
     """The best trial of a run that confirmed nothing. Empty: there is an answer."""
     if result.best is not None:
         return ()
+    objective = result.config.objective
     timed = [(trial.measurement, trial.config) for trial in result.trials if trial.measurement is not None]
     if not timed:
         return ("No trial was measured.",)
-    best, config = max(timed, key=lambda pair: pair[0].score(result.config.objective))
-    by_energy = result.config.objective == "samples-per-joule"
-    efficiency = f", {efficiency_text(best.samples_per_joule)}" if by_energy else ""
-    return (
-        f"The fastest trial, measured once: {rate_text(best.samples_per_s)}{efficiency} with {settings_text(config)}.",
-    )
+    best, config = max(timed, key=lambda pair: pair[0].score(objective))
+    rate = score_text(best.scored(objective).value, objective)
+    return (f"The best trial, measured once: {rate} with {settings_text(config)}.",)
 
 
 def batch_caution(result: TuningResult) -> tuple[str, ...]:
@@ -136,72 +125,40 @@ def late_sentence(result: TuningResult) -> tuple[str, ...]:
     return (f"Single slow batches cause {share}; the longest took {ratio_text(late.ratio)} the usual time.",)
 
 
-def bottleneck_lines(result: TuningResult) -> tuple[str, ...]:
-    """All of it: what each resource allows, what more cores or faster loading would bring, how the model was tested."""
-    found = result.bottleneck
-    if found is None:
-        return ()
-    lines = [*bottleneck_sentence(result), *late_sentence(result)]
-    for limit in found.limits if found.holds else ():
-        parts = sorted(limit.shares.items(), key=lambda part: -part[1])
-        shares = ", ".join(f"{name} {percent_text(share)}" for name, share in parts if share >= 0.05)
-        rate, name = limit.samples_per_s, RESOURCE_TEXT[limit.resource]
-        lines.append(
-            f"{name[0].upper()}{name[1:]}: {number_text(rate.value)} samples/s ({number_text(rate.low)} to "
-            f"{number_text(rate.high)}), the limit with {percent_text(limit.probability)} probability; {shares}."
-        )
-    for change in found.changes if found.holds else ():
-        what = "samples that load in half the time give"
-        if change.kind == "twice_the_cores":
-            what = f"twice the cores, with {counted(change.num_workers, 'worker')}, give"
-        gain = f"{ratio_text(change.gain.value)}, {change.gain.low:.2f} to {change.gain.high:.2f}"
-        lines.append(f"Predicted: {what} {number_text(change.samples_per_s.value)} samples/s ({gain}).")
-    held = found.num_predicted - found.num_missed
-    tested = "No prediction of the model was tested: every setting was fixed, or only one was measured."
-    if found.num_predicted:
-        tested = f"{held} of {counted(found.num_predicted, 'trial')} lay within the predicted 95% interval."
-    return (*lines, tested)
+def changes_view(result: TuningResult) -> View | None:
+    """All changes of the code that may gain, and what to paste for each. None: there are none.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemediesView:
-    """In the order it is read."""
-
-    table: Table | None
-    lines: tuple[str, ...]
-    code: tuple[Section, ...]
-    """What to paste for each, in the order in which they were tried, in which they can be pasted."""
-
-
-def remedies_view(result: TuningResult) -> RemediesView | None:
-    """All changes of the code. None: there are none."""
+    Measured ones first; of these, as of the others, the one with the largest gain first. Those that were not tried, for
+    too little gain, come last; those that do not apply are left out.
+    """
     found = result.remedies
-    if found is None or result.best is None or not (found.tried or found.left_out):
+    little = [each for each in found.left_out if each.reason is None] if found else []
+    if found is None or result.best is None or not (found.tried or little):
         return None
-    measured = "measured (99% CI)" if result.config.objective == "samples-per-s" else "measured, samples/J (99% CI)"
-    rows = tuple(
+
+    def shown(gain: Interval | None) -> str:
+        return MISSING if gain is None else gain_text(gain)
+
+    rows = [
         (
             f"{remedy_text(each.name)}{_other_settings(each.config, each.base)}",
-            MISSING if each.predicted is None else gain_text(each.predicted),
-            gain_text(each.gain) if each.gain else each.reason or "not measured",
+            shown(each.predicted),
+            shown(each.gain) if each.gain else each.reason or "not measured",
             each.changes,
         )
-        for each in sorted(found.tried, key=_importance)
-    )
+        for each in sorted(found.tried, key=lambda one: (one.gain is None, -_likely(one)))
+    ]
+    rows += [(remedy_text(each.name), shown(each.predicted), "too little gain", MISSING) for each in little]
+    measured = "measured (99% CI)" if result.config.objective == "samples-per-s" else "measured, samples/J (99% CI)"
     columns = ("change", "predicted", measured, "what changes for training")
-    return RemediesView(
-        table=Table(title=CODE_CHANGES, columns=columns, rows=rows) if rows else None,
-        lines=(*best_with_changes(result), *_without_gain(found), *_not_tried(found)),
-        code=(*_code(found.tried, result), *_settings(found, result)),
-    )
+    table = Table(title="What a change in your code would bring", columns=columns, rows=tuple(rows))
+    return View(tables=(table,), sections=(*_code(found.tried), *_settings(found, result)))
 
 
 def kept_code(result: TuningResult) -> tuple[Section, ...]:
     """Of those that gain, in the order in which they can be pasted."""
     found = result.best and result.remedies
-    if not found:
-        return ()
-    return (*_code([each for each in found.tried if each.kept], result), *_settings(found, result))
+    return (*_code(each for each in found.tried if each.kept), *_settings(found, result)) if found else ()
 
 
 def best_with_changes(result: TuningResult) -> tuple[str, ...]:
@@ -240,43 +197,17 @@ def _other_settings(config: TrialConfig, best: TrialConfig) -> str:
     return f" and {', '.join(changed)}" if changed else ""
 
 
-def _without_gain(found: Remedies) -> tuple[str, ...]:
-    """What was measured and did not gain, in one sentence. Empty: there is none."""
-    if found.config is not None or found.gain is None or found.gain.value >= 1.0 or not found.tried:
-        return ()
-    names = " and ".join(map(remedy_text, found.tried[0].config.remedies))
-    return (f"No change of the code gained: {names}, {gain_text(found.gain)}.",)
-
-
-def _not_tried(found: Remedies) -> tuple[str, ...]:
-    """Those that are expected to gain too little, and those that do not apply, in a sentence each."""
-    little = [
-        f"{remedy_text(each.name)} ({MISSING if each.predicted is None else gain_text(each.predicted)})"
-        for each in found.left_out
-        if each.reason is None
-    ]
-    others = [f"{remedy_text(each.name)} ({each.reason})" for each in found.left_out if each.reason is not None]
-    return (
-        *([f"Not tried, because too little gain is expected: {', '.join(little)}."] if little else []),
-        *([f"Not tried: {'; '.join(others)}."] if others else []),
-    )
-
-
-def _importance(each: TriedRemedy) -> tuple[bool, float]:
-    """Measured ones first; of these, as of the others, the one with the largest gain first."""
+def _likely(each: TriedRemedy) -> float:
     gain = each.gain or each.predicted
-    return each.gain is None, 0.0 if gain is None else -gain.value
+    return 0.0 if gain is None else gain.value
 
 
-def _code(tried: Iterable[TriedRemedy], result: TuningResult) -> tuple[Section, ...]:
+def _code(tried: Iterable[TriedRemedy]) -> tuple[Section, ...]:
     return tuple(
         Section(
             title=f"{remedy_text(each.name)}: {each.title}",
             note=f"What changes for training: {each.changes}.",
-            lines=(
-                *each.code.rstrip("\n").split("\n"),
-                *([] if each.kept else _settings_lines(each.config, each.base, result)),
-            ),
+            lines=tuple(each.code.rstrip("\n").split("\n")),
         )
         for each in tried
         if each.code
@@ -284,19 +215,18 @@ def _code(tried: Iterable[TriedRemedy], result: TuningResult) -> tuple[Section, 
 
 
 def _settings(found: Remedies, result: TuningResult) -> tuple[Section, ...]:
-    """Settings that those which gain were measured with, where the best configuration has others."""
+    """Settings that those which gain were measured with, where the best configuration has others.
+
+    Without what the changes themselves set in the recipe: their own lines have that.
+    """
     if found.config is None or result.best is None:
         return ()
-    lines = tuple(_settings_lines(found.config, result.best.config, result))
-    note = "These changes of the code were measured with other settings."
-    return (Section(title="settings for these changes", note=note, lines=lines),) if lines else ()
-
-
-def _settings_lines(config: TrialConfig, base: TrialConfig, result: TuningResult) -> list[str]:
-    """Without what the changes themselves set in the recipe: their own lines have that."""
+    config, base = found.config, result.best.config
     before, plain = base.loader.kwargs(), replace(base.recipe, compile=config.recipe.compile)
     if "fused_optimizer" in config.remedies:
         plain = replace(plain, fused_optimizer=config.recipe.fused_optimizer)
     changed = [f"{name}={value!r}" for name, value in config.loader.kwargs().items() if before.get(name) != value]
     loader = [f"# loader = DataLoader(..., {', '.join(changed)})"] if changed else []
-    return [*loader, *changed_statements(result, config, plain)]
+    lines = (*loader, *changed_statements(result, config, plain))
+    note = "These changes of the code were measured with other settings."
+    return (Section(title="settings for these changes", note=note, lines=lines),) if lines else ()

@@ -7,14 +7,14 @@ longer. Where fp16 sums gradients over several batches, the code ends with line 
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
-from loadtune.records.answer import compute_rate, finalist_of, loader_kwargs
+from loadtune.records.answer import finalist_of, loader_kwargs
 from loadtune.records.config import SCORE_UNITS, Recipe, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.result import Finalist, TuningResult, Winner
 from loadtune.report.export import changed_statements, has_own_loader
+from loadtune.report.gains import steps
 from loadtune.report.sentences import (
     batch_caution,
     best_with_changes,
@@ -174,55 +174,10 @@ def _row(result: TuningResult, found: Finalist, label: str) -> _Row:
 
 
 def _gains(result: TuningResult, winner: Winner) -> tuple[str, ...]:
-    """What each lever brings, pulled one after another from the user's settings to the answer.
-
-    Measured where the settings between two levers are a contestant's, else predicted; levers between which neither is
-    known are told together.
-    """
-    start, end = result.yours, winner.config
-    if start is None or start == end or winner.samples_per_joule is not None:
-        return ()
-    loader = replace(end.loader, batch_size=start.batch_size)
-    path = {
-        "baseline": start,
-        "workers and pinning": replace(start, loader=loader),
-        "precision and memory format": replace(end, loader=loader),
-        "batch size": end,
-    }
-    steps, names = list[str](), list[str]()
-    last, mark = _measured(result, start), ""
-    for (_, before), (name, after) in pairwise(path.items()):
-        names += [name] if before != after else []
-        measured = _measured(result, after)
-        rate = measured or _predicted(result, winner, after)
-        if names and last is not None and rate is not None:
-            mark = "" if measured and not mark else " (predicted)"
-            steps.append(f"{' together with '.join(names)} {ratio_text(rate / last)}{mark}")
-            names, last, mark = [], rate, "" if measured else mark
-    if steps and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
-        steps.append(f"change of the code {ratio_text(result.remedies.gain.value)}")
-    return (f"The gain in steps: {', then '.join(steps)}.",) if steps else ()
-
-
-def _measured(result: TuningResult, config: TrialConfig) -> float | None:
-    found = finalist_of(result, config)
-    return None if found is None else found.samples_per_s
-
-
-def _predicted(result: TuningResult, winner: Winner, config: TrialConfig) -> float | None:
-    """By the slower of the step without a loader and what the loader's parts allow by the throughput model.
-
-    What the winner's rate is below its own slower part, this rate is below its own. None: the model does not hold, or
-    the step was not timed at this batch size.
-    """
-    here, there = _slowest(result, config), _slowest(result, winner.config)
-    return None if here is None or there is None else here * winner.samples_per_s / there
-
-
-def _slowest(result: TuningResult, config: TrialConfig) -> float | None:
-    found, alone = result.bottleneck, compute_rate(result.compute_points, config)
-    if found is None or not found.holds or alone is None or found.config.loader.pin_memory != config.loader.pin_memory:
-        return None
-    limits = next((each.limits for each in found.roofline if each.num_workers == config.loader.num_workers), {})
-    parts = [rate for name, rate in limits.items() if name in ("workers", "cores", "pinning")]
-    return min(alone.samples_per_s, *parts) if parts else None
+    words = [
+        f"{each.name} {ratio_text(each.ratio.value)}{'' if each.is_measured else ' (predicted)'}"
+        for each in steps(result, winner)
+    ]
+    if words and result.remedies is not None and result.remedies.gain is not None and winner == result.best:
+        words.append(f"change of the code {ratio_text(result.remedies.gain.value)}")
+    return (f"The gain in steps: {', then '.join(words)}.",) if words else ()

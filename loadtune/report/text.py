@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from loadtune.report.figures import Table, View
+from loadtune.report.tables import Table, View
 
 _UNBOUNDED = 10_000  # columns: wider than any table of ours
 _GAP = 2
@@ -29,17 +29,13 @@ def banner_text(rows: Iterable[tuple[str, str]]) -> RenderableType:
 
 
 def view_text(view: View) -> RenderableType:
-    """Tables, then what is said of them."""
-    said = (
-        Group(*([Text(section.title, style="bold")] if section.title else []), _indented(section.lines))
-        for section in view.sections
-    )
-    title: list[RenderableType] = [Text(view.title, style="bold")] if view.title else []
-    return Group(*(Group(Text(), part) for part in (*title, *map(_Fitting, view.tables), *said)))
-
-
-def _indented(lines: Iterable[str]) -> RenderableType:
-    return Group(*(Padding(Text(line), (0, 0, 0, 2)) for line in lines))
+    """Tables that have rows, then what is said of them, with an empty line before each."""
+    parts: list[RenderableType] = [Text(view.title, style="bold")] if view.title else []
+    parts += [_Fitting(table) for table in view.tables if table.rows]
+    for section in (section for section in view.sections if section.lines):
+        title = [Text(section.title, style="bold")] if section.title else []
+        parts.append(Group(*title, *(Padding(Text(line), (0, 0, 0, _GAP)) for line in section.lines)))
+    return Group(*(Group(Text(), part) for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

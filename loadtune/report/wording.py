@@ -1,13 +1,13 @@
 """Records as short text: settings, limits, failures. In: a record. Out: a string."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from loadtune.records.config import Objective, Precision, Recipe, TrialConfig
+from loadtune.records.config import LoaderConfig, Objective, Precision, Recipe, TrialConfig
 from loadtune.records.interval import Interval
-from loadtune.records.measurement import FailureKind, RecipeChoice, TrialFailure
+from loadtune.records.measurement import FailureKind, RecipeChoice
 from loadtune.records.memory import CeilingLimit
-from loadtune.units import counted, efficiency_text, rate_text, ratio_text
+from loadtune.records.result import Resource
+from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
 PRECISION_TEXT: Mapping[Precision, str] = {
     "fp32": "fp32 (no AMP)",
@@ -24,6 +24,14 @@ LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "cap": "--max-batch-size",
     "host_memory": "RAM: prefetched batches would not fit",
     "time": "the time of one step",
+}
+
+RESOURCE_TEXT: Mapping[Resource, str] = {
+    "workers": "the worker processes",
+    "cores": "the CPU cores",
+    "pinning": "the pinning thread",
+    "main": "the training process",
+    "device": "the GPU",
 }
 
 STAGE_TEXT: Mapping[str, str] = {
@@ -52,6 +60,47 @@ _REMEDY_TEXT: Mapping[str, str] = {
     "unordered": "in_order=False",
 }
 """Remedies whose name is not what a user reads."""
+
+UNIT_TEXT: Mapping[str, Callable[[float], str]] = {
+    "_bytes_per_s": lambda value: f"{bytes_text(value)}/s",
+    "_per_s": rate_text,
+    "_per_joule": efficiency_text,
+    "_bytes": bytes_text,
+    "_fraction": percent_text,
+    "_hz": lambda value: f"{value / 1e6:,.0f} MHz",
+    "_w": lambda value: f"{value:,.0f} W",
+    "_j": lambda value: f"{value:,.0f} J",
+    "_s": seconds_text,
+}
+"""A figure by the ending of its field's name; the longer endings come first."""
+
+_FIELD_TEXT: Mapping[str, str] = {
+    "cpu_name": "CPU",
+    "os": "OS",
+    "python": "Python",
+    "cuda": "CUDA",
+    "gpu_memory_total": "GPU memory",
+    "dataset_length": "samples in an epoch",
+    "wait": "blocked in next(loader)",
+    "gpu_others_memory": "GPU memory of other processes",
+    "gpu_others_sm": "SM share of other processes",
+    "others_cpu_cores": "CPU cores of other processes",
+    "bench_rss": "RAM of the training process",
+    "bench_cpu_cores": "CPU cores of the training process",
+    "compute_only_samples": "compute only",
+}
+"""Names that read badly with their underscores taken out; without the suffix of their unit."""
+
+
+_ACRONYMS = {"gpu": "GPU", "cpu": "CPU", "sm": "SM", "dram": "DRAM", "pcie": "PCIe", "ram": "RAM", "shm": "/dev/shm"}
+
+
+def field_text(field: str) -> str:
+    """A record's field in words; arguments of DataLoader keep PyTorch's spelling."""
+    if field in LoaderConfig.__dataclass_fields__:
+        return field
+    bare = next((field.removesuffix(unit) for unit in UNIT_TEXT if field.endswith(unit)), field)
+    return _FIELD_TEXT.get(bare, " ".join(_ACRONYMS.get(word, word) for word in bare.split("_")))
 
 
 def score_text(value: float | None, objective: Objective) -> str:
@@ -137,10 +186,3 @@ def recipe_line(choice: RecipeChoice) -> str:
         return "Your training step decides precision, memory format, optimizer and torch.compile"
     parts = ", ".join(_recipe_parts(choice.chosen)) or "PyTorch's defaults"
     return f"{choice.chosen.precision}: {parts}, of {counted(len(choice.points), 'recipe')} that were timed once each"
-
-
-def failures_text(failures: Iterable[TrialFailure]) -> str:
-    """``2 failed (out of memory 1, crashed 1)``."""
-    kinds = Counter(FAILURE_TEXT[failure.kind] for failure in failures)
-    which = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
-    return f"{kinds.total()} failed" + (f" ({which})" if which else "")

@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 
 from loadtune.records.interval import Interval, around
 from loadtune.records.result import TuningResult
-from loadtune.report.figures import best_and_baseline
 from loadtune.report.machine import banner
 from loadtune.report.store import as_json, load_result
+from loadtune.report.tables import best_and_baseline
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.text import banner_text
 

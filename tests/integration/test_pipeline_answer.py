@@ -18,7 +18,7 @@ from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, Tu
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, WorkerShare
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.report.forms.write import FORMS
+from loadtune.report.forms import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE
 from loadtune.report.terminal_answer import terminal_answer

@@ -9,10 +9,10 @@ from pipeline_rig import tune_fake
 import loadtune
 from loadtune.errors import UsageError
 from loadtune.records.config import Fixed, LoaderConfig, TuneConfig, WorkloadSpec, YourSettings
-from loadtune.report.figures import best_and_baseline
-from loadtune.report.forms.write import FORMS, export
+from loadtune.report.forms import FORMS, export
 from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
+from loadtune.report.tables import best_and_baseline
 from loadtune.testing import FakeBench, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")

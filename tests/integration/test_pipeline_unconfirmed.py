@@ -17,7 +17,7 @@ from loadtune.records.config import Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.report.forms.write import FORMS
+from loadtune.report.forms import FORMS
 from loadtune.report.page.view import page_view
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.testing import FakeBench

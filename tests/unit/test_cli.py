@@ -321,7 +321,7 @@ def test_doctor_shows_the_machine(machine: HostFacts) -> None:
     assert ended.exit_code == 0
     assert "← chosen" in ended.stdout
     assert "held by python (pid 812), 9.45 GiB" in ended.stdout
-    assert "not available: GPU duty cycle" in ended.stdout  # of a GPU that is not in this machine
+    assert "not available: GPU utilization" in ended.stdout  # of a GPU that is not in this machine
 
 
 def test_doctor_speaks_json(machine: HostFacts) -> None:

@@ -9,7 +9,7 @@ from forms_rig import KEPT
 from typer.testing import CliRunner, Result
 
 from loadtune.cli import app
-from loadtune.report.forms.write import FORMS
+from loadtune.report.forms import FORMS
 from loadtune.report.store import load_result, write_result
 
 

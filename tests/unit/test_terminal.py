@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import loadtune
 from loadtune.cli import app
 from loadtune.report.comparison import view as view_of
-from loadtune.report.figures import View
 from loadtune.report.store import write_result
+from loadtune.report.tables import View
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.report.text import view_text
 from loadtune.terminal import print_whatever_the_locale, show

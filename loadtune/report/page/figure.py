@@ -1,7 +1,6 @@
 """What a figure is: traces and a layout as plotly.js takes them, built as plain dicts, with the words around them.
 
-Theme, fonts and margins are the page's own business; a figure says what is drawn. Below: what figures draw in common,
-which is runs of configurations, best and baseline among them.
+Theme, fonts and margins are the page's own business; a figure says what is drawn.
 """
 
 import textwrap
@@ -15,8 +14,9 @@ from loadtune.records.config import SCORE_UNITS, Objective, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement
 from loadtune.records.result import Trial, TuningResult
+from loadtune.report.tables import peak_bytes
 from loadtune.report.wording import interval_text, settings_text
-from loadtune.units import bytes_text, efficiency_text, percent_text
+from loadtune.units import bytes_text, percent_text
 
 Trace = dict[str, Any]
 
@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, RED = "#3d8bd4", "#e69f00", "#009e73", "#d55e00"
 PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 
 _NAME_WIDTH = 26
-"""Of a configuration's name beside a figure: half of a phone's width."""
+"""Of a name beside a figure: half of a phone's width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +42,16 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A heading, how to read what is under it, and how that was measured."""
+    """A heading, a sentence on how to read what is under it, and the plots."""
 
     key: str
     """Its anchor in the page."""
     title: str
-    reading: str = ""
-    source: str = ""
+    reading: str
     panels: tuple[Panel, ...] = ()
     """Empty: there is nothing to draw, and `missing` says why."""
-    missing: tuple[str, ...] = ()
-    """What is not drawn, and why: whole sentences."""
+    missing: str = ""
+    """What is not drawn, and why."""
 
 
 def text(words: str) -> str:
@@ -73,27 +72,13 @@ def error_bars(found: Sequence[Interval]) -> dict[str, Any]:
     """None where there is no interval."""
     above = [None if each.high is None else each.high - each.value for each in found]
     below = [None if each.low is None else each.value - each.low for each in found]
-    return {"type": "data", "array": above, "arrayminus": below, "thickness": 1.3, "width": 4}
+    return {"type": "data", "array": above, "arrayminus": below, "color": GREY, "thickness": 2, "width": 0}
 
 
 def points(name: str, x: Sequence[Any], y: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
     """Marks with a text each, which is all that shows when the mouse is on one."""
     shown = {"text": list(hover), "hovertemplate": "%{text}<extra></extra>"}
     return {"type": "scatter", "mode": "markers", "name": name, "x": list(x), "y": list(y), **shown, **more}
-
-
-def bar(name: str, lengths: Sequence[Any], hover: Sequence[str], **more: Any) -> Trace:
-    """For `lying_bars`, one a place. The text stands in no bar."""
-    trace = points(name, lengths, range(len(lengths)), hover, orientation="h", **more)
-    return trace | {"type": "bar", "mode": None, "textposition": "none"}
-
-
-def lying_bars(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], **layout: Any) -> Panel:
-    """Bars and points at 0, 1, … from top to bottom, each place with its name of one line or more."""
-    lines = max(name.count("<br>") + 1 for name in names)
-    places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": list(names)}
-    layout |= {"xaxis": scale, "yaxis": {**places, "autorange": "reversed"}}
-    return Panel(data=tuple(traces), layout=layout, height_px=130 + len(names) * (14 * lines + 16))
 
 
 def line(
@@ -105,21 +90,22 @@ def line(
     return {**drawn, "hoverinfo": "skip", **more}
 
 
-def across(y: float, colour: str, label: str) -> Trace:
-    """A line over the full width at a height, with its name, as a shape of a layout."""
-    named = {"text": label, "textposition": "start", "yanchor": "top"}
-    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "label": named, "line": _thin(colour)}
+def straight(colour: str, label: str, *, x: float | None = None, y: float | None = None, **more: Any) -> Trace:
+    """A line over the full height at ``x``, or over the full width at ``y``, with its name, as a shape of a layout."""
+    ends, side = {"yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}, "bottom"
+    if x is None:
+        ends, side = {"xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y}, "top"
+    named = {"text": label, "textposition": "start", "xanchor": "left", "yanchor": side, "font": {"size": 11}, **more}
+    return {"type": "line", **ends, "label": named, "line": {"color": colour, "width": 1, "dash": "dash"}}
 
 
-def upright(x: float, colour: str, label: str, top: float | None = None) -> Trace:
-    """A line from the lower edge up to ``top``, or over the full height, with its name along it."""
-    reach = {"yref": "paper", "y1": 1} if top is None else {"y1": top}
-    named = {"text": label, "textposition": "start", "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}}
-    return {"type": "line", "x0": x, "x1": x, "y0": 0, **reach, "label": named, "line": _thin(colour)}
-
-
-def _thin(colour: str) -> dict[str, Any]:
-    return {"color": colour, "width": 1, "dash": "dash"}
+def lying(names: Sequence[str], traces: Sequence[Trace], scale: dict[str, Any], **layout: Any) -> Panel:
+    """Bars or points at 0, 1, … from top to bottom, each place with its name of one line or more."""
+    wrapped = ["<br>".join(textwrap.wrap(name, _NAME_WIDTH)) for name in names]
+    lines = max(name.count("<br>") + 1 for name in wrapped)
+    places = {"tickmode": "array", "tickvals": list(range(len(names))), "ticktext": wrapped}
+    layout |= {"xaxis": scale, "yaxis": {**places, "range": [len(names) - 0.5, -0.5]}}
+    return Panel(data=tuple(traces), layout=layout, height_px=120 + len(names) * (14 * lines + 16))
 
 
 def timed_trials(result: TuningResult) -> list[tuple[Trial, Measurement]]:
@@ -133,37 +119,15 @@ def whose_runs(result: TuningResult, config: TrialConfig) -> tuple[Measurement, 
     return confirmed.runs if confirmed else tuple(run for trial, run in timed_trials(result) if trial.config == config)
 
 
-def baseline(result: TuningResult) -> TrialConfig | None:
-    """As it was confirmed; else its loader settings as the search tried them. None: neither was measured."""
-    if result.yours is not None and whose_runs(result, result.yours):
-        return result.yours
-    return next((trial.config for trial, _ in timed_trials(result) if trial.origin == "yours"), None)
-
-
-def name_of(result: TuningResult, config: TrialConfig) -> str:
-    """Its settings in lines that fit beside a figure, and whether it is best or baseline."""
-    best = None if result.best is None else result.best.config
-    whose = " and ".join(["best"] * (config == best) + ["baseline"] * (config == result.yours))
-    return "<br>".join([*textwrap.wrap(settings_text(config), _NAME_WIDTH), *([whose] if whose else [])])
-
-
-def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
-    """Of the GPU, as the training process allocated it; of a CPU's RAM, the bench and its workers."""
-    if device_kind != "cpu":
-        return measurement.peak_allocated_bytes
-    return None if measurement.telemetry is None else measurement.telemetry.bench_rss_bytes
-
-
 def hover(result: TuningResult, config: TrialConfig, measurement: Measurement, head: str = "") -> str:
     """What is shown of a point: settings, rate, samples per joule where they were looked for, wait, memory."""
-    memory = peak_bytes(measurement, result.device.kind)
-    by_energy = result.config.objective == "samples-per-joule"
-    rate, wait = interval_text(measurement.scored("samples-per-s")), percent_text(measurement.wait_fraction)
+    memory, rate = peak_bytes(measurement, result.device.kind), interval_text(measurement.scored("samples-per-s"))
+    if result.config.objective == "samples-per-joule":
+        rate = f"{rate}, {interval_text(measurement.scored('samples-per-joule'), 'samples-per-joule')}"
     lines = [
         head,
         settings_text(config),
-        f"{rate}, {wait} blocked in next(loader)",
-        efficiency_text(measurement.samples_per_joule) if by_energy else "",
+        f"{rate}, {percent_text(measurement.wait_fraction)} blocked in next(loader)",
         "" if memory is None else f"peak {bytes_text(memory)}",
     ]
     return "<br>".join(one for one in lines if one)

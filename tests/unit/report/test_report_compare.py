@@ -56,35 +56,12 @@ def test_only_what_changed_around_it_is_named(found: Comparison) -> None:
     assert [(change.name, change.before, change.after) for change in found.changes] == [("num_usable_cores", 16, 12)]
 
 
-def test_the_same_settings_are_compared_where_both_confirmed_them(found: Comparison, slow: TuningResult) -> None:
-    assert slow.yours in [same.config for same in found.same_configs]  # the user's own is always among them
-    yours = next(same for same in found.same_configs if same.config == slow.yours)
-    # One process without pinning is slower than either wall: the slower copies add a little to each sample.
-    assert yours.ratio.value == pytest.approx(SLOW.training_rate(slow.yours) / FAST.training_rate(slow.yours), abs=0.06)
-
-
-def test_ceilings_are_beside_each_other(found: Comparison) -> None:
-    kinds = ("compute_only_per_s", "safe_batch")
-    assert [change.name for change in found.ceilings] == [f"{p}_{k}" for k in kinds for p in ("fp32", "fp16", "bf16")]
-    assert all(change.after == pytest.approx(change.before, rel=0.05) for change in found.ceilings[:3])
-    assert all(change.before == change.after for change in found.ceilings[3:])
-
-
-def test_ceilings_are_of_the_recipe_that_was_trained(fast: TuningResult) -> None:
-    """Another recipe's point, however fast, is no ceiling of what was trained."""
-    point = next(point for point in fast.compute_points if point.recipe.precision == "bf16")
-    other = dataclasses.replace(point.recipe, compile=True)
-    quicker = tuple(dataclasses.replace(window, seconds=window.seconds / 3) for window in point.windows)
-    turned_down = dataclasses.replace(point, recipe=other, windows=quicker)
-    found = compare(fast, dataclasses.replace(fast, compute_points=(*fast.compute_points, turned_down)))
-    assert all(change.before == change.after for change in found.ceilings)
-
-
 def test_a_result_beside_itself_is_not_told_apart(fast: TuningResult) -> None:
     found = compare(fast, fast)
     assert found.ratio is not None
     assert (found.ratio.value, found.ratio.holds(1.0)) == (1.0, True)
-    assert (found.changes, found.settings, found.notes) == ((), (), ())
+    assert (found.changes, found.notes) == ((), ())
+    assert found.before.figures == found.after.figures
 
 
 def test_the_winners_at_the_kept_batch_can_be_compared(fast: TuningResult, slow: TuningResult) -> None:
@@ -92,54 +69,44 @@ def test_the_winners_at_the_kept_batch_can_be_compared(fast: TuningResult, slow:
     assert found.before.winner is not None
     assert found.after.winner is not None
     assert found.before.winner.config.batch_size == found.after.winner.config.batch_size == 32
-    assert found.before.bottleneck is None  # it is of the best at any batch size
+    assert "limited by" not in found.before.figures  # the bottleneck is of the best at any batch size
 
 
-def test_another_step_is_refused(fast: TuningResult) -> None:
+def test_another_step_is_refused_and_so_is_a_model_that_changed_under_its_name(fast: TuningResult) -> None:
     for spec in (WorkloadSpec(model="vit_b_16"), WorkloadSpec(optimizer="adamw"), WorkloadSpec(image_size=96)):
         other = dataclasses.replace(fast, config=dataclasses.replace(fast.config, workload=spec))
         with pytest.raises(ResultError, match="not of one workload"):
             compare(fast, other)
-
-
-def test_a_model_that_changed_under_its_name_is_refused(fast: TuningResult) -> None:
     facts = dataclasses.replace(fake_facts(Surface()), num_parameters=11)
     with pytest.raises(ResultError, match="num_parameters: 25557032 and 11"):
         compare(fast, dataclasses.replace(fast, facts=facts))
 
 
-def test_a_seed_or_a_folder_is_a_change_and_no_refusal(fast: TuningResult) -> None:
+def test_a_seed_a_folder_or_a_length_is_a_change_and_no_refusal(fast: TuningResult) -> None:
     spec = dataclasses.replace(fast.config.workload, seed=3, data_root="/data")
-    found = compare(fast, dataclasses.replace(fast, config=dataclasses.replace(fast.config, workload=spec)))
-    assert [change.name for change in found.changes] == ["data_root", "seed"]
-
-
-def test_another_length_of_the_dataset_is_warned_of(fast: TuningResult) -> None:
     facts = dataclasses.replace(fake_facts(Surface()), dataset_length=10)
-    found = compare(fast, dataclasses.replace(fast, facts=facts))
-    assert any("stands for other data" in note for note in found.notes)
+    config = dataclasses.replace(fast.config, workload=spec)
+    found = compare(fast, dataclasses.replace(fast, config=config, facts=facts))
+    assert [change.name for change in found.changes] == ["data_root", "seed", "dataset_length"]
 
 
 def test_a_run_without_a_winner_is_said(fast: TuningResult) -> None:
     cut = dataclasses.replace(fast, best=None, finalists=(), cut_short="interrupted by Ctrl-C")
     found = compare(fast, cut)
-    assert (found.ratio, found.after.winner, found.after.bottleneck) == (None, None, None)
+    assert (found.ratio, found.after.winner, found.after.figures) == (None, None, {})
     assert found.notes == (
         "The second run was cut short: interrupted by Ctrl-C. It has no confirmed winner, so no throughput of it is"
         " compared.",
     )
     early = dataclasses.replace(fast, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
-    assert compare(fast, early).notes == (
-        "The second run was cut short: interrupted by Ctrl-C. Fewer runs stand behind its figures than planned.",
-    )
-    late = dataclasses.replace(early, confirmed_whole=True)
-    assert compare(fast, late).notes == ()  # what is compared was measured to its end
+    assert compare(fast, early).notes[0].endswith("Fewer runs stand behind its figures than planned.")
     unasked = dataclasses.replace(fast, best_at_your_batch=None)
     assert "no batch size to keep" in compare(unasked, fast, keep_batch_size=True).notes[0]
 
 
 def test_winners_of_two_objectives_are_told_apart(fast: TuningResult) -> None:
-    sparing = dataclasses.replace(fast, config=dataclasses.replace(fast.config, objective="samples-per-joule"))
+    config = dataclasses.replace(fast.config, objective="samples-per-joule")
+    sparing = dataclasses.replace(fast, config=config, finalists=())
     notes = compare(fast, sparing).notes
     assert any("looked for samples-per-s, the second for samples-per-joule" in note for note in notes)
 
@@ -153,10 +120,11 @@ def noisy(random_: random.Random, mean: float, spread: float) -> Mean:
     return mean_of([run_at(mean * math.exp(random_.gauss(0, spread))) for _ in range(4)])
 
 
-def test_one_run_on_a_side_gives_no_interval() -> None:
+def test_one_run_on_a_side_gives_no_interval_and_identical_runs_leave_no_doubt() -> None:
     ratio = ratio_of(mean_of([run_at(1000.0), run_at(1010.0)]), mean_of([run_at(500.0)]))
-    assert ratio.value == pytest.approx(0.4975, abs=1e-3)
-    assert (ratio.low, ratio.high, ratio.holds(1.0)) == (None, None, None)
+    assert (round(ratio.value, 3), ratio.low, ratio.high) == (0.498, None, None)
+    ratio = ratio_of(mean_of([run_at(100.0)] * 2), mean_of([run_at(50.0)] * 2))
+    assert (ratio.low, ratio.value, ratio.high) == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.02, 0.02), (0.02, 0.06), (0.06, 0.02)])
@@ -168,22 +136,6 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, a
         assert ratio.high is not None
         held += ratio.low <= 0.8 <= ratio.high
     assert 0.92 <= held / 400 <= 0.99
-
-
-def test_more_runs_and_less_noise_narrow_it() -> None:
-    def width(num_runs: int, spread: float) -> float:
-        ratio = ratio_of(Mean(1000.0, 0.02**2 / 3, 6), Mean(900.0, spread**2 / num_runs, num_runs - 1))
-        assert ratio.low is not None
-        assert ratio.high is not None
-        return ratio.high / ratio.low
-
-    assert width(3, 0.06) > width(6, 0.06) > width(6, 0.02) > 1.0
-
-
-def test_identical_runs_leave_no_doubt() -> None:
-    ratio = ratio_of(mean_of([run_at(100.0)] * 2), mean_of([run_at(50.0)] * 2))
-    assert (ratio.low, ratio.value, ratio.high) == (0.5, 0.5, 0.5)
-    assert ratio.holds(1.0) is False
 
 
 def seen(seconds: float, *, watts: float = 500.0, throttled_share: float = 0.0) -> list[Measurement]:
@@ -200,16 +152,10 @@ def seen(seconds: float, *, watts: float = 500.0, throttled_share: float = 0.0) 
     return [run_at(1000.0, seconds, telemetry)]
 
 
-def test_a_longer_run_alone_is_no_change() -> None:
+def test_a_longer_run_alone_is_no_change_and_power_or_a_quota_is_one() -> None:
     assert figure_changes(seen(3.0, throttled_share=0.2), seen(6.0, throttled_share=0.2)) == ()
-
-
-def test_more_power_for_the_same_rate_is_fewer_samples_per_joule() -> None:
-    found = figure_changes(seen(3.0), seen(6.0, watts=600.0))
-    assert {change.name for change in found} == {"gpu_power_w", "samples_per_joule"}
-
-
-def test_a_quota_that_holds_back_is_told_as_a_share() -> None:
-    found = figure_changes(seen(3.0), seen(6.0, throttled_share=0.25))
-    share = next(change for change in found if change.name == "cpu_throttled_fraction")
+    hungry = figure_changes(seen(3.0), seen(6.0, watts=600.0))
+    assert {change.name for change in hungry} == {"gpu_power_w", "samples_per_joule"}
+    held_back = figure_changes(seen(3.0), seen(6.0, throttled_share=0.25))
+    share = next(change for change in held_back if change.name == "cpu_throttled_fraction")
     assert (share.before, share.after) == (0.0, 0.25)

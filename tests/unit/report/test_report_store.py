@@ -29,17 +29,11 @@ def test_runs_of_one_second_get_folders_of_their_own(tmp_path: Path) -> None:
     assert names == ["2026-11-20T17-03-12Z", "2026-11-20T17-03-12Z-2", "2026-11-20T17-03-12Z-3"]
 
 
-@pytest.mark.parametrize("inside", ["", "below"])
-def test_an_out_that_is_a_file_is_told(tmp_path: Path, inside: str) -> None:
+@pytest.mark.parametrize("taken", ["file", "file/below", "file/w"])
+def test_an_out_that_is_a_file_is_told(tmp_path: Path, taken: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"--out is .*file"):
-        store.new_run_folder(tmp_path / "file" / inside, "w", AT)
-
-
-def test_a_workload_folder_that_is_a_file_is_told(tmp_path: Path) -> None:
-    (tmp_path / "w").write_text("")
-    with pytest.raises(UsageError, match="--out"):
-        store.new_run_folder(tmp_path, "w", AT)
+        store.new_run_folder(tmp_path / taken, "w", AT)
 
 
 def test_what_is_written_is_read_back_equal_and_alone(tmp_path: Path, result: TuningResult) -> None:
@@ -49,16 +43,17 @@ def test_what_is_written_is_read_back_equal_and_alone(tmp_path: Path, result: Tu
     assert list(tmp_path.iterdir()) == [path]  # no temporary file stays
 
 
-def test_a_write_that_fails_keeps_the_old_result(
-    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_write_that_fails_keeps_the_old_result_and_nothing_else(
+    tmp_path: Path, result: TuningResult, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     store.write_result(result, tmp_path)
 
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+    def fail(_: int) -> None:
+        raise error
 
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ResultError, match="No space left"):
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises((ResultError, KeyboardInterrupt)):
         store.write_result(dataclasses.replace(result, created="later"), tmp_path)
     assert store.load_result(tmp_path) == result
     assert len(list(tmp_path.iterdir())) == 1
@@ -82,13 +77,10 @@ def test_nothing_named_is_the_default_folder(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ResultError, match="loadtune-results does not exist"):
         store.load_result()
-    keep(result, tmp_path / "loadtune-results" / "w" / "2026-11-20T17-03-12Z", "here")
-    assert store.load_result().created == "here"
-
-
-def test_a_folder_without_results_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="holds no result"):
         store.load_result(tmp_path)
+    keep(result, tmp_path / "loadtune-results" / "w" / "2026-11-20T17-03-12Z", "here")
+    assert store.load_result().created == "here"
 
 
 @pytest.mark.parametrize(
@@ -112,15 +104,3 @@ def test_a_file_that_cannot_be_used_says_where_and_what_to_do(tmp_path: Path, co
         store.load_result(file)
     assert str(file) in str(caught.value)
     assert "again" in str(caught.value)
-
-
-def test_an_interruption_while_writing_leaves_nothing_half_written(
-    result: TuningResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(store.os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        store.write_result(result, tmp_path)
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,238 @@
+"""Tables: a row is a configuration, with what was set, measured and judged of it.
+
+In: a `TuningResult`. Out: cells by the name of their column. The page, Markdown and the terminal show the same cells.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from loadtune.records.answer import compute_fraction, finalist_of
+from loadtune.records.config import OBJECTIVES, SCORE_UNITS, TrialConfig
+from loadtune.records.interval import Interval
+from loadtune.records.measurement import Measurement, sample_tokens
+from loadtune.records.result import Trial, TuningResult, Winner
+from loadtune.report.wording import FAILURE_TEXT, PRECISION_TEXT, RESOURCE_TEXT, recipe_text
+from loadtune.units import MISSING, bytes_text, number_text, percent_text, ratio_text, seconds_text, watts_text
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    order: float | None = None
+    """A number to sort by, in one unit for the whole column. None: the text sorts; missing figures come last."""
+
+
+Row = dict[str, Cell]
+"""A configuration's cells by the name of their column. What was not measured is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedRow:
+    outcome: str
+    """One of a few, to filter by."""
+    by_column: Row
+    is_best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortedTable:
+    """A table that the page sorts and filters."""
+
+    rows: Sequence[SortedRow]
+    """All with the same columns."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].by_column) if self.rows else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Strings in rows; the first column names the row. Cells may hold a line break."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and whole lines under it, of words or of code."""
+
+    title: str
+    lines: tuple[str, ...]
+    note: str = ""
+    """A sentence between the two."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a command prints: tables, then what is said of them."""
+
+    title: str = ""
+    tables: tuple[Table, ...]
+    sections: tuple[Section, ...]
+
+
+def number(value: float | None, shown: Callable[[Any], str] = str) -> Cell:
+    return Cell(MISSING) if value is None else Cell(shown(value), value)
+
+
+def best_and_baseline(result: TuningResult) -> Table | None:
+    """None: nothing was confirmed."""
+    winners = {"best": result.best} if result.best else {}
+    if (at_size := result.best_at_your_batch) and at_size != result.best:
+        winners[f"best at batch {result.config.yours.batch_size}"] = at_size
+    return winners_table(result, winners) if winners else None
+
+
+def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
+    """A column for each, by its title, and one for the baseline; a line for each figure that one of them has."""
+    better = {title: each for title, each in winners.items() if each.config != result.yours}
+    columns = {title: confirmed_row(result, each.config, each) for title, each in better.items()}
+    if result.yours is not None:
+        kept = next((each for each in winners.values() if each.config == result.yours), None)
+        columns["baseline"] = confirmed_row(result, result.yours, kept)
+    missing = Cell(MISSING)
+    names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
+    rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
+    once = result.best is not None and result.best.measured_once
+    title = "Measured once, not confirmed" if once else "Confirmed"
+    return Table(title=title, columns=("", *columns), rows=rows)
+
+
+def confirmed_row(result: TuningResult, config: TrialConfig, winner: Winner | None) -> Row:
+    """``winner``: None for the baseline, where something is better."""
+    finalist = finalist_of(result, config)
+    row = _settings(result, config)
+    if finalist is None:
+        return row | {"samples/s (95% CI)": Cell("not measured")}
+    runs = finalist.runs
+    row["runs"] = number(len(runs))
+    if result.config.objective == "samples-per-joule":
+        row["samples/J (95% CI)"] = interval_cell(finalist.scored("samples-per-joule"), len(runs))
+        row["gain (99% CI)"] = _gain(winner.efficiency_gain if winner else None)
+    row["samples/s (95% CI)"] = interval_cell(finalist.scored("samples-per-s"), len(runs))
+    row["speed-up (99% CI)"] = _gain(winner.speedup if winner else None)
+    tokens = sample_tokens([window for run in runs for window in run.windows])
+    if tokens is not None:  # padding included: samples of larger batches are padded to more
+        row["tokens/s"] = number(finalist.samples_per_s * tokens, number_text)
+    if finalist.epoch_s is not None:
+        samples = next(run.epoch_samples for run in runs if run.epoch_samples)
+        row[f"epoch of {number_text(samples)}"] = number(finalist.epoch_s, seconds_text)
+    share = compute_fraction(result.compute_points, config, finalist.samples_per_s)
+    row["share of compute-only"] = number(share if winner is None else winner.compute_fraction, percent_text)
+    found = result.bottleneck
+    if found is not None and found.holds and found.config == config:
+        row["limited by"] = Cell(RESOURCE_TEXT[found.limits[0].resource].removeprefix("the "))
+    return row | _measured(result, config, runs)
+
+
+def trial_table(result: TuningResult) -> SortedTable:
+    best = None if result.best is None else result.best.config
+    return SortedTable(
+        rows=[
+            SortedRow(
+                outcome="measured" if trial.failure is None else "failed",
+                by_column=_trial(result, trial),
+                is_best=trial.config == best,
+            )
+            for trial in result.trials
+        ]
+    )
+
+
+def _trial(result: TuningResult, trial: Trial) -> Row:
+    run, outcome = trial.measurement, "measured"
+    if trial.failure is not None:
+        outcome = f"{FAILURE_TEXT[trial.failure.kind]} ({trial.failure.phase}): {trial.failure.message}"
+    elif run is not None and run.noisy:
+        outcome = "measured, noisy"
+    objectives = dict.fromkeys((result.config.objective, OBJECTIVES[0]))  # samples/s in any case
+    scores = {each: interval_cell(run.scored(each) if run else None) for each in objectives}
+    return {
+        "trial": number(trial.number),
+        "from": Cell("baseline" if trial.origin == "yours" else trial.origin),
+        **_settings(result, trial.config),
+        **{SCORE_UNITS[objective]: cell for objective, cell in scores.items()},
+        **_measured(result, trial.config, [] if run is None else [run]),
+        "outcome": Cell(outcome),
+    }
+
+
+def _settings(result: TuningResult, config: TrialConfig) -> Row:
+    """Those that are searched in any case, and those that this run was told to search or to fix."""
+    loader, asked = config.loader, {*result.config.tune, *(fixed.name for fixed in result.config.fix)}
+    row = {
+        "batch_size": number(loader.batch_size),
+        "num_workers": number(loader.num_workers),
+        "pin_memory": Cell(str(loader.pin_memory)),
+        "prefetch_factor": number(loader.prefetch_factor if loader.num_workers else None),
+        "in_order": Cell(str(loader.in_order)),
+        "persistent_workers": Cell(str(loader.persistent_workers)),
+        "precision": Cell(PRECISION_TEXT["own"] if config.precision == "own" else config.precision),
+        "recipe": Cell(recipe_text(config.recipe)),
+    }
+    optional = {"prefetch_factor", "in_order", "persistent_workers"} - asked
+    assumed = result.assumed if config == result.yours else ()
+    return {
+        name: replace(cell, text=f"{cell.text} (assumed)") if name in assumed else cell
+        for name, cell in row.items()
+        if name not in optional
+    }
+
+
+def _measured(result: TuningResult, config: TrialConfig, runs: Sequence[Measurement]) -> Row:
+    """Means over runs, and the largest memory."""
+    seen = [run.telemetry for run in runs if run.telemetry is not None]
+    on_cpu = result.device.kind == "cpu"
+
+    def mean(figure: str, shown: Callable[[float], str] = percent_text) -> Cell:
+        known = [value for each in seen if (value := getattr(each, figure)) is not None]
+        return number(fmean(known) if known else None, shown)
+
+    gpu = {
+        "GPU utilization": mean("gpu_utilization_fraction"),
+        "SM activity": mean("gpu_sm_activity_fraction"),
+        "GPU power": mean("gpu_power_w", watts_text),
+    }
+    peaks = [peak for run in runs if (peak := peak_bytes(run, result.device.kind)) is not None]
+    start_s = fmean(run.first_batch_s for run in runs) if runs and config.loader.num_workers else None
+    how_often = "once" if config.loader.persistent_workers else "each epoch"
+    return {
+        "blocked in next(loader)": number(fmean(run.wait_fraction for run in runs) if runs else None, percent_text),
+        **({} if on_cpu else gpu),
+        "CPU utilization": mean("cpu_utilization_fraction"),
+        "peak RAM" if on_cpu else "peak GPU memory": number(max(peaks, default=None), bytes_text),
+        "start of workers": number(start_s, lambda seconds: f"{seconds_text(seconds)}, {how_often}"),
+    }
+
+
+def peak_bytes(measurement: Measurement, device_kind: str) -> int | None:
+    """Of the GPU, as the training process allocated it; of a CPU's RAM, the training process and its workers."""
+    if device_kind != "cpu":
+        return measurement.peak_allocated_bytes
+    return None if measurement.telemetry is None else measurement.telemetry.bench_rss_bytes
+
+
+def interval_cell(found: Interval | None, num_runs: int | None = None) -> Cell:
+    """``4,050 ± 162``; without an interval the value and, of a confirmed configuration, why."""
+    if found is None:
+        return Cell(MISSING)
+    half = "" if num_runs is None else f" ({'one run' if num_runs == 1 else 'no interval'})"
+    if found.half_width is not None:
+        half = f" ± {number_text(found.half_width)}"
+    return Cell(f"{number_text(found.value)}{half}", found.value)
+
+
+def _gain(gain: Interval | None) -> Cell:
+    """``none`` where the 99% interval holds 1."""
+    if gain is None:
+        return Cell(MISSING)
+    if gain.low is None or gain.high is None:
+        return Cell(f"{ratio_text(gain.value)} (no interval)")
+    if gain.low == gain.high:  # the baseline compared with itself
+        return Cell("none")
+    return Cell(f"{'none' if gain.holds(1.0) else ratio_text(gain.value)} ({gain.low:.2f}–{gain.high:.2f})")
