@@ -46,20 +46,7 @@ class Script:
             for parameter in model.parameters():
                 self.optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
-    def on_device(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches as the step takes them."""
-        if not self.answer.copies_ahead:
-            yield from map(self._copied, batches)
-            return
-        stream, waiting = torch.cuda.Stream(self.device), None
-        for batch in batches:
-            with torch.cuda.stream(stream):
-                copied = self._copied(batch), stream.record_event()
-            if waiting is not None:
-                yield _taken(*waiting)
-            waiting = copied
-
-    def _copied(self, batch: Any) -> list[torch.Tensor]:
+    def on_device(self, batch: Any) -> list[torch.Tensor]:
         return [part.to(self.device, non_blocking=self.answer.non_blocking) for part in batch]
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
@@ -88,14 +75,6 @@ def send_bytes(dataset: Any) -> None:
     dataset.transforms.transform = dataset.transform  # torchvision holds it a second time
 
 
-def _taken(batch: list[torch.Tensor], copied: torch.cuda.Event) -> list[torch.Tensor]:
-    """By the stream that trains."""
-    torch.cuda.current_stream().wait_event(copied)
-    for part in batch:
-        part.record_stream(torch.cuda.current_stream())
-    return batch
-
-
 def endless(loader: DataLoader[Any]) -> Iterator[Any]:
     while True:
         yield from loader
@@ -112,10 +91,9 @@ def time_loop(order: Order, say: Say) -> dict[str, object]:
     if answer.uint8:
         send_bytes(dataset)
     loaded = endless(DataLoader(dataset, shuffle=True, drop_last=True, **answer.loader_kwargs()))
-    batches = script.on_device(loaded)
+    batches = map(script.on_device, loaded)
     _run(script, batches, answer, answer.num_prefetched, min(WARM_S, order["timed_s"] / 4), order["max_s"] / 2)
     ends = _run(script, batches, answer, QUEUES * answer.num_prefetched, order["timed_s"], order["max_s"])
-    batches.close()
     loaded.close()  # the workers end by themselves: killed in the middle of a batch, they would leave shared memory
     return msgspec.to_builtins(timing(ends, answer, _peak(device)))
 

@@ -73,7 +73,6 @@ def recipe_text(answer: Answer) -> str:
         "fused optimizer": answer.fused,
         "compiled": answer.compile,
         "uint8 images": answer.uint8,
-        "copies ahead": answer.copies_ahead,
         "non-blocking copies": answer.non_blocking,
         "persistent workers": answer.persistent_workers,
         f"prefetch {answer.prefetch_factor}": answer.prefetch_factor not in (None, 2),

@@ -27,8 +27,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     uint8: bool = False
     """Workers send bytes, floats are made on the device."""
-    copies_ahead: bool = False
-    """One batch, on a stream of its own."""
 
     @property
     def key(self) -> str:

@@ -27,7 +27,7 @@ from loadtune.report.store import write_result
 OURS, CHANGED = "ours", "ours-changed"
 """The second comes with the first: it is never asked."""
 DEFAULT_BATCH_SIZE = 64
-IN_LOOP = ("uint8_transfer", "copy_ahead", "fused_optimizer")
+IN_LOOP = ("uint8_transfer", "fused_optimizer")
 """Changes of the code that the neutral loop can make."""
 # What the tool may be told beside its defaults, so that a rehearsal on two cores ends within two minutes.
 QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "20", "--device", "cpu")
@@ -149,7 +149,6 @@ def answer_of(config: TrialConfig) -> Answer:
         fused=config.recipe.fused_optimizer,
         compile=config.recipe.compile,
         uint8="uint8_transfer" in config.remedies,
-        copies_ahead="copy_ahead" in config.remedies,
     )
 
 

@@ -14,7 +14,6 @@ class SleepingTrainer:
     """Stands for a `Trainer` on a CPU; copies and steps are sleeps."""
 
     device, accumulate = torch.device("cpu"), 1
-    copies_ahead = False
 
     def __init__(self, copy_s: float = 0.0, step_s: float = 0.0, halvings: Callable[[int], float] = lambda steps: 0.0):
         self.copy_s, self.step_s, self.num_steps, self._halvings = copy_s, step_s, 0, halvings

@@ -17,7 +17,6 @@ def workload_of(
     loader = given.get("loader") or (LoaderParts(dataset=None) if dataset is None else LoaderParts.shuffled(dataset))
     plain: dict[str, Any] = {
         "spec": WorkloadSpec(),
-        "family": "classification",
         "loader": loader,
         "epoch": Epoch(num_draws=None) if loader.dataset is None else epoch_of(loader, 0),
         "model": nn.Identity() if model is None else model,

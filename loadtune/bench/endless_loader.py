@@ -1,13 +1,12 @@
-"""Batches of the workload without end, from a loader whose settings change while the training loop goes on."""
+"""Batches of the workload without end, from a loader of one configuration."""
 
-import math
 import multiprocessing
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler, Sampler
@@ -21,12 +20,8 @@ from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
 from loadtune.stream.worker_rows import WorkerTimes, num_made
 from loadtune.workload import Batch, Endless, LoaderParts, NamedCollate, Workload, note_cause, note_index
 
-_T = TypeVar("_T")
-
 # From a connection that a dying worker closed until its death can be seen.
 _DEATH_S = 5.0
-# For the workers of the configuration before to be gone.
-_ENDED_S = 10.0
 # Patience with workers that are in the middle of a batch nobody wants, all of them together.
 _PATIENCE_S = 0.05
 
@@ -86,8 +81,6 @@ class EndlessLoader:
         """``table``: says which samples are being loaded, to whoever else can read it."""
         seed = workload.spec.seed + number
         parts = workload.loader
-        self._batch_size_is_free = parts.batch_size_is_free and not parts.batched_fetch
-        self._is_stream = parts.is_iterable
         self._parts = parts
         given = _drawn(workload, seed)
         if parts.batch_size_is_free:
@@ -95,19 +88,8 @@ class EndlessLoader:
         if not (parts.batched_fetch or parts.batches_are_ready):
             given["collate_fn"] = NamedCollate(parts.collate_fn)
         loader = parts.make(config, **given, generator=torch.Generator().manual_seed(seed))
-        self._loader = SwitchingLoader(
-            loader, table=table, sample_error=note_index, on_trial=False, max_blocked_s=math.inf
-        )
+        self._loader = SwitchingLoader(loader, table=table, sample_error=note_index)
         self._iterator: SwitchingIterator | None = None
-        self._takes_over(config)
-
-    def can_switch_to(self, config: LoaderConfig) -> bool:
-        """Whether the running loader can switch to these settings. A stream is shared out when its workers start."""
-        same_batches = self._batch_size_is_free or config.batch_size == self.config.batch_size
-        return same_batches and not self._is_stream
-
-    def _takes_over(self, config: LoaderConfig) -> None:
-        self.config = config
         self._waits = [_Waited() for _ in range(config.num_workers)]
         self._position = 0
         self._first_s: float | None = None
@@ -116,35 +98,13 @@ class EndlessLoader:
         """Start the workers, where they are not running."""
         if self._iterator is None:
             self._begun_s = time.monotonic()
-            self._iterator = self._starting(lambda: iter(self._loader))
+            try:
+                self._iterator = iter(self._loader)
+            except Exception as error:
+                if is_of_a_start(error):
+                    _name_unpicklable(error, self._parts)
+                raise
         return self._iterator
-
-    def _starting(self, start: Callable[[], _T]) -> _T:
-        """What starts workers. Its error names the part of the loader that cannot be pickled."""
-        try:
-            return start()
-        except Exception as error:
-            if is_of_a_start(error):
-                _name_unpicklable(error, self._parts)
-            raise
-
-    def switch(self, config: LoaderConfig, meanwhile: Callable[[], None]) -> Batch:
-        """Go over to this configuration; its first batch. ``meanwhile`` is called often until its workers are ready and
-        those before them are gone, which take cores until they have finished the batch that they are making.
-
-        Whether workers persist cannot change, and means nothing in an epoch without an end.
-        """
-        iterator, begun_s = self.start(), time.monotonic()
-        names = ["num_workers", "pin_memory", "prefetch_factor", "in_order"]
-        names += ["batch_size"] if self._batch_size_is_free else []
-        changes: dict[str, Any] = {name: getattr(config, name) for name in names}
-        # Restarted also for equal settings: workers differ from pool to pool, which runs have to show.
-        switch = self._starting(lambda: self._loader.switch(restart=True, **changes))
-        if switch is not None:
-            self._starting(lambda: iterator.take_over(meanwhile, _ENDED_S))
-        self._takes_over(config)
-        self._begun_s = begun_s
-        return self.next_batch()
 
     def ready_s(self) -> float:
         """Seconds from the start of a loader of this configuration until all workers were ready. 0: there are none."""

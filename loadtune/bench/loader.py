@@ -11,7 +11,7 @@ from loadtune.bench.attribution import HostMarks, marks_for
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
 from loadtune.bench.memory import page_lock_s
 from loadtune.bench.protocol import Line
-from loadtune.bench.training import Feed, Trainer
+from loadtune.bench.training import Trainer
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.stream.counters import Depth
@@ -67,12 +67,11 @@ class _Counts:
 
 
 class TrainingLoop:
-    """Training on batches of one loader that goes on from trial to trial: only its settings change."""
+    """Training on batches of a loader for each trial, which goes on until the next one begins."""
 
     def __init__(self, make_loader: Callable[[TrialConfig], EndlessLoader]) -> None:
         self._make_loader = make_loader
         self._loader: EndlessLoader | None = None
-        self._remedies: tuple[str, ...] = ()
 
     def time_training(
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
@@ -102,7 +101,7 @@ class TrainingLoop:
             raise
 
     def end(self) -> None:
-        """End the workers; the next trial starts with a fresh loader."""
+        """End the workers."""
         loader, self._loader = self._loader, None
         if loader is not None:
             loader.close()
@@ -111,15 +110,15 @@ class TrainingLoop:
         self, trainer: Trainer, config: TrialConfig, window_s: float, line: Line, begins: Callable[[], None]
     ) -> TrainingRun | TrialFailure:
         line.enter("first batch")
-        batch = self._first_batch(config, line)
+        self.end()
+        self._loader = self._make_loader(config)
+        batch = self._loader.next_batch()
         line.enter("training")
         begins()
-        feed = Feed(trainer)
-        _step(trainer, feed, batch, marks_for(trainer.device))  # uncounted: the wait for it was before the first window
+        _step(trainer, batch, marks_for(trainer.device))  # uncounted: the wait for it was before the first window
         del batch
         num_compiled = trainer.num_compiled()
-        assert self._loader is not None
-        loop = TimedLoop(trainer, self._loader, line, feed)
+        loop = TimedLoop(trainer, self._loader, line)
         rule = WindowRule(window_s, config.loader.num_workers)
         windows: list[Window] = []
         while (window := loop.window(rule)) is not None:  # a window that the stop cuts short is dropped
@@ -136,17 +135,6 @@ class TrainingLoop:
             workers=self._loader.shares(),
         )
 
-    def _first_batch(self, config: TrialConfig, line: Line) -> Batch:
-        if self._loader is not None and (
-            self._remedies != config.remedies or not self._loader.can_switch_to(config.loader)
-        ):
-            self.end()
-        if self._loader is None:
-            self._loader, self._remedies = self._make_loader(config), config.remedies
-            return self._loader.next_batch()
-        # Batches of the configuration before are dropped: their size fits in the memory of its own recipe alone.
-        return self._loader.switch(config.loader, line.pulse)
-
 
 class _Edge(NamedTuple):
     """What is read where one window ends and the next begins."""
@@ -162,9 +150,8 @@ class _Edge(NamedTuple):
 class TimedLoop:
     """Training steps in windows that abut: where one ends the next begins. The first begins as this is made."""
 
-    def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line, feed: Feed | None = None) -> None:
+    def __init__(self, trainer: Trainer, loader: EndlessLoader, line: Line) -> None:
         self._trainer, self._loader, self._line = trainer, loader, line
-        self._feed = feed or Feed(trainer)
         trainer.synchronize()
         self._marks = marks_for(trainer.device)
         self._edge = self._look()
@@ -200,7 +187,7 @@ class TimedLoop:
             counts.left.append(depth.untaken)
         self._loader.waited(waited)
         counts.wait_s += waited
-        _step(self._trainer, self._feed, batch, self._marks)
+        _step(self._trainer, batch, self._marks)
         counts.steps += 1
         counts.samples += self._trainer.num_samples(batch)
         tokens = num_tokens(batch)
@@ -244,10 +231,10 @@ class TimedLoop:
         )
 
 
-def _step(trainer: Trainer, feed: Feed, batch: Batch, marks: HostMarks) -> None:
+def _step(trainer: Trainer, batch: Batch, marks: HostMarks) -> None:
     """One step; a function of its own, so that the batch on the device goes with it and not with the next one's."""
     marks.copying()
-    on_device = feed.batch(batch)
+    on_device = trainer.receive(batch)
     marks.stepping()
     trainer.step(on_device)
     marks.stepped()

@@ -27,7 +27,6 @@ from loadtune.workload import (
     make_optimizer,
     moved,
     own_structure,
-    tensors_of,
     user_traceback,
 )
 
@@ -117,7 +116,6 @@ class Trainer:
         self._dtype = AUTOCAST_DTYPES[recipe.precision]
         self.places = places
         self._on_device = workload.on_device
-        self.copies_ahead = workload.copy_ahead and model.device.type == "cuda"
         self._batch_size = batch_size
         self.accumulate = workload.spec.accumulate
         """Batches whose gradients are summed before the optimizer steps."""
@@ -172,10 +170,7 @@ class Trainer:
 
     def receive(self, batch: Batch) -> Batch:
         """What a loader delivered, on the device and ready to be trained on."""
-        return self.prepared(self.to_device(batch))
-
-    def prepared(self, batch: Batch) -> Batch:
-        """A batch of the loader that is on the device, after what the job does with it there."""
+        batch = self.to_device(batch)
         for change in self._on_device:
             batch = change(batch)
         return self.to_device(batch) if self._on_device else batch
@@ -343,26 +338,3 @@ def resized(samples: Batch, image_size: int) -> Batch:
     if targets.dim() == 3:
         targets = interpolate(targets[:, None].float(), size)[:, 0].to(targets.dtype)
     return interpolate(inputs, size), targets
-
-
-class Feed:
-    """Given a batch of the loader, returns one to train on: the same, or the one before where copies go ahead."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._stream = torch.cuda.Stream(trainer.device) if trainer.copies_ahead else None  # type: ignore[no-untyped-call]
-        self._waiting: tuple[Batch, torch.cuda.Event] | None = None
-
-    def batch(self, loaded: Batch) -> Batch:
-        """On the device. With copies ahead the first batch is trained on twice."""
-        if self._stream is None:
-            return self._trainer.receive(loaded)
-        with torch.cuda.stream(self._stream):
-            copied = self._trainer.to_device(loaded), self._stream.record_event()
-        ready, event = self._waiting or copied
-        self._waiting = copied
-        current = torch.cuda.current_stream(self._trainer.device)
-        current.wait_event(event)
-        for tensor in tensors_of(ready):
-            tensor.record_stream(current)
-        return self._trainer.prepared(ready)

@@ -9,15 +9,13 @@ from loadtune.changes.base import FEWEST_EXAMINED, NotApplicableError, Remedy, S
 from loadtune.changes.decoding import DraftDecoding
 from loadtune.changes.fetching import BatchedFetch, Cached
 from loadtune.changes.recipe import FusedOptimizer
-from loadtune.changes.transfer import CopyAhead, HalfTransfer, Uint8Transfer
+from loadtune.changes.transfer import Uint8Transfer
 from loadtune.changes.workers import OpencvThreads, WorkerThreads
 
 _ALL: tuple[Remedy, ...] = (
     DraftDecoding(),
     Uint8Transfer(),
-    HalfTransfer(),
     BatchedFetch(),
-    CopyAhead(),
     FusedOptimizer(),
     WorkerThreads(),
     OpencvThreads(),

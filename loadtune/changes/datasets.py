@@ -69,10 +69,6 @@ class OnInputs:
         return map_tensors(batch, lambda tensor: waiting.pop()(tensor) if waiting else tensor)
 
 
-def collate_halved(collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
-    return OnInputs(torch.Tensor.half)(collate(samples))
-
-
 def owner_of(dataset: Any) -> Any:
     """The dataset that loads samples: behind any number of `Subset`."""
     return owner_of(dataset.dataset) if isinstance(dataset, Subset) else dataset

@@ -67,8 +67,9 @@ class StepPlan:
         return self.takes_inputs and isinstance(self.example[0], torch.Tensor) and self.example[0].dim() == 4
 
     def batch(self, batch_size: int) -> Batch:
-        """Zeros; fake ones under `fake`."""
-        return self.places.zeros(self.example, batch_size)
+        """The example's samples again and again; fake ones under `fake`."""
+        num = self.places.num_samples(self.example)
+        return self.places.take(self.example, [at % num for at in range(batch_size)])
 
 
 def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: LiveObjects | None = None) -> StepPlan:

@@ -1,8 +1,7 @@
 """Cores: how many this process may really use, what they are called, and how busy they are, all processes together.
 
-In: the affinity mask, the cgroup quota, ``/proc`` and ``/sys``, the kernel's counters of CPU time. Out: plain numbers
-for `HostFacts`, and three probes. Which counter is right depends on what bounds us: under a quota the group's own
-account (the host's cores are busy with others as well), else the cores this process may run on.
+Which counter is right depends on what bounds us: under a quota the group's own account (the host's cores are busy with
+others as well), else the cores this process may run on.
 """
 
 import math
@@ -13,8 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from loadtune.host.cgroup import UNIFIED, CpuQuota, parse_counters, read_cpu_quota, read_group_folders, read_text
-from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Growth, Look, Missing, Probe
+from loadtune.host.cgroup import CpuQuota, parse_counters, read_cpu_quota, read_group_folders, read_text
+from loadtune.host.sensing import BUSY_CORES, OWN_CORES, Count, Look, Probe
 
 
 def read_num_usable_cores() -> int:
@@ -57,46 +56,30 @@ def parse_cpu_name(cpuinfo: str) -> str | None:
     return next((name for name in names if name), None)
 
 
-NS_PER_S = 1e9
-US_PER_S = 1e6
-
-_CPU_STAT = {
-    "usage_usec": ("cgroup_cpu_cores", US_PER_S),
-    "nr_throttled": ("num_cpu_throttles", 1),
-    "throttled_time": ("cpu_throttled_s", NS_PER_S),  # v1's
-    "throttled_usec": ("cpu_throttled_s", US_PER_S),
-}
-
-
 class CpuUse(Probe):
     """``num_cores`` cores' worth of CPU time, and what this very process has part in it."""
 
     figures = ("cpu_utilization_fraction", BUSY_CORES, OWN_CORES)
 
-    def __init__(
-        self, busy_s: Callable[[], float | None], num_cores: float, own_s: Callable[[], float] = time.process_time
-    ) -> None:
+    def __init__(self, busy_s: Callable[[], float | None], num_cores: float) -> None:
         """``busy_s`` counts seconds, and only grows. None: it cannot be read now."""
-        self._busy_s, self._num_cores, self._own_s = busy_s, num_cores, own_s
-        self._growth = Growth[str]()
+        self._busy_s, self._num_cores = busy_s, num_cores
 
     def look(self, now_s: float) -> Look:
-        busy_s, own_s = self._busy_s(), self._own_s()
-        elapsed_s, more = self._growth.since(
-            now_s, {OWN_CORES: own_s} | ({} if busy_s is None else {BUSY_CORES: busy_s})
-        ) or (1.0, {})
-        cores = {figure: seconds / elapsed_s for figure, seconds in more.items()}
-        if BUSY_CORES in cores:
-            # Counters tick in 10 ms and a quota may be overdrawn for a moment: a little over 1 is no news.
-            share = min(1.0, max(0.0, cores[BUSY_CORES] / self._num_cores))
-            cores |= {"cpu_utilization_fraction": share, BUSY_CORES: share * self._num_cores}
-        return {figure: cores.get(figure) for figure in self.figures}
+        busy_s, own_s = self._busy_s(), Count(time.process_time())
+        if busy_s is None:
+            return {"cpu_utilization_fraction": None, BUSY_CORES: None, OWN_CORES: own_s}
+        return {
+            "cpu_utilization_fraction": Count(busy_s / self._num_cores),
+            BUSY_CORES: Count(busy_s),
+            OWN_CORES: own_s,
+        }
 
 
 def cpu_use(num_usable_cores: int, cores: tuple[int, ...], system: Path = Path("/")) -> CpuUse:
     """The probe with the counter that fits this machine."""
     quota = read_cpu_quota(system)
-    counter = None if quota is None else group_counter(quota.folder, system)
+    counter = None if quota is None else _group_counter(quota.folder, system)
     if quota is None or counter is None:
         return CpuUse(core_counter(cores), num_usable_cores)
     return CpuUse(counter, min(quota.cores, num_usable_cores))
@@ -122,65 +105,17 @@ def _busy_s(times: object) -> float:
     return sum(float(getattr(times, kind, 0.0)) for kind in ("user", "nice", "system", "irq", "softirq", "steal"))
 
 
-def parse_cpu_stat(text: str) -> dict[str, float]:
-    """A group's account in ``cpu.stat`` of either version, by the figure made of it. What it lacks is left out."""
-    counts = parse_counters(text)
-    return {figure: counts[name] / unit for name, (figure, unit) in _CPU_STAT.items() if name in counts}
-
-
-def group_counter(folder: Path, system: Path = Path("/")) -> Callable[[], float | None] | None:
+def _group_counter(folder: Path, system: Path) -> Callable[[], float | None] | None:
     """CPU seconds used by the group of that folder. None: the kernel keeps no account for it."""
+    # v1: mounted apart from cpu, the account is in the group of the same name.
+    accounts = [each for each in read_group_folders("cpuacct", system) if each.name == folder.name] or [folder]
 
     def v1_usage_s() -> float | None:
-        text = read_text(_v1_usage(folder, system))
-        return int(text) / NS_PER_S if text.strip().isdigit() else None
+        text = read_text(accounts[0] / "cpuacct.usage").strip()
+        return int(text) / 1e9 if text.isdecimal() else None
 
     def v2_usage_s() -> float | None:
-        return parse_cpu_stat(read_text(folder / "cpu.stat")).get("cgroup_cpu_cores")
+        used_us = parse_counters(read_text(folder / "cpu.stat")).get("usage_usec")
+        return None if used_us is None else used_us / 1e6
 
-    readers = (v2_usage_s, v1_usage_s)
-    return next((reader for reader in readers if reader() is not None), None)
-
-
-def _v1_usage(folder: Path, system: Path) -> Path:
-    """Mounted apart from cpu, the account is in the group of the same name; our own where there is none."""
-    folders = read_group_folders("cpuacct", system)
-    same = (other for other in folders if other == folder or other.name == folder.name)
-    return next(same, folders[0] if folders else folder) / "cpuacct.usage"
-
-
-def accounting_folder(system: Path = Path("/")) -> Path | None:
-    """The group whose quota binds; without a quota our own, or the nearest above it that keeps an account.
-
-    One that counts throttling comes first: where both versions are mounted, v2's root does not.
-    """
-    quota = read_cpu_quota(system)
-    if quota is not None:
-        return quota.folder
-    folders = (*read_group_folders(UNIFIED, system), *read_group_folders("cpu", system))
-    accounts = [(folder, parse_cpu_stat(text)) for folder in folders if (text := read_text(folder / "cpu.stat"))]
-    return min(accounts, key=lambda account: "num_cpu_throttles" not in account[1], default=(None, None))[0]
-
-
-class GroupCpu(Probe):
-    """CPU that the control group used, and how long its quota held it back, since the last look."""
-
-    figures = ("cgroup_cpu_cores", "num_cpu_throttles", "cpu_throttled_s")
-
-    def __init__(self, system: Path = Path("/")) -> None:
-        self._folder = accounting_folder(system)
-        self._usage_s = None if self._folder is None else group_counter(self._folder, system)
-        self._growth = Growth[str]()
-
-    def look(self, now_s: float) -> Look:
-        if self._folder is None:
-            return self.all_missing("no control group accounts for CPU time here")
-        counted = parse_cpu_stat(read_text(self._folder / "cpu.stat"))
-        usage_s = None if self._usage_s is None else self._usage_s()
-        counted |= {} if usage_s is None else {"cgroup_cpu_cores": usage_s}
-        unknown = {f: Missing("the control group does not count it") for f in self.figures if f not in counted}
-        elapsed_s, more = self._growth.since(now_s, counted) or (1.0, {})
-        seen = {figure: max(0, count) for figure, count in more.items()}
-        if "cgroup_cpu_cores" in seen:
-            seen["cgroup_cpu_cores"] /= elapsed_s
-        return unknown | seen
+    return next((reader for reader in (v2_usage_s, v1_usage_s) if reader() is not None), None)

@@ -7,11 +7,10 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from loadtune.errors import DeviceError
 from loadtune.host.memory import read_ram
-from loadtune.host.nvml import NOT_SUPPORTED, NVML, Answer, Nvml
+from loadtune.host.nvml import NOT_SUPPORTED, NVML, Answer, Nvml, NvmlDevice
 from loadtune.records.facts import Device, GpuFacts, GpuProcess, HostFacts
 from loadtune.units import bytes_text, percent_text
 
@@ -25,7 +24,7 @@ _PROCESS_LISTS = (
 _MEMORY_V2 = 0x02000028
 """NVML's number for the memory figures that hold the driver's own share apart; drivers before 510 do not know it."""
 
-_CORES_PER_SM = {
+_CORES_PER_SM: dict[tuple[int, ...], int] = {
     **dict.fromkeys(((6, 0), (7, 0), (7, 2), (7, 5), (8, 0)), 64),
     **dict.fromkeys(((6, 1), (6, 2), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)), 128),
 }
@@ -40,7 +39,7 @@ def read_gpus(nvml: Nvml = NVML) -> tuple[GpuFacts, ...]:
     # One that does not say its name keeps its place, or the indices after it would name the wrong GPUs.
     installed = [(handle and nvml.ask("nvmlDeviceGetUUID", handle)) or "" for handle in handles]
     visible = visible_uuids(os.environ.get("CUDA_VISIBLE_DEVICES"), installed)
-    facts = (_read_gpu(uuid, nvml) for uuid in visible)
+    facts = (_read_gpu(NvmlDevice(uuid, nvml)) for uuid in visible)
     return tuple(gpu for gpu in facts if gpu is not None)
 
 
@@ -52,52 +51,49 @@ def read_driver(nvml: Nvml = NVML) -> str | None:
 
 def read_memory_used_bytes(uuid: str, nvml: Nvml = NVML) -> int | None:
     """Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`."""
-    handle = nvml.device(uuid)
-    memory = None if handle is None else nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    memory = NvmlDevice(uuid, nvml).value("nvmlDeviceGetMemoryInfo")
     return None if memory is None else int(memory.total - memory.free)
 
 
-def _read_gpu(uuid: str, nvml: Nvml) -> GpuFacts | None:
+def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
     """None: a GPU that cannot be read (fallen off the bus, a MIG name of no instance) cannot be trained on."""
-    handle = nvml.device(uuid)
-    memory = None if handle is None else _read_memory(handle, nvml)
-    # A MIG instance has no index of its own.
-    parent = nvml.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if uuid.startswith("MIG-") else handle
-    index = None if parent is None else nvml.ask("nvmlDeviceGetIndex", parent)
+    memory, index = _read_memory(device), device.value("nvmlDeviceGetIndex")
+    if device.uuid.startswith("MIG-"):  # an instance has no index of its own
+        parent = device.value("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+        index = None if parent is None else device.nvml.ask("nvmlDeviceGetIndex", parent)
     if memory is None or index is None:
         return None
-    rates = nvml.ask("nvmlDeviceGetUtilizationRates", handle)  # of the last 1/6 to 1 s; under MIG there is none
-    capability = nvml.ask("nvmlDeviceGetCudaComputeCapability", handle)
+    rates = device.value("nvmlDeviceGetUtilizationRates")  # of the last 1/6 to 1 s; under MIG there is none
+    capability = device.value("nvmlDeviceGetCudaComputeCapability")
     return GpuFacts(
-        uuid=uuid,
+        uuid=device.uuid,
         index=index,
-        name=nvml.ask("nvmlDeviceGetName", handle) or "NVIDIA GPU",
+        name=device.value("nvmlDeviceGetName") or "NVIDIA GPU",
         total_bytes=memory[0],
         free_bytes=memory[1],
         utilization_fraction=None if rates is None else float(rates.gpu) / 100,
-        processes=_read_processes(handle, nvml),
+        processes=_read_processes(device),
         driver_bytes=memory[2],
-        num_multiprocessors=_read_multiprocessors(handle, nvml),
+        num_multiprocessors=_read_multiprocessors(device, tuple(capability or ())),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
     )
 
 
-def _read_multiprocessors(handle: Any, nvml: Nvml) -> int | None:
-    attributes = nvml.ask("nvmlDeviceGetAttributes", handle)  # of a MIG instance; a whole GPU has none
+def _read_multiprocessors(device: NvmlDevice, capability: tuple[int, ...]) -> int | None:
+    attributes = device.value("nvmlDeviceGetAttributes")  # of a MIG instance; a whole GPU has none
     if attributes is not None:
         return int(attributes.multiprocessorCount)
-    cores = nvml.ask("nvmlDeviceGetNumGpuCores", handle)
-    per_sm = _CORES_PER_SM.get(tuple(nvml.ask("nvmlDeviceGetCudaComputeCapability", handle) or ()))
+    cores, per_sm = device.value("nvmlDeviceGetNumGpuCores"), _CORES_PER_SM.get(capability)
     return None if not cores or per_sm is None else int(cores) // per_sm
 
 
-def _read_memory(handle: Any, nvml: Nvml) -> tuple[int, int, int | None] | None:
+def _read_memory(device: NvmlDevice) -> tuple[int, int, int | None] | None:
     """Total, free, and the driver's own. A GPU without memory of its own (GB10, Jetson) shares the machine's, and NVML
     refuses to say."""
-    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
+    memory = device.value("nvmlDeviceGetMemoryInfo", _MEMORY_V2)
     if memory is not None:
         return int(memory.total), int(memory.free), int(memory.reserved)
-    answer = nvml.attempt("nvmlDeviceGetMemoryInfo", handle)
+    answer = device.ask("nvmlDeviceGetMemoryInfo")
     if answer.value is not None:
         return int(answer.value.total), int(answer.value.free), None
     if answer.code == NOT_SUPPORTED:
@@ -106,16 +102,16 @@ def _read_memory(handle: Any, nvml: Nvml) -> tuple[int, int, int | None] | None:
     return None
 
 
-def _read_processes(handle: Any, nvml: Nvml) -> tuple[GpuProcess, ...]:
+def _read_processes(device: NvmlDevice) -> tuple[GpuProcess, ...]:
     """Names are NVML's: in a container the process ids are the host's, and /proc would name somebody else."""
-    used = read_process_memory(handle, nvml).value or {}
-    found = [GpuProcess(pid=pid, name=_program(pid, nvml), used_bytes=held) for pid, held in used.items()]
+    used = read_process_memory(device).value or {}
+    found = [GpuProcess(pid=pid, name=_program(pid, device.nvml), used_bytes=held) for pid, held in used.items()]
     return tuple(sorted(found, key=lambda process: -(process.used_bytes or 0)))
 
 
-def read_process_memory(handle: Any, nvml: Nvml) -> Answer:
+def read_process_memory(device: NvmlDevice) -> Answer:
     """Process id → bytes it holds, None where the driver does not say; a reason where no list can be had."""
-    answers = [nvml.attempt(function, handle) for function in _PROCESS_LISTS]
+    answers = [device.ask(function) for function in _PROCESS_LISTS]
     if all(answer.reason is not None for answer in answers):
         return answers[0]
     used: dict[int, int | None] = {}
@@ -178,19 +174,20 @@ def choose_device(host: HostFacts, requested: str | None) -> Device:
 
     None takes the freest GPU, else the CPU. Raises DeviceError where the GPU asked for is not there.
     """
-    wanted = "" if requested is None else requested.strip().lower()
+    wanted = "cuda" if requested is None else requested.strip().lower()
     if wanted == "cpu" or (requested is None and not host.gpus):
         return Device(kind="cpu", name=host.cpu_name or "CPU")
-    if requested is None or wanted == "cuda":
-        return _cuda(freest_gpu(host))
-    if wanted.startswith("cuda:"):
-        number = wanted.removeprefix("cuda:")
-        if not number.isdecimal() or int(number) >= len(host.gpus):
-            raise _refusal(host, f"--device is {requested!r}, which this machine does not have.")
-        return _cuda(host.gpus[int(number)])
-    if wanted.startswith(("gpu-", "mig-")):
-        return _cuda(_named(host, requested, wanted))
-    raise _refusal(host, f"--device is {requested!r}, which is not a device name.")
+    if wanted == "cuda":
+        found = [freest_gpu(host)]
+    elif wanted.startswith(("gpu-", "mig-")):
+        uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
+        found = [gpu for gpu in host.gpus if gpu.uuid in uuids]
+    else:
+        found = [gpu for number, gpu in enumerate(host.gpus) if wanted == f"cuda:{number}"]
+    if len(found) != 1:
+        problem = f"matches {len(found)} GPUs" if found else "this machine does not have"
+        raise _refusal(host, f"--device is {requested!r}, which {problem}.")
+    return Device(kind="cuda", uuid=found[0].uuid, name=found[0].name)
 
 
 def freest_gpu(host: HostFacts) -> GpuFacts:
@@ -201,18 +198,6 @@ def freest_gpu(host: HostFacts) -> GpuFacts:
     free = (gpu for gpu in host.gpus if gpu.free_bytes >= enough)
     # One that does not say how busy it is comes after those that do.
     return min(free, key=lambda gpu: math.inf if gpu.utilization_fraction is None else gpu.utilization_fraction)
-
-
-def _named(host: HostFacts, requested: str, wanted: str) -> GpuFacts:
-    uuids = matching(wanted, [gpu.uuid for gpu in host.gpus])
-    if len(uuids) != 1:
-        problem = f"matches {len(uuids)} GPUs" if uuids else "this machine does not have"
-        raise _refusal(host, f"--device is {requested!r}, which {problem}.")
-    return next(gpu for gpu in host.gpus if gpu.uuid == uuids[0])
-
-
-def _cuda(gpu: GpuFacts) -> Device:
-    return Device(kind="cuda", uuid=gpu.uuid, name=gpu.name)
 
 
 def _refusal(host: HostFacts, problem: str) -> DeviceError:

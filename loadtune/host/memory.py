@@ -64,9 +64,8 @@ class RamUse(Probe):
 
     def look(self, now_s: float) -> Look:
         ram, (total, free) = read_ram(), read_shm()
-        return dict(
-            zip(self.figures, (ram.available_bytes, ram.limit_bytes - ram.available_bytes, total - free), strict=True)
-        )
+        used = ram.limit_bytes - ram.available_bytes
+        return dict(zip(self.figures, (ram.available_bytes, used, total - free), strict=True))
 
 
 def read_oom_kills(system: Path = Path("/")) -> int | None:

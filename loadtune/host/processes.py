@@ -1,22 +1,21 @@
 """What the training process and everything it started use, by role: CPU time as cores, memory, reads.
 
-In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: three probes, two of which look
-rarely, at the processes that the first has found; and a guard that says, while a request runs, when it is time to end a
-training process that takes all RAM, before the kernel kills one, which need not be the one whose memory grew.
+In: a process id that may change or be None, psutil, and files of ``/proc/<pid>``. Out: two probes; and a guard that
+says, while a request runs, when it is time to end a training process that takes all RAM, before the kernel kills one,
+which need not be the one whose memory grew.
 """
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from loadtune.host.cgroup import read_text
 from loadtune.host.memory import Ram, read_ram
-from loadtune.host.sensing import ANONYMOUS, Growth, Look, Probe
+from loadtune.host.sensing import ANONYMOUS, Look, Probe
 
 Role = Literal["main", "worker", "other"]
-Number = TypeVar("Number", int, float)
 
 WORKER_NAME = "pt_data_worker"
 """PyTorch gives this name to a worker's main thread, however it was started, and that is the process's name."""
@@ -41,7 +40,8 @@ class Used(NamedTuple):
 
 
 class ProcessTree(Probe):
-    """CPU cores and resident memory.
+    """CPU cores, resident memory, and memory that the training process and its workers allocated themselves: no files
+    they mapped, no batches in /dev/shm.
 
     Processes that come and go between two looks, such as the decoder that a dataset starts for each sample, are seldom
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
@@ -53,6 +53,7 @@ class ProcessTree(Probe):
         "main_cpu_cores",
         "workers_cpu_cores",
         "other_cpu_cores",
+        *ANONYMOUS,
     )
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
@@ -61,9 +62,9 @@ class ProcessTree(Probe):
         self._followed: list[tuple[Any, Role]] = []
         self._last: dict[Any, Used] = {}
         """What each had used at the last look."""
+        self._looked_s = 0.0
         self._unmatched_s = 0.0
         """CPU time of processes that were gone at the last look, and that no parent's account had yet."""
-        self._looked_s = 0.0
         self._search_due_s = 0.0
 
     @property
@@ -83,26 +84,28 @@ class ProcessTree(Probe):
         self._followed = [each for each in self._followed if each[0] in self._last]
         if not self._last:
             return dict.fromkeys(self.figures)
-
-        def cores(role: Role) -> list[float | None]:
-            """None: seen for the first time."""
-            return [
-                max(0.0, self._last[process].cpu_s - last[process].cpu_s) / elapsed_s
-                if process in last and elapsed_s > 0
-                else None
-                for process in self.of(role)
-            ]
-
-        main, workers, others = cores("main"), cores("worker"), cores("other")
-        others += [self._brief_s(last) / elapsed_s] if last and elapsed_s > 0 else []
-        return {
-            "bench_cpu_cores": _sum([*main, *workers, *others]),
+        main, workers = ([self._last[process] for process in self.of(role)] for role in ("main", "worker"))
+        found: dict[str, Any] = {
             # torch.compile's own processes stay after the compiling, and are no part of what training needs.
-            "bench_rss_bytes": _sum([self._last[each].rss_bytes for each in (*self.of("main"), *self.of("worker"))]),
-            "main_cpu_cores": _sum(main),
-            "workers_cpu_cores": _sum(workers),
-            "other_cpu_cores": _sum(others),
+            "bench_rss_bytes": sum(use.rss_bytes for use in (*main, *workers)),
+            **dict(zip(ANONYMOUS, (_anonymous(main), _anonymous(workers), len(workers)), strict=True)),
         }
+        if not last or elapsed_s <= 0:
+            return dict.fromkeys(self.figures) | found
+        cores = {role: self._cpu_s(role, last) for role in ("main", "worker", "other")}
+        cores["other"] = (cores["other"] or 0.0) + self._brief_s(last)
+        rates = {role: None if used_s is None else used_s / elapsed_s for role, used_s in cores.items()}
+        return found | {
+            "bench_cpu_cores": sum(rate for rate in rates.values() if rate is not None),
+            "main_cpu_cores": rates["main"],
+            "workers_cpu_cores": rates["worker"],
+            "other_cpu_cores": rates["other"],
+        }
+
+    def _cpu_s(self, role: Role, last: Mapping[Any, Used]) -> float | None:
+        """Since the last look. None: none of them was there then."""
+        used = [self._last[each].cpu_s - last[each].cpu_s for each in self.of(role) if each in last]
+        return sum(max(0.0, each) for each in used) if used else None
 
     def _brief_s(self, last: Mapping[Any, Used]) -> float:
         """CPU time, since the last look, of processes that came or went. A parent may wait a moment after the end."""
@@ -174,9 +177,8 @@ def _asked(question: Callable[[], Any]) -> Any:
         return None
 
 
-def _sum(values: Iterable[Number | None]) -> Number | None:
-    known = [value for value in values if value is not None]
-    return sum(known[1:], known[0]) if known else None
+def _anonymous(used: Iterable[Used]) -> int:
+    return sum(use.anonymous_bytes for use in used)
 
 
 class Reads(Probe):
@@ -193,8 +195,10 @@ class Reads(Probe):
         self._tree = tree
         self._root_pid: int | None = None
         self._had_workers = False
-        self._highest = 0
-        self._growth = Growth[Any]()
+        self._looked_s = 0.0
+        self._fetched = 0
+        self._last: dict[Any, int] = {}
+        """What each of those that load had read at the last look."""
 
     def look(self, now_s: float) -> Look:
         processes = self._tree.processes
@@ -204,33 +208,21 @@ class Reads(Probe):
         counts = {process: counted for process in processes if (counted := _asked(process.io_counters)) is not None}
         if not counts:
             return self.all_missing("the kernel does not tell what a process reads")
-        fetched, last = sum(counted.read_bytes for counted in counts.values()), self._highest
         is_another, self._root_pid = processes[0].pid != self._root_pid, processes[0].pid
-        self._highest = fetched if is_another else max(fetched, last)
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        before = 0 if is_another else self._fetched
+        self._fetched = max(before, sum(counted.read_bytes for counted in counts.values()))
         workers = self._tree.of("worker")
         self._had_workers = bool(workers) or (self._had_workers and not is_another)
         loading = workers if self._had_workers else self._tree.of("main")
-        grown = self._growth.since(now_s, {each: counts[each].read_chars for each in loading if each in counts})
-        if grown is None or is_another:
+        last, self._last = self._last, {each: counts[each].read_chars for each in loading if each in counts}
+        if is_another or elapsed_s <= 0:
             return dict.fromkeys(self.figures)
-        elapsed_s, more = grown
-        read = sum(more.values()) / elapsed_s if more else None
-        return dict(zip(self.figures, ((self._highest - last) / elapsed_s, read), strict=True))
-
-
-class AnonymousMemory(Probe):
-    """What the training process and its workers allocated themselves: no files they mapped, no batches in /dev/shm."""
-
-    figures = (ANONYMOUS,)
-
-    def __init__(self, tree: ProcessTree) -> None:
-        self._tree = tree
-
-    def look(self, now_s: float) -> Look:
-        main, workers = ([anonymous_bytes(each.pid) for each in self._tree.of(role)] for role in ("main", "worker"))
-        if not main or main[0] is None:
-            return {ANONYMOUS: None}
-        return {ANONYMOUS: (main[0], sum(held or 0 for held in workers), sum(held is not None for held in workers))}
+        read = [count - last[each] for each, count in self._last.items() if each in last]
+        return {
+            "disk_read_bytes_per_s": (self._fetched - before) / elapsed_s,
+            "file_read_bytes_per_s": sum(read) / elapsed_s if read else None,
+        }
 
 
 def anonymous_bytes(pid: int) -> int | None:

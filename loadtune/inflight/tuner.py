@@ -78,7 +78,7 @@ class Tuner:
     ) -> None:
         """``replayed``: repeat its switches in place of tuning. ``learnt_file``: for what is found; see `learnt`."""
         self.account, self.options, self.replayed, self.learnt_file = account, options, replayed, learnt_file
-        self.own = replace(Settings.of(loader), batch_size=None)  # which never changes here
+        self.own = Settings.of(loader)
         self.is_stream = loader._dataset_kind != private.MAP_STYLE
         self.method = start_method(loader.multiprocessing_context)
         self.cores = Shared.cores()
@@ -379,7 +379,7 @@ class Tuner:
     # States
 
     def _look(self, reading: Reading) -> None:
-        """What the present state makes of what was measured. Ranks step together: the pace of the job is everybody's."""
+        """What the present state makes of what was measured. Ranks step together, so they have one pace."""
         if Shared.ranks is not None:
             self._tell_ranks(reading)
             pace_s = Shared.ranks.pace_s()

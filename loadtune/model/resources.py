@@ -28,8 +28,7 @@ ms beside pinned bytes, nothing where batches are not pinned.
 ``crowding`` is what a worker's CPU time grows by while cores are shared: ``1 + crowd × (busy cores ÷ usable cores)²``.
 Busy cores follow from the throughput itself, so both are iterated.
 
-Copies run on the stream that computes, so both add up, unless they have a stream of their own (``job.copies_ahead``).
-With 0 workers the training process does everything in turn:
+Copies run on the stream that computes, so both add up. With 0 workers the training process does everything in turn:
 loading, pinning, copying and computing add up in ``main``. (Unpinned copies wait for the step before, and while a batch
 is pinned its memory cannot be reused.) Measured on an H200, also with pinning: 7.16 ms for 6.89 of computing, 0.25 of
 loading and pinning.
@@ -74,8 +73,6 @@ class Job:
     on_gpu: bool
     compute: Mapping[str, tuple[tuple[float, float], ...]]
     """By recipe: (batch size, seconds a sample) of training steps without a loader, smallest batch first."""
-    copies_ahead: bool = False
-    """Whether the next batch is copied on a stream of its own, while the current one is trained on."""
     changes: tuple[str, ...] = ()
     """Names of the changes of the code in this job."""
     changed: tuple["Job", ...] = ()
@@ -215,7 +212,6 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
     alone_s = compute * slower
     none, gpu = np.zeros(len(b)), job.on_gpu
     syncs = np.array([[recipe in each.syncing for recipe in job.compute] for each in codes])[points.code, points.recipe]
-    ahead = np.array([each.copies_ahead for each in codes])[points.code]
     sync_s = np.where(syncs & gpu, value["sync"] / b, 0.0)
     rate = np.where(points.pinned, value["copy_rate"], value["unpinned_rate"])
     copy_s = sample_bytes / rate if gpu else none
@@ -235,7 +231,7 @@ def demands(theta: Array, job: Job, points: Points, *, with_parts: bool = False)
         computing_s = 0.0 if gpu else alone_s * job.num_cores * (1 + value["spin"] * stolen)
         waits_s = sync_s * crowding * pin_busy
         steps_s = alone_s + waits_s
-        device_s = np.where(ahead, np.maximum(steps_s, copy_s), steps_s + copy_s)
+        device_s = steps_s + copy_s
         serial_s = make + np.where(pins, hand_s, 0.0) + lock_s + np.maximum(device_s, launches_s)
         each: dict[Resource, Array] = {
             "workers": np.where(in_process, 0.0, (make + send_s) / (np.maximum(1, w) * np.minimum(1.0, value["busy"]))),

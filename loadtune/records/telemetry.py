@@ -86,12 +86,6 @@ class Telemetry:
     """Whole machine, of the usable cores: 1.0 is all of them busy. Under a CPU quota: of the quota, our group alone."""
     others_cpu_cores: float | None = None
     """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
-    cgroup_cpu_cores: float | None = None
-    """Cores' worth of CPU time that our control group used, whoever else is on the machine."""
-    num_cpu_throttles: int | None = None
-    """Periods in which the group's CPU quota ran out. Above 0: the quota, not the cores, is the wall."""
-    cpu_throttled_s: float | None = None
-    """How long the group's threads were held back for it; more than the span where several were."""
     bench_cpu_cores: float | None = None
     """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
     bench_rss_bytes: int | None = None
@@ -118,14 +112,6 @@ class Telemetry:
     timeline: Timeline | None = None
     missing: dict[str, str] = field(default_factory=dict)
     """Which of these fields could not be read, and why. Without what does not apply, such as a GPU's on a CPU."""
-
-    @property
-    def cpu_throttled_fraction(self) -> float | None:
-        """Of the CPU time that the control group used or had withheld by its quota, the second."""
-        if self.cpu_throttled_s is None or self.cgroup_cpu_cores is None:
-            return None
-        asked_s = self.cpu_throttled_s + self.cgroup_cpu_cores * self.seconds
-        return self.cpu_throttled_s / asked_s if asked_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

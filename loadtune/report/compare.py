@@ -101,7 +101,7 @@ _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_fr
 _BESIDE_THE_STEP = ("data_root", "seed", "batch_dim", "objects")
 """Of a `WorkloadSpec`: what does not make another training step of it."""
 
-_OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j", "num_cpu_throttles", "cpu_throttled_s")
+_OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j")
 """Of a `Telemetry`: more where a run took longer, whatever the machine did."""
 
 _VISIBLE = 0.03
@@ -247,7 +247,7 @@ def _figures(runs: Sequence[Measurement]) -> dict[str, float]:
     names = [field.name for field in fields(Telemetry) if field.name not in _OF_A_RUNS_LENGTH]
     own = ("wait_fraction", "first_batch_s", "peak_allocated_bytes", "samples_per_joule")
     figures = [(name, [getattr(run, name) for run in runs]) for name in own]
-    figures += [(name, [getattr(each, name) for each in seen]) for name in (*names, "cpu_throttled_fraction")]
+    figures += [(name, [getattr(each, name) for each in seen]) for name in names]
     known = [(name, [value for value in values if isinstance(value, (int, float))]) for name, values in figures]
     return {name: statistics.fmean(values) for name, values in known if values}
 

@@ -3,7 +3,6 @@
 import contextlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from loadtune.stream.counters import Counters
@@ -21,10 +20,8 @@ class IndexStream:
         self._iterator = source()
         self._kept: dict[int, Any] = {}
         self._again: list[int] = []
-        self.num_drawn = self.num_samples_drawn = 0
+        self.num_drawn = 0
         """In this epoch."""
-        self.has_ended = False
-        """All indices of this epoch were drawn; with `drop_last` some of the last may be in no batch."""
         self.limit: int | None = None
         """Batches from this number on are held back: the workers of a switch load them. None: no limit."""
         self.last: Any = None
@@ -36,8 +33,7 @@ class IndexStream:
         """Forget what was drawn and draw from the beginning of the next epoch."""
         self._kept.clear()
         self._again.clear()
-        self.num_drawn = self.num_samples_drawn = 0
-        self.has_ended, self.limit = False, None
+        self.num_drawn, self.limit = 0, None
         self._iterator = self._source()
 
     @property
@@ -58,16 +54,13 @@ class IndexStream:
             return position, self._kept[position]
         try:
             indices = next(self._iterator)
-        except StopIteration:
-            self.has_ended = True
-            raise
         except Exception as error:
-            self.error = error
+            if not isinstance(error, StopIteration):
+                self.error = error
             raise
         position = self.num_drawn
         self._kept[position] = indices
         self.num_drawn += 1
-        self.num_samples_drawn += _num_samples(indices)
         return position, indices
 
     def peek(self) -> None:
@@ -79,33 +72,9 @@ class IndexStream:
     def delivered(self, position: int) -> None:
         """The batch at this position reached the loop, or its exception did."""
         self.last = self._kept.pop(position)
-        self._counters.num_samples += _num_samples(self.last)
-
-    def drop(self, positions: Iterable[int]) -> None:
-        """Nobody wants these any more."""
-        for position in positions:
-            del self._kept[position]
+        self._counters.num_samples += len(self.last) if isinstance(self.last, list | tuple) else 1
 
     def take_back(self, positions: Iterable[int]) -> None:
         """Nobody loads these any more; they are drawn again."""
         for position in positions:
             heapq.heappush(self._again, position)
-
-
-def _num_samples(indices: Any) -> int:
-    return len(indices) if isinstance(indices, list | tuple) else 1
-
-
-def own_batches(sampler: Iterable[Any], batch_size: Callable[[], int], drop_last: bool) -> Iterator[list[Any]]:
-    """Index batches as torch's BatchSampler makes them, of a size that is asked for before each.
-
-    A change of the size therefore leaves no partial batch. Only the last batch of an epoch can be smaller; `drop_last`
-    drops it, as in torch.
-    """
-    indices = iter(sampler)
-    while True:
-        size = batch_size()
-        batch = list(islice(indices, size))
-        if not batch or (drop_last and len(batch) < size):
-            return
-        yield batch

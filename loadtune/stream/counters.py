@@ -1,6 +1,5 @@
 """What a switching loader delivered, what its switches took, and what stands in its queue now."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,18 +20,6 @@ class Switch:
     """Seconds until the new settings gave their first batch. None: not yet."""
     at: int | None = None
     """The number in the epoch of the first batch that the new settings load. None: not known yet."""
-    restart: bool = False
-    """Whether batches that the old workers have not delivered are dropped when the new ones are ready."""
-    blocked_s: float = 0.0
-    """Seconds of the main thread, for starting workers and drawing their first indices."""
-    max_blocked_s: float = 0.0
-    """The longest of them at a time."""
-
-    def block(self, begun: float) -> None:
-        """The main thread was at it since then."""
-        seconds = time.monotonic() - begun
-        self.blocked_s += seconds
-        self.max_blocked_s = max(self.max_blocked_s, seconds)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,14 +29,7 @@ class Counters:
     num_batches: int = 0
     num_samples: int = 0
     """Of map-style datasets. A batch that was asked for by a single index counts as one sample."""
-    blocked_s: float = 0.0
-    """Seconds in ``next()``."""
     switches: list[Switch] = field(default_factory=list)
-
-    def delivered(self, seconds: float) -> None:
-        """The loop has a batch, for which it waited so long."""
-        self.num_batches += 1
-        self.blocked_s += seconds
 
 
 class Depth(NamedTuple):
@@ -66,15 +46,14 @@ class Depth(NamedTuple):
 
 def queue_depth(iterator: Any) -> Depth | None:
     """What stands ready in a torch iterator right now; a few microseconds. None: there is no queue."""
-    try:
-        pins = iterator._data_queue is not iterator._worker_result_queue
-        # A task's entry goes when its batch is delivered; it is no longer outstanding once its batch has come.
-        set_aside = len(iterator._task_info) - iterator._tasks_outstanding
-        queued = iterator._data_queue.qsize()
-        return Depth(
-            unpinned=iterator._worker_result_queue.qsize() if pins else None,
-            ready=queued + set_aside,
-            untaken=None if pins else queued,
-        )
-    except (AttributeError, NotImplementedError, OSError):  # qsize is not there on macOS
+    if not hasattr(iterator, "_worker_result_queue"):
         return None
+    pins = iterator._data_queue is not iterator._worker_result_queue
+    # A task's entry goes when its batch is delivered; it is no longer outstanding once its batch has come.
+    set_aside = len(iterator._task_info) - iterator._tasks_outstanding
+    queued = iterator._data_queue.qsize()
+    return Depth(
+        unpinned=iterator._worker_result_queue.qsize() if pins else None,
+        ready=queued + set_aside,
+        untaken=None if pins else queued,
+    )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.util import get_temp_dir
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from loadtune.stream import torch_private as private
 from loadtune.stream.batches import IndexStream
+from loadtune.stream.counters import Switch
 from loadtune.stream.random_states import read_states, write_states
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.settings import Settings, start_method
@@ -46,9 +46,7 @@ class _Indices:
 
 def _view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
     """The loader as torch's iterators read it, with these settings. The caller's own object is left as it is."""
-    view = {name: getattr(loader, name) for name in private.LOADER_ATTRIBUTES}
-    view |= {
-        "_index_sampler": _Indices(),
+    view: dict[str, Any] = {
         "generator": torch.Generator(),  # torch draws a base seed from it, which `_Fed._base_seed` ignores
         "num_workers": settings.num_workers,
         "pin_memory": settings.pin_memory,
@@ -58,22 +56,17 @@ def _view(loader: DataLoader[Any], settings: Settings, **changes: Any) -> Any:
     }
     if settings.num_workers == 0:
         view |= {"timeout": 0, "multiprocessing_context": None}
-    return SimpleNamespace(**view | changes)
+    return private.LoaderView(loader, _Indices(), **view | changes)
 
 
-def plain_iterator(loader: DataLoader[Any], settings: Settings, *, before: Any = None) -> Any:
-    """Torch's own iterator over the loader with these settings, which cannot change while it runs.
-
-    ``before``: the last epoch's, whose persistent workers go on where it has the same settings.
-    """
-    view = _view(loader, settings, _index_sampler=loader._index_sampler, generator=loader.generator)
-    if before is not None and settings.num_workers and before.settings == settings:
+def plain_iterator(loader: DataLoader[Any], own: Settings, *, before: Any = None) -> Any:
+    """Torch's own iterator over the loader. ``before``: the last epoch's, whose persistent workers go on."""
+    view = _view(loader, own, _index_sampler=loader._index_sampler, generator=loader.generator)
+    if before is not None and own.num_workers:
         before._reset(view)
         return before
-    if before is not None and settings.num_workers:
-        before._shutdown_workers()
-    made = (private.MultiProcessIterator if settings.num_workers else private.SingleProcessIterator)(view)
-    made.settings = settings
+    made = (private.MultiProcessIterator if own.num_workers else private.SingleProcessIterator)(view)
+    made.settings = own
     return made
 
 
@@ -89,6 +82,8 @@ class _Fed:
     _base_seed = property(lambda self: self._given_seed, lambda self, drawn: None)
 
     settings: Settings
+    switch: Switch | None = None
+    """That asked for it, until its first batch was delivered. None: it was there from the beginning."""
     issued: dict[int, int]
     """Torch's number of a batch → its position in the stream, of the batches that were not delivered."""
 
@@ -106,12 +101,12 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         *,
         on_trial: bool,
         deferred: bool,
-        hang_s: float | None = None,
+        hang_s: float,
         sample_error: SampleError | None = None,
     ) -> None:
         """``on_trial``: not the caller's own settings. ``deferred``: workers start in `poll`, else now, as torch's do.
 
-        ``hang_s``: seconds without a batch after which a pool on trial counts as hung. None: never.
+        ``hang_s``: seconds without a batch after which a pool on trial counts as hung.
         """
         self._shutdown, self._pid = True, os.getpid()
         self.settings, self.stream, self.on_trial = settings, stream, on_trial
@@ -220,9 +215,9 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             self._asked_s = time.monotonic()
             try:
                 with self._failing("its workers gave no batch"):
-                    if self._hang_watch is None and self._hang_s is not None:
-                        watch, args = self._watch_for_hang, (self._hang_s,)
-                        self._hang_watch = threading.Thread(target=watch, args=args, name="loadtune-hang", daemon=True)
+                    if self._hang_watch is None:
+                        watch = self._watch_for_hang
+                        self._hang_watch = threading.Thread(target=watch, name="loadtune-hang", daemon=True)
                         self._hang_watch.start()
                     data = super()._get_data()
             finally:
@@ -230,33 +225,22 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
         self._got = data[0]
         return data
 
-    def _try_get_data(self, timeout: float | None = None) -> Any:
-        timeout = private.status_check_interval() if timeout is None else timeout
+    def _try_get_data(self, *timeout: float) -> Any:
         if not self.on_trial:
-            return super()._try_get_data(timeout)
-        if self._hang_s is not None and self._asked_s is not None:
-            left_s = self._asked_s + self._hang_s - time.monotonic()
-            if left_s <= 0:
-                raise self._hung()
-            timeout = min(timeout, left_s)
+            return super()._try_get_data(*timeout)
         with self._watching_workers():
-            return super()._try_get_data(timeout)
+            return super()._try_get_data(*timeout)
 
-    def _watch_for_hang(self, hang_s: float) -> None:
-        """In a thread: end the wait in the middle of taking a batch, which asks its worker for the shared memory.
-
-        That wait has no time limit. It ends with the worker.
-        """
-        while not self._ended.wait(hang_s / 4):
+    def _watch_for_hang(self) -> None:
+        """In a thread: taking a batch asks its worker for the shared memory, and that wait has no time limit. It ends
+        with the worker."""
+        while not self._ended.wait(self._hang_s / 4):
             asked_s = self._asked_s
-            if asked_s is not None and time.monotonic() - asked_s > hang_s:
+            if asked_s is not None and time.monotonic() - asked_s > self._hang_s:
                 self._is_hung = True
                 for worker in self._workers:
                     worker.kill()
                 return
-
-    def _hung(self) -> PoolFailedError:
-        return PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s")
 
     def _process_data(self, data: Any, *worker: Any) -> Any:
         number = next(iter(self.issued)) if self._in_order else self._got
@@ -278,7 +262,7 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
             if not self.on_trial or error is self.stream.error or error is self._others_error:
                 raise
             if self._is_hung:
-                raise self._hung() from None
+                raise PoolFailedError(f"its workers gave no batch for {self._hang_s:.0f} s") from None
             raise PoolFailedError(message) from error
 
     @contextlib.contextmanager
@@ -305,26 +289,15 @@ class Pool(_Fed, private.MultiProcessIterator):  # type: ignore[misc]
 
     def kill(self) -> None:
         """End workers that may hang, and the pool with them."""
-        self._unregister()
+        if self._worker_pids_set:  # torch would raise their death in the loop
+            private.remove_worker_pids(id(self))
+            self._worker_pids_set = False
         if self._starter is not None:
             self._starter.abandon()
         for worker in self._workers:
             worker.kill()
         self._workers_done_event = threading.Event()  # nobody reads the shared one, whose lock the killed may hold
         self.close()
-
-    def _unregister(self) -> None:
-        """Torch would raise their death in the loop."""
-        if self._worker_pids_set:
-            private.remove_worker_pids(id(self))
-            self._worker_pids_set = False
-
-    def end_at_once(self) -> None:
-        """End workers that another thread waits for in `close`, whatever they are making."""
-        self._unregister()
-        for worker in self._workers:
-            worker.kill()
-        remove_segments([worker.pid for worker in self._workers if not worker.is_alive()])
 
     def close(self, patience_s: float | None = None) -> None:
         """End the workers as torch does, which waits up to 5 s for each to finish the batch it is making.
@@ -418,8 +391,6 @@ class InProcess(_Fed, private.SingleProcessIterator):  # type: ignore[misc]
         self.issued.clear()
 
     def kill(self) -> None: ...
-
-    def end_at_once(self) -> None: ...
 
     def close(self, patience_s: float | None = None) -> None: ...
 

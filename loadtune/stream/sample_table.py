@@ -9,7 +9,6 @@ import contextlib
 import math
 import mmap
 import os
-import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -75,21 +74,18 @@ class SampleTable:
     def reserve(self, num_workers: int) -> range:
         """Rows for the workers of a pool, cleared; several pools may be there at a time."""
         with self._lock:
-            return self._reserve(num_workers)
-
-    def _reserve(self, num_workers: int) -> range:
-        first = 0
-        for rows in self._reserved:
-            if rows.start - first >= num_workers:
-                break
-            first = rows.stop
-        reserved = range(first, first + num_workers)
-        if self._end(reserved.stop) > len(self._numbers):
-            raise ValueError(f"{reserved.stop} workers are more than this table has rows for.")
-        self._clear(reserved if self._reserved else range(int(self._numbers[_HEADER * _ROW])))
-        self._reserved = sorted([*self._reserved, reserved], key=lambda rows: rows.start)
-        self._count_rows()
-        return reserved
+            first = 0
+            for rows in self._reserved:
+                if rows.start - first >= num_workers:
+                    break
+                first = rows.stop
+            reserved = range(first, first + num_workers)
+            if self._end(reserved.stop) > len(self._numbers):
+                raise ValueError(f"{reserved.stop} workers are more than this table has rows for.")
+            self._clear(reserved if self._reserved else range(int(self._numbers[_HEADER * _ROW])))
+            self._reserved = sorted([*self._reserved, reserved], key=lambda rows: rows.start)
+            self._count_rows()
+            return reserved
 
     def release(self, rows: range) -> None:
         """These workers are gone. The last ones' rows stay readable until others are reserved."""
@@ -170,11 +166,7 @@ def _loading(worker: int | None, row: Sequence[float]) -> Loading:
 
 
 def _new_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("loadtune-samples")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = os.memfd_create("loadtune-samples")
     os.ftruncate(descriptor, _NUM_BYTES)
     return descriptor
 

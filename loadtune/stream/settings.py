@@ -17,16 +17,12 @@ class Settings:
     """Batches asked for ahead per worker. Without meaning at 0 workers."""
     in_order: bool = True
     """Without meaning at 0 workers."""
-    batch_size: int | None = None
-    """None: the caller's own batch sampler decides, or there are no batches (``batch_size=None``)."""
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ValueError(f"num_workers is {self.num_workers}; it must be 0 or more.")
         if self.prefetch_factor < 1:
             raise ValueError(f"prefetch_factor is {self.prefetch_factor}; it must be 1 or more.")
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size is {self.batch_size}; it must be 1 or more.")
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> "Settings":
@@ -36,22 +32,15 @@ class Settings:
             pin_memory=loader.pin_memory,
             prefetch_factor=loader.prefetch_factor or 2,
             in_order=loader.in_order,
-            batch_size=loader.batch_size,
         )
 
     def changed(self, **changes: Any) -> "Settings":
         """These with some changed. Raises TypeError for a name that is none of them, ValueError for a wrong value."""
-        after = replace(self, **changes)
-        if (after.batch_size is None) != (self.batch_size is None):
-            raise ValueError(
-                "batch_size can change only where DataLoader makes the batches of a map-style dataset itself: "
-                "not with an IterableDataset, a batch_sampler of your own or batch_size=None."
-            )
-        return after
+        return replace(self, **changes)
 
     def same_workers(self, other: "Settings") -> bool:
-        """Whether a change from one to the other needs no other worker processes: only the batch size differs, or
-        what has no meaning without workers."""
+        """Whether a change from one to the other needs no other worker processes: only what has no meaning without
+        workers differs."""
         return self._workers() == other._workers()
 
     def _workers(self) -> tuple[object, ...]:

@@ -25,8 +25,7 @@ moment.
 ended, and the DataLoader's own settings load their batches, in the same order. An error reaches the loop only if it
 also occurs with the DataLoader's own settings. `SwitchingLoader.withdrawn` lists what failed.
 
-**Iterable datasets** share their samples out when workers start. Their settings change at the next epoch, and nothing
-of them is on trial.
+**Iterable datasets** share their samples out when workers start. Their settings do not change.
 """
 
 import atexit
@@ -38,15 +37,15 @@ import traceback
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterDataPipe, MapDataPipe
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 
 from loadtune.stream import torch_private as private
-from loadtune.stream.batches import IndexStream, own_batches
+from loadtune.stream.batches import IndexStream
 from loadtune.stream.counters import Counters, Depth, Switch, queue_depth
 from loadtune.stream.pool import InProcess, Pool, PoolFailedError, plain_iterator, single_batch
 from loadtune.stream.sample_table import SampleTable
@@ -89,8 +88,7 @@ class _Shared:
     table: SampleTable
     sample_error: SampleError | None
     max_blocked_s: float
-    hang_s: float | None
-    on_trial: bool
+    hang_s: float
     counters: Counters = field(default_factory=Counters)
     withdrawn: list[Withdrawn] = field(default_factory=list)
     waiting: Switch | None = None
@@ -107,8 +105,7 @@ class SwitchingLoader:
         table: SampleTable | None = None,
         sample_error: SampleError | None = None,
         max_blocked_s: float = MAX_BLOCKED_S,
-        hang_s: float | None = HANG_S,
-        on_trial: bool = True,
+        hang_s: float = HANG_S,
         settings: Settings | None = None,
     ) -> None:
         """``settings``: to begin with. None: the DataLoader's own.
@@ -118,13 +115,11 @@ class SwitchingLoader:
         ``max_blocked_s``: a switch whose workers would block the training loop for longer at one go waits for the next
         epoch. Infinite: none waits.
 
-        ``on_trial``: settings that fail are withdrawn. False: they raise, as the caller's own do.
-
         ``sample_error``: called in the loading process with an exception and its sample's index.
         """
-        own = _own_settings(loader)
+        own = Settings.of(loader)
         table = SampleTable() if table is None else table
-        self._shared = _Shared(loader, own, settings or own, table, sample_error, max_blocked_s, hang_s, on_trial)
+        self._shared = _Shared(loader, own, settings or own, table, sample_error, max_blocked_s, hang_s)
         self.loader, self.own, self.table = loader, own, table
         self.counters, self.withdrawn = self._shared.counters, self._shared.withdrawn
         self._current: weakref.ref[SwitchingIterator] | None = None
@@ -153,13 +148,11 @@ class SwitchingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def switch(self, *, restart: bool = False, at: int | None = None, **changes: Any) -> Switch | None:
+    def switch(self, *, at: int | None = None, **changes: Any) -> Switch | None:
         """Change some of the settings: in the running epoch if there is one, else at the next.
 
         Several switches may be pending; each takes effect in its turn. The returned `Switch` says how far this one is.
-        None: no worker has to be restarted in this epoch, because only the batch size changes or no epoch is running.
-        ``restart``: start new workers even if the settings are the same. Once they are ready, batches that the old ones
-        have not delivered are dropped. For measurements, where a lost sample does no harm and a wait takes time.
+        None: no worker has to be started in this epoch, because nothing changes or no epoch is running.
         ``at``: the number in the epoch of the first batch that the new settings load; the loop waits for their workers
         if it must. None: as soon as they are ready. So is a number that was already given to the old ones.
 
@@ -167,7 +160,7 @@ class SwitchingLoader:
         """
         self._shared.settings = self.settings.changed(**changes)
         current = None if self._current is None else self._current()
-        return None if current is None else current.switch(self.settings, restart=restart, at=at)
+        return None if current is None else current.switch(self.settings, at=at)
 
     def close(self, patience_s: float | None = None) -> None:
         """End all workers now. The next ``iter()`` starts others.
@@ -201,23 +194,21 @@ class SwitchingIterator:
         self._owner, self._loader = owner, owner.loader
         self._lane: deque[Pool | InProcess] = deque()
         self._coming: deque[tuple[Switch, Pool | InProcess | None]] = deque()
-        self._taking_over: dict[int, Switch] = {}
-        self._closing: list[tuple[threading.Thread, Pool | InProcess]] = []
+        self._closing: list[threading.Thread] = []
         self._plain: Any = None
         self._late_seed: int | None = None
         self._has_ended = False
-        self._batch_size = owner.settings.batch_size
         self._private = torch.Generator()
         _live.add(self)
         if not _can_switch(self._loader):
-            self._plain = plain_iterator(self._loader, owner.settings)
+            self._plain = plain_iterator(self._loader, owner.own)
             return
-        self._stream = IndexStream(self._source(), owner.counters)
+        loader = owner.loader
+        self._stream = IndexStream(lambda: iter(loader._index_sampler), owner.counters)
         base_seed = _random_seed(self._loader.generator)
         self._private.manual_seed(base_seed & (1 << 63) - 1)
         if owner.own.num_workers > 0:
             self._stream.begin_epoch()  # torch asks a sampler for its iterator twice where there are workers
-        if owner.own.num_workers > 0:
             self._begin_with(owner.settings, base_seed)
             self._stream.peek()
         elif owner.settings.num_workers == 0:
@@ -225,35 +216,17 @@ class SwitchingIterator:
         else:  # torch asks the sampler at the first next() where there are no workers
             self._late_seed = base_seed
 
-    def _source(self) -> Callable[[], Iterator[Any]]:
-        loader, mine = self._loader, weakref.ref(self)
-        if self._batch_size is None:
-            return lambda: iter(loader._index_sampler)
-
-        def batch_size() -> int:
-            iterator = mine()
-            return iterator._batch_size or 1 if iterator is not None else 1
-
-        return lambda: own_batches(loader.sampler, batch_size, loader.drop_last)
-
     # Iteration
 
     def __iter__(self) -> "SwitchingIterator":
         return self
 
     def __len__(self) -> int:
-        if self._plain is not None or self._batch_size is None:
-            return len(self._loader)
-        if self._stream.has_ended:
-            return self._stream.num_drawn
-        sampler: Any = self._loader.sampler
-        left, size = len(sampler) - self._stream.num_samples_drawn, self._batch_size
-        return self._stream.num_drawn + (left // size if self._loader.drop_last else -(-left // size))
+        return len(self._loader)
 
     def __next__(self) -> Any:
-        begun = time.monotonic()
         data = next(self._plain) if self._plain is not None else self._next()
-        self._owner.counters.delivered(time.monotonic() - begun)
+        self._owner.counters.num_batches += 1
         return data
 
     def _next(self) -> Any:
@@ -267,7 +240,7 @@ class SwitchingIterator:
         while self._lane:
             source = self._lane[0]
             if not source.issued and len(self._lane) > 1:
-                self._retire(self._lane.popleft())
+                self._in_background(self._lane.popleft().close)
                 continue
             try:
                 data = next(source)
@@ -278,21 +251,19 @@ class SwitchingIterator:
                     source.issued.clear()
                     continue
                 self._has_ended = True
-                self._end_epoch()
+                if not self._loader.persistent_workers:  # as in torch nothing outlives the epoch then
+                    self._shutdown_workers()
                 raise
             else:
-                self._delivered_by(source)
+                if source.switch is not None:
+                    source.switch.delivers_s = time.monotonic() - source.switch.asked_s
+                    source.switch = None
                 return data
             # Not where it is caught: an error in workers that are forked there would be shown with this one.
             self._withdraw(source, failure)
         if self._has_ended:
             raise StopIteration
         raise RuntimeError("The loader was closed in the middle of an epoch. iter(loader) begins another.")
-
-    def _delivered_by(self, source: Pool | InProcess) -> None:
-        switch = self._taking_over.pop(id(source), None)
-        if switch is not None:
-            switch.delivers_s = time.monotonic() - switch.asked_s
 
     def delivering(self) -> Any:
         """Torch's iterator, or ours in its place, that delivers. None: the loader was closed."""
@@ -316,81 +287,44 @@ class SwitchingIterator:
         """Batches of the pool that delivers."""
         return self._lane[0].num_delivered if self._lane else 0
 
-    def take_over(self, each: Callable[[], None], limit_s: float) -> None:
-        """Go over to the settings asked for last, without the batches of those before.
-
-        Waits until their workers are ready and those before them gone. What is not gone after ``limit_s`` is killed: in
-        the middle of a batch that nobody wants, it would take cores. ``each`` is called meanwhile, often.
-        """
-        while self._coming and (before := self._coming[0]):
-            self._advance()
-            if self._coming and self._coming[0] is before and before[1] is None:
-                return  # it waits for the next epoch
-            each()
-            time.sleep(_POLL_S if self._coming else 0.0)
-        deadline = time.monotonic() + limit_s
-        while self._closing:
-            each()
-            if time.monotonic() > deadline:
-                for _, pool in list(self._closing):
-                    pool.end_at_once()
-            time.sleep(_POLL_S)
-
     # Switching
 
-    def switch(self, settings: Settings, *, restart: bool = False, at: int | None = None) -> Switch | None:
+    def switch(self, settings: Settings, *, at: int | None = None) -> Switch | None:
         """Ask for these settings; see `SwitchingLoader.switch`."""
         if self._plain is not None or not self._lane:
             return None  # at the next epoch
-        self._batch_size = settings.batch_size
         before = self._coming[-1][0].settings if self._coming else self._lane[-1].settings
-        if settings.same_workers(before) and not restart:
-            self._relabel(settings)
+        if settings.same_workers(before):
             return None
-        switch = Switch(settings=settings, asked_s=time.monotonic(), at=at, restart=restart)
+        switch = Switch(settings=settings, asked_s=time.monotonic(), at=at)
         self._owner.counters.switches.append(switch)
         self._coming.append((switch, None))
         self._advance()
         return switch
 
-    def _relabel(self, settings: Settings) -> None:
-        """Only the batch size changes, which the stream knows; no worker has to."""
-        if not self._coming:
-            self._lane[-1].settings = settings
-
     def _advance(self) -> None:
         """Bring the next switch a step further: start workers, or hand over to those that are ready."""
         while self._coming:
             switch, source = self._coming[0]
-            begun = time.monotonic()
             try:
                 if source is None:
                     if not self.may_start(switch.settings):
                         return
-                    source = self._make_deferred(switch.settings)
+                    try:
+                        source = self._make(switch.settings, deferred=True)
+                    except Exception as error:
+                        raise PoolFailedError("its workers did not start") from error
                     self._coming[0] = (switch, source)
                 self._stream.limit = switch.at
                 ready = isinstance(source, InProcess) or source.is_ready(READY_LIMIT_S)
             except PoolFailedError as failure:
                 self._coming.popleft()
-                switch.block(begun)
                 self._drop(switch.settings, source, failure)
                 continue
-            if ready and switch.at is not None and not self._stream.is_held_back:
+            if not ready or (switch.at is not None and not self._stream.is_held_back):
                 return
-            if ready:
-                self._coming.popleft()
-                self._hand_over(switch, source)
-            switch.block(begun)
-            if not ready:
-                return
-
-    def _make_deferred(self, settings: Settings) -> Pool | InProcess:
-        """Raises PoolFailedError."""
-        try:
-            return self._make(settings, deferred=True)
-        except Exception as error:
-            raise PoolFailedError("its workers did not start") from error
+            self._coming.popleft()
+            self._hand_over(switch, source)
 
     def may_start(self, settings: Settings) -> bool:
         """Whether starting these workers keeps the main thread from running for a moment only."""
@@ -403,15 +337,12 @@ class SwitchingIterator:
         return self._pickle_s <= owner.max_blocked_s / 2
 
     def _hand_over(self, switch: Switch, source: Pool | InProcess) -> None:
-        """Feed these workers from now on. Those before them deliver what they were given, unless it is dropped."""
+        """Feed these workers from now on. Those before them deliver what they were given."""
         switch.start_s = source.start_s
         self._stream.limit, switch.at = None, self._stream.position
         self._lane[-1].is_fed = False
-        while switch.restart and self._lane:
-            self._stream.drop(self._lane[0].issued.values())
-            self._retire(self._lane.popleft())
         self._lane.append(source)
-        self._taking_over[id(source)] = switch
+        source.switch = switch
         if isinstance(source, Pool):
             source.feed()
 
@@ -419,7 +350,7 @@ class SwitchingIterator:
         owner = self._owner
         if base_seed is None:
             base_seed = _random_seed(self._private)
-        on_trial = owner.on_trial and not settings.same_workers(owner.own)
+        on_trial = not settings.same_workers(owner.own)
         common = (self._loader, settings, self._stream, base_seed, owner.table)
         if settings.num_workers == 0:
             is_private = owner.own.num_workers > 0
@@ -433,19 +364,15 @@ class SwitchingIterator:
 
     def _begin_with(self, settings: Settings, base_seed: int | None = None) -> None:
         """The lane is empty: fill it with these settings, or where they fail with the caller's."""
-        own = replace(self._owner.own, batch_size=settings.batch_size)
+        own = self._owner.own
         waiting, self._owner.waiting = self._owner.waiting, None
-        if waiting is not None and not waiting.settings.same_workers(settings):
-            waiting = None  # another switch came after it
-        begun = time.monotonic()
         try:
             self._lane.append(self._make(settings, deferred=False, base_seed=base_seed))
-            if waiting is not None:
+            if waiting is not None and waiting.settings.same_workers(settings):  # else another switch came after it
                 waiting.start_s = time.monotonic() - waiting.asked_s
-                waiting.block(begun)
-                self._taking_over[id(self._lane[-1])] = waiting
+                self._lane[-1].switch = waiting
         except Exception as error:
-            if settings.same_workers(own) or not self._owner.on_trial or error is self._stream.error:
+            if settings.same_workers(own) or error is self._stream.error:
                 raise
             self._note(settings, "its workers did not start", error)
         else:
@@ -458,15 +385,15 @@ class SwitchingIterator:
     def _withdraw(self, failed: Pool | InProcess, failure: PoolFailedError) -> None:
         """Take back what this pool and those behind it had not delivered; the caller's settings load that."""
         self._note(failed.settings, str(failure), failure.__cause__)
-        self._taking_over.pop(id(failed), None)
         behind = [source for source in self._lane if source is not failed]
         self._take_back_all()
         self._lane.clear()
-        self._kill(failed)
+        self._in_background(failed.kill)
         for source in reversed(behind):  # whose settings did not fail: they come again
-            self._kill(source)
-            self._coming.appendleft((self._taking_over.pop(id(source)), None))
-        self._begin_with(replace(self._owner.own, batch_size=self._batch_size))
+            self._in_background(source.kill)
+            assert source.switch is not None
+            self._coming.appendleft((source.switch, None))
+        self._begin_with(self._owner.own)
 
     def _take_back_all(self) -> None:
         for source in self._lane:
@@ -474,23 +401,14 @@ class SwitchingIterator:
             source.issued.clear()
 
     def _drop(self, settings: Settings, source: Pool | InProcess | None, failure: PoolFailedError) -> None:
-        """These settings never got an index; the ones before them go on.
-
-        Raises what went wrong where settings are not on trial.
-        """
-        if not self._owner.on_trial:
-            self._kill_if_made(source)
-            raise failure.__cause__ or RuntimeError(f"DataLoader with {settings.num_workers} workers: {failure}")
+        """These settings never got an index; the ones before them go on."""
         self._note(settings, str(failure), failure.__cause__)
-        self._kill_if_made(source)
+        if source is not None:
+            self._in_background(source.kill)
         if self._stream.limit is not None:
             self._stream.limit = None
             if isinstance(self._lane[-1], Pool):
                 self._lane[-1].feed()
-
-    def _kill_if_made(self, source: Pool | InProcess | None) -> None:
-        if source is not None:
-            self._kill(source)
 
     def _note(self, settings: Settings, reason: str, error: BaseException | None) -> None:
         owner, each = self._owner, error
@@ -499,7 +417,7 @@ class SwitchingIterator:
             each = each.__cause__ or each.__context__
         owner.withdrawn.append(Withdrawn(settings=settings, reason=reason, error=error))
         if owner.settings.same_workers(settings):
-            owner.settings = replace(owner.own, batch_size=owner.settings.batch_size)
+            owner.settings = owner.own
 
     def withdraw_to_own(self) -> None:
         """Read again with the caller's settings whatever other workers were asked for and have not delivered."""
@@ -507,59 +425,38 @@ class SwitchingIterator:
             return
         self._take_back_all()
         for source in (*self._lane, *(source for _, source in self._coming if source is not None)):
-            self._kill(source)
+            self._in_background(source.kill)
         self._lane.clear()
         self._coming.clear()
         self._stream.limit = None
-        self._owner.settings = replace(self._owner.own, batch_size=self._batch_size)
-        self._begin_with(self._owner.settings)
+        self._owner.settings = self._owner.own
+        self._begin_with(self._owner.own)
 
     # Ends
 
-    def _retire(self, source: Pool | InProcess) -> None:
-        """It has delivered all that it was given, or nobody wants the rest."""
-        self._taking_over.pop(id(source), None)
-        self._in_background(source, source.close)
-
-    def _kill(self, source: Pool | InProcess) -> None:
-        self._in_background(source, source.kill)
-
-    def _in_background(self, source: Pool | InProcess, close: Callable[[], None]) -> None:
-        """Once it is closed nothing holds it: up to 32 page-locked batches go with it, 16 GB of 512 images."""
-        closing = self._closing
-
-        def end() -> None:
-            try:
-                close()
-            finally:
-                closing.remove(entry)
-
-        thread = threading.Thread(target=end, name="loadtune-end-workers", daemon=True)
-        entry = (thread, source)
-        closing.append(entry)
+    def _in_background(self, close: Callable[[], None]) -> None:
+        """End a pool. Nothing holds it then: up to 32 page-locked batches go with it, 16 GB of 512 images."""
+        thread = threading.Thread(target=close, name="loadtune-end-workers", daemon=True)
+        self._closing = [other for other in self._closing if other.is_alive()]
         try:
             thread.start()
         except RuntimeError:  # the system gives no more threads
-            end()
-
-    def _end_epoch(self) -> None:
-        """As torch: without persistent workers nothing outlives the epoch."""
-        if not self._loader.persistent_workers:
-            self._shutdown_workers()
+            close()
+        else:
+            self._closing.append(thread)
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:
         """Begin the next epoch with the workers that are there: what `persistent_workers` asks for."""
         if self._plain is not None:
-            self._plain = plain_iterator(loader, self._owner.settings, before=self._plain)
+            self._plain = plain_iterator(loader, self._owner.own, before=self._plain)
             return
         while len(self._lane) > 1:
-            self._retire(self._lane.popleft())
+            self._in_background(self._lane.popleft().close)
         self._stream.begin_epoch()
         settings = self._owner.settings
         waiting = self._coming and self._coming[0][1] is None
         if not self._lane or waiting:  # closed, or a switch that had to wait for the end of the epoch
             self._shutdown_workers()
-            self._batch_size = settings.batch_size
             self._begin_with(settings)
             return
         try:
@@ -579,13 +476,12 @@ class SwitchingIterator:
         if self._coming:
             self._owner.waiting = self._coming[-1][0]
         self._coming.clear()
-        self._taking_over.clear()
         for source in coming:
             source.kill()
         while self._lane:
             self._lane.popleft().close(patience_s)
         deadline = time.monotonic() + _CLOSE_S
-        for thread, _ in list(self._closing):
+        for thread in self._closing:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _is_mine(self) -> bool:
@@ -608,9 +504,3 @@ def _random_seed(generator: torch.Generator | None) -> int:
 def _can_switch(loader: DataLoader[Any]) -> bool:
     pipes = (IterDataPipe, MapDataPipe)
     return loader._dataset_kind == private.MAP_STYLE and not isinstance(loader.dataset, pipes)
-
-
-def _own_settings(loader: DataLoader[Any]) -> Settings:
-    own = Settings.of(loader)
-    made_by_torch = _can_switch(loader) and type(loader.batch_sampler) is BatchSampler
-    return own if made_by_torch else replace(own, batch_size=None)

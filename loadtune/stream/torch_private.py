@@ -52,13 +52,15 @@ SAMPLER_ATTRIBUTES = ("batch_size", "sampler", "batch_sampler", "_index_sampler"
 class _LoaderView:
     """A DataLoader as it is at this moment. It does not refer to the loader, which refers to its iterator."""
 
-    def __init__(self, loader: Any, index_sampler: Any) -> None:
-        """``index_sampler``: gives the index batches, in place of the loader's own."""
+    def __init__(self, loader: Any, index_sampler: Any, **changes: Any) -> None:
+        """``index_sampler``: gives the index batches, in place of the loader's own. ``changes``: attributes in place of
+        the loader's."""
         for name in (*LOADER_ATTRIBUTES, *SWITCHED_ATTRIBUTES, *SAMPLER_ATTRIBUTES):
             setattr(self, name, getattr(loader, name))
         self._index_sampler = index_sampler
         if self._auto_collation:
             self.batch_sampler = index_sampler
+        vars(self).update(changes)
 
     _auto_collation: bool
 
@@ -99,11 +101,6 @@ remove_worker_pids = _signals._remove_worker_pids
 error_if_any_worker_fails = _signals._error_if_any_worker_fails
 
 
-def status_check_interval() -> float:
-    """Seconds after which torch's iterator looks whether its workers are alive while it waits for a batch."""
-    return float(_utils.MP_STATUS_CHECK_INTERVAL)
-
-
 @contextlib.contextmanager
 def waiting_for_workers(seconds: float) -> Iterator[None]:
     """`_shutdown_workers` joins each worker for this long before it terminates it."""
@@ -128,22 +125,14 @@ class _AskedInfo:
     """
 
     def __init__(self, info: Any, asked: torch.Tensor) -> None:
-        self._info, self._asked, self.seed = info, asked, info.seed
+        self._info, self._asked = info, asked
 
-    @property
-    def id(self) -> int:
-        self._asked.fill_(1)
-        return 0
-
-    @property
-    def num_workers(self) -> int:
-        self._asked.fill_(1)
-        return 2
-
-    @property
-    def dataset(self) -> Any:
-        self._asked.fill_(1)
-        return self._info.dataset
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name in ("id", "num_workers", "dataset"):
+            self._asked.fill_(1)
+        return {"id": 0, "num_workers": 2}[name] if name in ("id", "num_workers") else getattr(self._info, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The dataset is not wrapped: within a worker, torch's fetcher is. User code sees 
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,35 +138,32 @@ class WorkerTimes(NamedTuple):
 
 def worker_times(table: SampleTable, rows: range) -> list[WorkerTimes]:
     """Of the workers with these rows. Whoever reads while one writes may be a batch off."""
-    return [_times(table.row(row).tolist()) for row in rows]
+    return [
+        WorkerTimes(
+            num_begun=int(row[NUM_BEGUN]),
+            num_ended=int(row[NUM_ENDED]),
+            num_samples=int(row[NUM_SAMPLES]),
+            began_s=row[BEGAN_S],
+            first_s=row[FIRST_S],
+            num_timed=int(row[NUM_TIMED]),
+            made_s=row[MADE_S],
+            max_made_s=row[MAX_MADE_S],
+            cpu_s=row[CPU_S],
+            ready_s=row[READY_S],
+            draws=row[DRAWS] > 0,
+        )
+        for row in (table.row(number).tolist() for number in rows)
+    ]
 
 
-def _times(row: Sequence[float]) -> WorkerTimes:
-    return WorkerTimes(
-        num_begun=int(row[NUM_BEGUN]),
-        num_ended=int(row[NUM_ENDED]),
-        num_samples=int(row[NUM_SAMPLES]),
-        began_s=row[BEGAN_S],
-        first_s=row[FIRST_S],
-        num_timed=int(row[NUM_TIMED]),
-        made_s=row[MADE_S],
-        max_made_s=row[MAX_MADE_S],
-        cpu_s=row[CPU_S],
-        ready_s=row[READY_S],
-        draws=row[DRAWS] > 0,
-    )
-
-
-def num_made(times: Iterable[WorkerTimes], now: float) -> float:
+def num_made(workers: Iterable[WorkerTimes], now: float) -> float:
     """Batches made until now by all of them; one in the making counts by how far it should have come."""
-    times = list(times)
-    made_s, num_timed = sum(worker.made_s for worker in times), sum(worker.num_timed for worker in times)
-    usual_s = made_s / num_timed if num_timed else None
-    return sum(_num_made(worker, now, usual_s) for worker in times)
-
-
-def _num_made(worker: WorkerTimes, now: float, usual_s: float | None) -> float:
-    own_s = worker.made_s / worker.num_timed if worker.num_timed else usual_s
-    if worker.num_begun <= worker.num_ended or not own_s:
-        return worker.num_ended
-    return worker.num_ended + min(1.0, max(0.0, now - worker.began_s) / own_s)
+    workers = list(workers)
+    num_timed = sum(worker.num_timed for worker in workers)
+    usual_s = sum(worker.made_s for worker in workers) / num_timed if num_timed else 0.0
+    made = 0.0
+    for worker in workers:
+        own_s = worker.made_s / worker.num_timed if worker.num_timed else usual_s
+        is_making = worker.num_begun > worker.num_ended and own_s > 0
+        made += worker.num_ended + (min(1.0, max(0.0, now - worker.began_s) / own_s) if is_making else 0.0)
+    return made

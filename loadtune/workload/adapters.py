@@ -99,14 +99,10 @@ class LightningOptimizer:
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimizer of the module's parameters; the argument only fits the usual form of such functions."""
         made = _optimizers(_without_trainer(self.module, "configure_optimizers"))
-        if len(made) != 1:
+        if len(made) != 1 or not isinstance(made[0], torch.optim.Optimizer):
+            found = f"a {type(made[0]).__name__}" if len(made) == 1 else f"{len(made)} optimizers"
             raise UsageError(
-                f"configure_optimizers of {type(self.module).__name__} returned {len(made)} optimizers; "
-                f"loadtune can call one. {_STEP_INSTEAD}"
-            )
-        if not isinstance(made[0], torch.optim.Optimizer):
-            raise UsageError(
-                f"configure_optimizers of {type(self.module).__name__} returned a {type(made[0]).__name__}, where a "
+                f"configure_optimizers of {type(self.module).__name__} returned {found}, where one "
                 f"torch.optim.Optimizer was expected. {_STEP_INSTEAD}"
             )
         return made[0]

@@ -36,17 +36,13 @@ def map_tensors(
     """
     if isinstance(batch, torch.Tensor):
         return change(batch)
-    if change_object is not None and _moves_itself(batch):
+    # Mappings do not count: that of a Hugging Face batch changes the batch itself.
+    if change_object is not None and not isinstance(batch, Mapping) and callable(getattr(batch, "to", None)):
         return change_object(batch)
     parts = _parts(batch)
     if parts is None:
         return batch
     return _rebuilt(batch, {key: map_tensors(part, change, change_object) for key, part in parts.items()})
-
-
-def _moves_itself(batch: Any) -> bool:
-    """Mappings do not count: that of a Hugging Face batch changes the batch itself."""
-    return not isinstance(batch, Mapping) and callable(getattr(batch, "to", None))
 
 
 def moved(batch: Batch, device: torch.device, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -77,13 +73,10 @@ def tensors_of(batch: Batch) -> Iterator[torch.Tensor]:
 
 
 def num_bytes(batch: Batch) -> int:
-    return sum(_num_bytes(tensor) for tensor in tensors_of(batch))
-
-
-def _num_bytes(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.sparse_coo:
-        return tensor.nbytes
-    return tensor._indices().nbytes + tensor._values().nbytes
+    return sum(
+        tensor._indices().nbytes + tensor._values().nbytes if tensor.layout is torch.sparse_coo else tensor.nbytes
+        for tensor in tensors_of(batch)
+    )
 
 
 def num_tokens(batch: Batch) -> int | None:
@@ -177,24 +170,6 @@ class Places:
             inside = _parts(batch) or {}
             return _rebuilt(batch, {key: part.take(inside[key], indices) for key, part in self.parts.items()})
         return batch
-
-    def zeros(self, batch: Batch, num: int) -> Batch:
-        """A batch of this many samples like those of `batch`, its tensors zero. Only where places `are_known`."""
-        if isinstance(batch, torch.Tensor):
-            shape = list(batch.shape)
-            if self.kind == "tensor":
-                shape[self.dim] = num
-            return torch.zeros(shape, dtype=batch.dtype)
-        if self.kind == "list":
-            return type(batch)([_zeros(batch[at % len(batch)]) for at in range(num)])
-        if self.kind == "parts":
-            inside = _parts(batch) or {}
-            return _rebuilt(batch, {key: part.zeros(inside[key], num) for key, part in self.parts.items()})
-        return _zeros(batch)
-
-
-def _zeros(batch: Batch) -> Batch:
-    return map_tensors(batch, lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
 PAIR = Places("parts", parts={0: Places("tensor"), 1: Places("tensor")})

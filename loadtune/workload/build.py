@@ -15,18 +15,16 @@ from loadtune.workload.datasets import make_parts, num_classes_of
 from loadtune.workload.factories import find_function
 from loadtune.workload.live import LiveParts, unpack_parts
 from loadtune.workload.loaders import Epoch, LoaderParts, epoch_of
-from loadtune.workload.models import Family, make_model, model_needs
+from loadtune.workload.models import make_model, model_needs
 from loadtune.workload.tasks import (
     ComputeLoss,
     Loss,
     MakeStep,
     OptimizerFactory,
-    Task,
     class_loss,
     on_pairs,
     own_computation,
     own_loss_task,
-    pixel_loss,
 )
 
 _CPU = torch.device("cpu")
@@ -37,7 +35,6 @@ class Workload:
     """What is trained, still on the CPU."""
 
     spec: WorkloadSpec
-    family: Family
     loader: LoaderParts
     """What is loaded: of the user's own DataLoader, or a dataset in random order."""
     epoch: Epoch
@@ -47,7 +44,7 @@ class Workload:
     compute_loss: ComputeLoss
     """Of a batch of any structure that can be trained on."""
     num_classes: int
-    """As the user gave it, else as the dataset says, else the default of the model's family."""
+    """As the user gave it, else as the dataset says, else as the model's published weights have it."""
     own_model: bool = False
     """The model is the user's own code, so its traceback is shown."""
     own_loader: bool = False
@@ -62,8 +59,6 @@ class Workload:
     """None: the spec's."""
     on_device: tuple[Callable[[Batch], Batch], ...] = ()
     """What is done with a batch once it is on the device, before it is trained on."""
-    copy_ahead: bool = False
-    """Whether the next batch is copied while the current one is trained on. On a GPU alone."""
 
     @property
     def dataset(self) -> Any:
@@ -80,8 +75,8 @@ class Workload:
 
     @property
     def answers_with_logits(self) -> bool:
-        """Whether the loss is cross entropy on the model's output; other families have losses of their own."""
-        return self.family == "classification" and not self.own_batches
+        """Whether a loss of the model's output counts, and not what the user's own code makes of a batch."""
+        return not self.own_batches
 
 
 def build_workload(
@@ -116,13 +111,10 @@ def build_workload(
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
-    task: Task = pixel_loss if needs.family == "segmentation" else class_loss
-    if loss is not None:
-        task = own_loss_task(loss, spec.loss or "")
+    task = class_loss if loss is None else own_loss_task(loss, spec.loss or "")
     own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
-        family=needs.family,
         loader=loader,
         epoch=epoch_of(loader, spec.seed),
         model=model,

@@ -7,7 +7,6 @@ import difflib
 import importlib
 import operator
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -37,17 +36,20 @@ def call(factory: Callable[[], Any], name: str, option: str) -> Any:
 
 def unknown_name(option: str, name: str, allowed: Iterable[str], registry: str) -> WorkloadError:
     """The error for a name that a registry does not hold, with the nearest ones it does."""
-    names = {candidate.lower(): candidate for candidate in allowed}
-    near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
     if name.endswith(".py"):
         return WorkloadError(
             f"The {option} {name!r} is a file. Add the name of a function or class in it: {name}:NAME."
         )
     return WorkloadError(
-        f"The {option} {name!r} is not in {registry}.{hint} Give a name from there, or the import path of a class or "
-        f"function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
+        f"The {option} {name!r} is not in {registry}.{_hint(name, allowed)} Give a name from there, or the import path "
+        f"of a class or function of yours that returns the {option}: `FILE.py:name` or `pkg.mod:name`."
     )
+
+
+def _hint(name: str, allowed: Iterable[str]) -> str:
+    names = {candidate.lower(): candidate for candidate in allowed}
+    near = [names[match] for match in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def module_of(path: str) -> str:
@@ -68,12 +70,10 @@ def find_function(path: str, option: str) -> Callable[..., Any]:
     try:
         factory = operator.attrgetter(attribute)(module)
     except AttributeError:
-        module_name = module_of(path)
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        near = difflib.get_close_matches(attribute, public, n=3, cutoff=0.5)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
         raise WorkloadError(
-            f"The {option} {path} was not found: the module {module_name} has no {attribute!r}.{hint}"
+            f"The {option} {path} was not found: the module {module_of(path)} has no {attribute!r}."
+            f"{_hint(attribute, public)}"
         ) from None
     if not callable(factory):
         raise WorkloadError(f"The {option} {path} is a {type(factory).__name__}. It has to be a function or class.")
@@ -88,7 +88,7 @@ def _import_file(name: str, path: str, option: str) -> Any:
     if not file.stem.isidentifier():
         raise WorkloadError(
             f"The {option} {path} cannot be imported: {file.stem!r} is not a valid module name. Rename the file, for "
-            f"example to {_identifier(file.stem)}.py."
+            "example to my_job.py."
         )
     module = _import(file.stem, path, option, first=str(file.parent))
     found = getattr(module, "__file__", None)
@@ -118,11 +118,6 @@ def _import(module_name: str, path: str, option: str, *, first: str | None = Non
         raise _import_failed(error, path, option) from error
     except (Exception, SystemExit) as error:
         raise _import_failed(error, path, option) from error
-
-
-def _identifier(name: str) -> str:
-    changed = re.sub(r"\W", "_", name)
-    return changed if changed.isidentifier() else f"my_{changed}"
 
 
 def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:

@@ -8,7 +8,7 @@ from, so that a model beside the script that builds it is seen too.
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,27 +24,15 @@ from loadtune.workload.factories import module_of
 _OURS = Path(__file__).resolve().parents[1]
 _INSTALLED = {"site-packages", "dist-packages"}
 
-MOST_NAMED = 200
-"""Files that are kept by name, some 100 bytes each in a result."""
-
 
 def code_of(workload: Workload) -> tuple[CodePart, ...]:
     """The user's files by name, then the dataset's class and the model's layers. What cannot be read is left out."""
-    files = sorted(_files(workload.spec).items())
-    return (
-        *_parts(files),
-        CodePart(name="the dataset's class", sha256=_sha256(_dataset_text(workload.dataset).encode())),
-        CodePart(name="the model's layers", sha256=_sha256(_layers_text(workload.model).encode())),
-    )
-
-
-def _parts(files: Sequence[tuple[str, bytes]]) -> Iterator[CodePart]:
-    """One for each file; of many, one for all."""
-    digests = [(name, _sha256(content)) for name, content in files]
-    if len(digests) > MOST_NAMED:
-        all_of_them = "\n".join(f"{name} {digest}" for name, digest in digests)
-        digests = [(f"{len(digests)} files", _sha256(all_of_them.encode()))]
-    return (CodePart(name=name, sha256=digest) for name, digest in digests)
+    parts = {
+        **dict(sorted(_files(workload.spec).items())),
+        "the dataset's class": _dataset_text(workload.dataset).encode(),
+        "the model's layers": _layers_text(workload.model).encode(),
+    }
+    return tuple(CodePart(name=name, sha256=hashlib.sha256(content).hexdigest()) for name, content in parts.items())
 
 
 def _files(spec: WorkloadSpec) -> dict[str, bytes]:
@@ -110,7 +98,3 @@ def _layers_text(model: nn.Module) -> str:
 
 def _class_text(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -1,9 +1,9 @@
-"""A model's name → the module, on the CPU with random weights, and what its family says about input and classes."""
+"""A model's name → the module, on the CPU with random weights, and what is known of its input and classes."""
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torchvision
 from torch import nn
@@ -15,10 +15,8 @@ from loadtune.workload.adapters import timm_image_size, timm_model
 from loadtune.workload.factories import call, call_factory, unknown_name
 from loadtune.workload.user_code import last_line
 
-Family = Literal["classification", "segmentation"]
-
-# Classes each family's published weights were trained for: ImageNet, VOC.
-_DEFAULT_CLASSES: dict[Family, int] = {"classification": 1000, "segmentation": 21}
+# Classes that published weights were trained for: ImageNet, VOC.
+_CLASSES, _SEGMENTED_CLASSES = 1000, 21
 # Where a model's weights name no size: the ImageNet crop.
 _DEFAULT_IMAGE_SIZE = 224
 
@@ -27,7 +25,6 @@ _DEFAULT_IMAGE_SIZE = 224
 class ModelNeeds:
     """What has to be known of a model before its dataset can be made."""
 
-    family: Family
     image_size: int
     num_classes: int
     """What the model has where neither the user nor the dataset says."""
@@ -37,10 +34,10 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     """Look the name up, without building the model. Raises WorkloadError for an unknown name."""
     if is_live or is_import_path(spec.model):
         size = spec.image_size or _DEFAULT_IMAGE_SIZE
-        return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
+        return ModelNeeds(image_size=size, num_classes=_CLASSES)
     if spec.model.startswith(TIMM):
         size = spec.image_size or timm_image_size(spec.model.removeprefix(TIMM))
-        return ModelNeeds(family="classification", image_size=size, num_classes=_DEFAULT_CLASSES["classification"])
+        return ModelNeeds(image_size=size, num_classes=_CLASSES)
     names = torchvision.models.list_models()
     if spec.model not in names:
         raise unknown_name("model", spec.model, names, "torchvision.models.list_models()")
@@ -50,9 +47,8 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
             f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one that "
             "computes its loss: --model FILE.py:factory --compute-loss FILE.py:fn."
         )
-    family: Family = "segmentation" if "segmentation" in kind else "classification"
     size = spec.image_size or _published_size(spec.model)
-    return ModelNeeds(family=family, image_size=size, num_classes=_DEFAULT_CLASSES[family])
+    return ModelNeeds(image_size=size, num_classes=_SEGMENTED_CLASSES if "segmentation" in kind else _CLASSES)
 
 
 def make_model(

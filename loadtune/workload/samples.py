@@ -200,32 +200,25 @@ def _check_targets(batch: Batch, *, any_target: bool, any_structure: bool, examp
 
 def _not_collated(samples: Sequence[Any], indices: Sequence[int], error: Exception) -> str:
     """Which part of the samples keeps them from being stacked, where, and what to do."""
+    cannot = "The samples cannot be collated into a batch"
     is_pairs = all(isinstance(sample, (tuple, list)) and len(sample) == 2 for sample in samples)
     for position, name in enumerate(("input", "target") if is_pairs else ()):
-        parts = [sample[position] for sample in samples]
-        other = next((at for at, part in enumerate(parts) if _kind(part) != _kind(parts[0])), None)
-        if other is not None:
+        first, *others = (sample[position] for sample in samples)
+        found = f"dataset[{indices[0]}] has {_part_text(first)}"
+        for index, other in zip(indices[1:], others, strict=True):
+            if _kind(other) != _kind(first):
+                return (
+                    f"{cannot}, because the {name} differs from sample to sample: {found}, dataset[{index}] has "
+                    f"{_part_text(other)}. PyTorch's default collate function needs every {name} to have the same type "
+                    "and shape: crop, resize or pad them in the dataset, or give your own with --collate or --loader."
+                )
+        if not (hasattr(first, "shape") or isinstance(first, (int, float, list, tuple, dict))):
             return (
-                f"The samples cannot be collated into a batch, because the {name} differs from sample to sample: "
-                f"dataset[{indices[0]}] has {_part_text(parts[0])}, dataset[{indices[other]}] has "
-                f"{_part_text(parts[other])}. PyTorch's default collate function needs every {name} to have the "
-                f"same type and shape: {_SAME_SHAPE[name]} in the dataset, or give your own with --collate or --loader."
-            )
-        if not (hasattr(parts[0], "shape") or isinstance(parts[0], (int, float, list, tuple, dict))):
-            return (
-                f"The samples cannot be collated into a batch: the {name} of dataset[{indices[0]}] is "
-                f"{_part_text(parts[0])}. It has to be a tensor{_OR_ELSE[name]}: convert it in the dataset, pictures "
-                "with torchvision.transforms.ToTensor()."
+                f"{cannot}: the {name} of dataset[{indices[0]}] is {_part_text(first)}. It has to be a tensor or a "
+                "number: convert it in the dataset, pictures with torchvision.transforms.ToTensor()."
             )
     seen = " and ".join(sample_text(sample) for sample in samples[:2])
-    return (
-        f"The samples cannot be collated into a batch: {last_line(error)}. Found {seen}. Give your own collate "
-        "function with --collate or --loader."
-    )
-
-
-_SAME_SHAPE = {"input": "crop, resize or pad the inputs", "target": "pad or cut the targets to one shape"}
-_OR_ELSE = {"input": "", "target": " or a number"}
+    return f"{cannot}: {last_line(error)}. Found {seen}. Give your own collate function with --collate or --loader."
 
 
 def _kind(part: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import cross_entropy
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import Precision
@@ -171,15 +171,6 @@ def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def _part(output: Any, name: str) -> Any:
     return output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-
-
-def pixel_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Masks (B, H, W), or the image's class (B,) at every pixel: the same work as a mask, without one."""
-    logits = model(inputs)["out"]
-    pixels = targets if targets.dim() > 1 else targets[:, None, None].expand(-1, *inputs.shape[-2:])
-    if logits.shape[-2:] != pixels.shape[-2:]:
-        logits = interpolate(logits, size=pixels.shape[-2:], mode="bilinear", align_corners=False)
-    return _cross_entropy(logits, pixels)
 
 
 # Speed does not depend on it. So small that the weights stay where they began: a loss that is not finite then comes

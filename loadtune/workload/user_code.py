@@ -70,11 +70,18 @@ def cause(error: BaseException) -> str | None:
 def user_traceback(error: BaseException) -> str | None:
     """The traceback without our frames and the loader's. None: no other code was running."""
     worker = _WORKER_ERROR.match(_text_of(error))
-    if worker:
-        return _cut_text(worker.group(2))
-    report = traceback.TracebackException.from_exception(error)
-    _cut(report)
-    return "".join(report.format()) if report.stack else None
+    text = worker.group(2) if worker else "".join(traceback.format_exception(error))
+    kept: list[str] = []
+    is_plumbing = False
+    for line in text.splitlines():
+        frame = _FRAME.match(line)
+        if frame:
+            is_plumbing = any(part in frame.group(1) for part in _PLUMBING)
+        elif not line.startswith("    "):
+            is_plumbing = False
+        if not (is_plumbing or line.startswith(_NOTES)):
+            kept.append(line)
+    return "\n".join([*kept, ""]) if any(map(_FRAME.match, kept)) else None
 
 
 def last_line(error: BaseException) -> str:
@@ -101,30 +108,3 @@ def _with_notes(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     # A KeyError shows the repr of its argument; the worker's text is the argument itself.
     return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-
-
-def _is_plumbing(filename: str) -> bool:
-    return any(part in filename for part in _PLUMBING)
-
-
-def _cut(report: traceback.TracebackException | None) -> None:
-    if report is None:
-        return
-    report.stack = traceback.StackSummary.from_list([f for f in report.stack if not _is_plumbing(f.filename)])
-    report.__notes__ = [note for note in report.__notes__ or () if not note.startswith(_NOTES)]
-    _cut(report.__cause__)
-    _cut(report.__context__)
-
-
-def _cut_text(text: str) -> str:
-    kept: list[str] = []
-    dropping = False
-    for line in text.splitlines():
-        frame = _FRAME.match(line)
-        if frame:
-            dropping = _is_plumbing(frame.group(1))
-        elif not line.startswith("    "):
-            dropping = False
-        if not (dropping or line.startswith(_NOTES)):
-            kept.append(line)
-    return "\n".join(kept) + "\n"

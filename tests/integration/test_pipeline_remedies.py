@@ -21,15 +21,12 @@ pytestmark = pytest.mark.usefixtures("study_in_memory")
 FLOATS = Loading(sample_s=3e-3, sample_cpu_s=3e-3, sample_bytes=602_120.0)
 BYTES = Loading(sample_s=2.4e-3, sample_cpu_s=2.4e-3, sample_bytes=150_536.0)
 UINT8 = Examined(name="uint8_transfer", before=FLOATS, after=BYTES, difference="none", code="images = images.float()")
-HALF = Examined(
-    name="half_transfer", before=FLOATS, after=replace(FLOATS, sample_bytes=301_064.0), difference="tiny", code="half"
-)
-AHEAD = Examined(name="copy_ahead")
+FETCH = Examined(name="batched_fetch", before=FLOATS, after=FLOATS, difference="none", code="one call")
 
 
 def bench(**given) -> FakeBench:
     """Pinning limits, so that fewer bytes help."""
-    examined = {each.name: each for each in (UINT8, HALF, AHEAD)}
+    examined = {each.name: each for each in (UINT8, FETCH)}
     return FakeBench(**({"examined": examined, "remedy_gains": {"uint8_transfer": 1.3}} | given))
 
 
@@ -108,13 +105,13 @@ def dies_with(*names: str, after: int = 0):
     return fail
 
 
-TWO = {"uint8_transfer": 1.3, "copy_ahead": 1.1}
+TWO = {"uint8_transfer": 1.3, "batched_fetch": 1.1}
 
 
 def test_a_combination_that_fails_leaves_the_shorter_one(tmp_path: Path) -> None:
-    fails = dies_with("uint8_transfer", "copy_ahead")
+    fails = dies_with("uint8_transfer", "batched_fetch")
     result = tune_fake(bench(remedy_gains=TWO, fail=fails), tmp_path, ALL)
-    assert not named(result)["copy_ahead"].kept
+    assert not named(result)["batched_fetch"].kept
     assert named(result)["uint8_transfer"].kept
     assert found(result).config is not None
     assert found(result).config.remedies == ("uint8_transfer",)
@@ -130,9 +127,8 @@ def test_a_gain_that_was_found_survives_a_resumed_run_without_time(tmp_path: Pat
 def test_the_most_promising_comes_first_and_all_that_gain_are_measured_together(tmp_path: Path) -> None:
     result = tune_fake(bench(remedy_gains=TWO), tmp_path, ALL)
     together, tried = found(result), named(result)
-    assert [name for name, each in tried.items() if each.kept] == ["uint8_transfer", "copy_ahead"]
-    assert tried["copy_ahead"].base.remedies == ("uint8_transfer",), "the next is tried on top"
-    assert "half_transfer" not in tried, "bytes leave nothing for 16-bit floats"
+    assert [name for name, each in tried.items() if each.kept] == ["uint8_transfer", "batched_fetch"]
+    assert tried["batched_fetch"].base.remedies == ("uint8_transfer",), "the next is tried on top"
     contestant = next(each for each in result.finalists if each.config.remedies)
     assert together.config == contestant.config
     assert together.samples_per_s == contestant.scored("samples-per-s")
@@ -171,10 +167,10 @@ def test_a_remedy_that_fails_is_named_and_the_answer_stands(tmp_path: Path) -> N
 
 @dataclass(slots=True)
 class Crashing(FakeBench):
-    """Examining 16-bit floats kills the training process."""
+    """Examining one indexing call a batch kills the training process."""
 
     def examine(self, config, names):
-        if "half_transfer" in names:
+        if "batched_fetch" in names:
             self.requests.append(("killed", len(names)))
             return TrialFailure(kind="crash", phase="remedies", message="The training process was ended by SIGSEGV.")
         return FakeBench.examine(self, config, names)
@@ -184,8 +180,8 @@ def test_a_remedy_that_kills_the_training_process_while_it_is_examined_is_left_o
     crashing = Crashing(examined={"uint8_transfer": UINT8}, remedy_gains={"uint8_transfer": 1.3})
     result = tune_fake(crashing, tmp_path)
     assert named(result)["uint8_transfer"].kept
-    (half,) = (each for each in found(result).left_out if each.name == "half_transfer")
-    assert "SIGSEGV" in (half.reason or "")
+    (fetch,) = (each for each in found(result).left_out if each.name == "batched_fetch")
+    assert "SIGSEGV" in (fetch.reason or "")
     assert sum(request == "killed" for request, _ in crashing.requests) == 2, "it is not examined again"
 
 
@@ -194,11 +190,11 @@ def test_a_remedy_whose_own_code_crashes_is_left_out_alone(tmp_path: Path, monke
     def crashes(*given):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(REMEDIES["half_transfer"], where, crashes, raising=False)
+    monkeypatch.setattr(REMEDIES["batched_fetch"], where, crashes, raising=False)
     result = tune_fake(bench(), tmp_path, ALL)
     assert "uint8_transfer" in named(result)
-    (half,) = (each for each in found(result).left_out if each.name == "half_transfer")
-    assert half.reason == "crashed: ZeroDivisionError: planted"
+    (fetch,) = (each for each in found(result).left_out if each.name == "batched_fetch")
+    assert fetch.reason == "crashed: ZeroDivisionError: planted"
 
 
 def test_a_remedy_that_makes_the_job_unfit_to_train_fails_alone(tmp_path: Path) -> None:
@@ -209,7 +205,7 @@ def test_a_remedy_that_makes_the_job_unfit_to_train_fails_alone(tmp_path: Path) 
 
     tried = named(tune_fake(bench(fail=fail, remedy_gains=TWO), tmp_path, ALL))
     assert "does not take these samples" in (tried["uint8_transfer"].reason or "")
-    assert "copy_ahead" in tried
+    assert "batched_fetch" in tried
 
 
 def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:
@@ -221,7 +217,7 @@ def test_nothing_is_asked_of_the_bench_with_none(tmp_path: Path) -> None:
 
 def test_on_a_cpu_no_bytes_are_sent_to_a_gpu(tmp_path: Path) -> None:
     result = tune_fake(bench(), tmp_path, ALL, device=Device(kind="cpu", uuid=None, name="Fake CPU"))
-    assert not {"uint8_transfer", "half_transfer", "copy_ahead", "fused_optimizer"} & set(named(result))
+    assert not {"uint8_transfer", "fused_optimizer"} & set(named(result))
 
 
 @dataclass(slots=True)

@@ -1,8 +1,6 @@
 """Errors that are nobody's but the sampler's, the loop's or another loader's; and what goes on after them."""
 
-import multiprocessing
 import time
-import weakref
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -169,42 +167,3 @@ def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect():
         assert 0 < switch.start_s < switch.delivers_s
     finally:
         loader.close()
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_restart_drops_what_the_old_workers_had_not_delivered(num_workers):
-    order, kept = range(600), {"batch_size": 2, "num_workers": 2, "prefetch_factor": 4}
-    loader = SwitchingLoader(DataLoader(Slow(), sampler=order, drop_last=True, **kept), on_trial=False)
-    batches = iter(loader)
-    seen = [next(batches)]
-    loader.switch(num_workers=num_workers, batch_size=3, restart=True)
-    seen += list(batches)
-    sizes = [len(batch) for batch in seen]
-    assert sizes == sorted(sizes), "nothing of the old workers comes after the first of the new"
-    assert sizes[-1] == 3
-    samples = numbers(seen)
-    assert samples == sorted(set(samples))
-    dropped = set(range(samples[-1])) - set(samples)
-    assert 0 < len(dropped) <= 2 * 4 * 3, "what was under way, and nothing else"
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("limit_s", [10.0, 0.1])
-def test_taking_over_waits_for_the_old_workers_and_kills_those_that_take_too_long(num_workers, limit_s):
-    """A batch of theirs takes a second."""
-    before = {worker.pid for worker in multiprocessing.active_children()}
-    loader = SwitchingLoader(DataLoader(Slow(), batch_size=500, num_workers=2), on_trial=False)
-    batches = iter(loader)
-    next(batches)
-    old = {worker.pid for worker in multiprocessing.active_children()} - before
-    pool = weakref.ref(batches._lane[-1])
-    loader.switch(num_workers=num_workers, batch_size=1, restart=True)
-    calls, begun = [], time.monotonic()
-    batches.take_over(lambda: calls.append(None), limit_s)
-    assert pool() is None, "batches that were ready are page-locked memory, and go with it"
-    assert (time.monotonic() - begun > 0.5) == (limit_s > 1.0)
-    assert len(calls) > 2
-    assert len(old) == 2
-    assert len(next(batches)) == 1
-    assert old.isdisjoint(worker.pid for worker in multiprocessing.active_children())
-    loader.close()

@@ -59,17 +59,6 @@ def test_the_order_is_that_of_samples_fetched_one_by_one(loader: EndlessLoader) 
     assert rows([loader.next_batch() for _ in range(9)]) == rows(expected)
 
 
-def test_other_workers_are_taken_over_under_way_and_another_batch_size_is_not(loader: EndlessLoader) -> None:
-    loader.next_batch()
-    more = replace(CONFIG, num_workers=1)
-    assert loader.can_switch_to(more)
-    assert not loader.can_switch_to(replace(CONFIG, batch_size=8))
-    batch = loader.switch(more, lambda: None)
-    assert loader.config.num_workers == 1
-    assert len(batch[0]) == 4
-    assert len(loader.shares()) == 1
-
-
 class Loop:
     """A training loop whose loaders are noted; each trial is one short window."""
 
@@ -120,23 +109,16 @@ class Trainer(SleepingTrainer):
         return 0
 
 
-def test_other_remedies_end_the_old_loader_and_the_same_ones_keep_it() -> None:
+def test_each_trial_has_a_loader_of_its_own_and_ends_the_one_before() -> None:
     rig = Loop(workload_of(Table(num=24)))
     try:
         rig.run(CONFIG)
-        rig.run(replace(CONFIG, batch_size=6))
-        assert len(rig.made) == 1, "only its settings changed"
-        rig.run(CONFIG, "batched_fetch")
-        assert len(rig.made) == 2
+        rig.run(replace(CONFIG, num_workers=1))
         assert rig.closed == rig.made[:1]
-        rig.run(replace(CONFIG, num_workers=1), "batched_fetch")
-        assert len(rig.made) == 2
         rig.sizes.clear()
         rig.run(replace(CONFIG, batch_size=8), "batched_fetch")
         assert set(rig.sizes) == {8}
-        assert len(rig.made) == 3, "a batch size of batches that are fetched at once cannot change under way"
-        rig.run(CONFIG)
-        assert rig.closed == rig.made[:3]
     finally:
         rig.loop.end()
+    assert len(rig.made) == 3
     assert rig.closed == rig.made

@@ -111,7 +111,6 @@ def test_a_rate_with_compiling_in_it_is_none(last_compiled: int, expected: type)
 
     trainer: Any = SimpleNamespace(
         device=torch.device("cpu"),
-        copies_ahead=False,
         receive=lambda batch: batch,
         accumulate=1,
         num_samples=lambda batch: len(batch[0]),

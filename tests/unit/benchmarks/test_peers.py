@@ -27,7 +27,7 @@ def results(**tuned):
 
 
 def test_a_tool_is_given_the_data_that_the_command_makes():
-    ours, theirs = make_fake(ModelNeeds(family="classification", image_size=224, num_classes=1000), 1000), fake_images()
+    ours, theirs = make_fake(ModelNeeds(image_size=224, num_classes=1000), 1000), fake_images()
     assert len(ours) == len(theirs) == LENGTH
     assert ours[7][0].equal(theirs[7][0])
     assert ours[7][1] == theirs[7][1]
@@ -50,10 +50,10 @@ def test_our_winner_becomes_the_arguments_that_its_code_has():
 
 def test_changes_of_the_code_that_the_loop_can_make_become_part_of_an_answer_and_others_are_named():
     plain = TrialConfig(loader=LoaderConfig(batch_size=128, num_workers=8), recipe=Recipe())
-    answer = answer_of(replace(plain, remedies=("uint8_transfer", "copy_ahead")))
-    assert answer == msgspec.structs.replace(answer_of(plain), uint8=True, copies_ahead=True)
-    with pytest.raises(ValueError, match=r"cannot make these changes: half_transfer$"):
-        answer_of(replace(plain, remedies=("half_transfer", "copy_ahead")))
+    answer = answer_of(replace(plain, remedies=("uint8_transfer", "fused_optimizer")))
+    assert answer == msgspec.structs.replace(answer_of(plain), uint8=True)
+    with pytest.raises(ValueError, match=r"cannot make these changes: batched_fetch$"):
+        answer_of(replace(plain, remedies=("batched_fetch", "uint8_transfer")))
 
 
 def test_ours_with_changes_of_the_code_comes_with_ours_and_is_timed_second(monkeypatch):

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from remedy_rig import (
     apart,
     equal,
@@ -17,7 +16,6 @@ from remedy_rig import (
 )
 from torch.utils.data import Subset
 from torchvision import transforms as v1
-from torchvision.datasets.folder import default_loader
 from workload_rig import workload_of
 
 from loadtune.changes import REMEDIES, NotApplicableError
@@ -32,14 +30,6 @@ def augmented(size: int = 16) -> Any:
 
 def resized(size: int = 16) -> Any:
     return v1.Compose([v1.Resize((size, size)), v1.ToTensor(), v1.Normalize(0.5, 1.0)])
-
-
-def test_at_reduced_size_images_stay_larger_than_what_is_trained_on(tmp_path: Path) -> None:
-    job = workload_of(image_folder(tmp_path, resized(32), pixels=256))
-    read = job_with(job, "draft_decoding").dataset.loader
-    path = job.dataset.samples[0][0]
-    assert read(path).size == (64, 64)
-    assert default_loader(path).size == (256, 256)
 
 
 def test_at_reduced_size_samples_are_nearly_the_same_and_the_same_part_of_a_picture_is_compared(tmp_path: Path) -> None:
@@ -69,23 +59,6 @@ def test_behind_a_subset_the_lines_reach_the_folder(tmp_path: Path) -> None:
     assert equal(expected, pasted_batch(dataset))
     assert not equal(before, expected)
     assert equal(before, pasted_batch(other)), "another split of the same folder"
-
-
-def test_the_users_folder_stays_as_it_was(tmp_path: Path) -> None:
-    dataset = image_folder(tmp_path, resized())
-    attributes = dict(vars(dataset))
-    trained_on(job_with(workload_of(dataset), "draft_decoding"))
-    assert vars(dataset) == attributes
-    assert dataset.loader is default_loader
-
-
-def test_refused_where_no_folder_of_images_is_read(tmp_path: Path) -> None:
-    with pytest.raises(NotApplicableError, match="no ImageFolder"):
-        job_with(workload_of([(torch.rand(3, 8, 8), 0)] * 4), "draft_decoding")
-    folder = image_folder(tmp_path, resized())
-    folder.loader = lambda path: Image.open(path).convert("RGB")
-    with pytest.raises(NotApplicableError, match="no ImageFolder"):
-        job_with(workload_of(folder), "draft_decoding")
 
 
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {

@@ -13,12 +13,11 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     WeightedRandomSampler,
-    default_convert,
 )
 from torchvision import transforms as v1
 from workload_rig import workload_of
 
-from loadtune.changes import NotApplicableError, fetching
+from loadtune.changes import NotApplicableError
 from loadtune.records.config import LoaderConfig
 
 BATCH_SIZE = 6
@@ -27,20 +26,14 @@ BATCH_SIZE = 6
 class Arrays(Dataset[Any]):
     """Rows of NumPy arrays, which only DataLoader makes tensors of."""
 
-    def __init__(self, *, noisy: bool = False) -> None:
-        self.table, self.noisy = Table(), noisy
+    def __init__(self) -> None:
+        self.table = Table()
 
     def __len__(self) -> int:
         return len(self.table)
 
     def __getitem__(self, index: Any) -> Any:
-        inputs, targets = (part.numpy() for part in self.table[index])
-        return inputs + torch.rand(1).item() if self.noisy else inputs, targets
-
-
-class Named(Table):
-    def __getitem__(self, index: Any) -> Any:
-        return {"x": self.inputs[index], "y": self.targets[index]}
+        return tuple(part.numpy() for part in self.table[index])
 
 
 class Counting(Table):
@@ -76,12 +69,6 @@ def increasing(read: Callable[[Any], Any], index: Any) -> Any:
     if isinstance(index, list) and index != sorted(index):
         raise TypeError("Indexing elements must be in increasing order")
     return read(index)
-
-
-def scaled(read: Callable[[Any], Any], index: Any) -> Any:
-    """Scales by what it is given at once."""
-    inputs, targets = read(index)
-    return inputs / inputs.max(), targets
 
 
 def augmented(read: Callable[[Any], Any], index: Any) -> Any:
@@ -121,41 +108,11 @@ def test_each_batch_is_the_same(make: Callable[[], Any]) -> None:
     assert same(batches(one), batches(other))
 
 
-def test_a_batch_of_mappings() -> None:
-    changed = job_with(workload_of(Named()), "batched_fetch")
-    (batch,) = changed.loader.make(LoaderConfig(batch_size=3), sampler=[7, 1, 5])
-    assert torch.equal(batch["x"], Table().inputs[[7, 1, 5]])
-    assert torch.equal(batch["y"], Table().targets[[7, 1, 5]])
-
-
-def test_a_batch_is_one_call() -> None:
-    dataset = Counting()
-    changed = job_with(workload_of(dataset), "batched_fetch")
-    dataset.asked.clear()
-    list(changed.loader.make(LoaderConfig(batch_size=3), sampler=[7, 1, 5, 2, 0, 4]))
-    assert dataset.asked == [[7, 1, 5], [2, 0, 4]]
-
-
-def test_by_workers_an_epoch_has_every_sample_once_in_the_order_of_the_seed() -> None:
-    loader = DataLoader(Table(), BATCH_SIZE, shuffle=True, drop_last=True)
-    plain = workload_of(Table(), **parts_of(loader))
-    changed = job_with(plain, "batched_fetch")
-    config = LoaderConfig(batch_size=BATCH_SIZE, num_workers=2)
-    seen = batches(changed.loader.make(config))
-    assert same(batches(loader), seen)
-    rows = torch.cat([inputs[:, 0] for inputs, _ in seen]).tolist()
-    assert len(set(rows)) == len(rows) == 36
-    assert type(loader.batch_sampler).__name__ == "BatchSampler"
-    assert loader.batch_size == BATCH_SIZE, "the user's own loader stays as it was"
-
-
 REFUSED: dict[str, tuple[Any, str]] = {
     "fetches": (Fetching(), "__getitems__"),
     "subset": (Subset(Fetching(), range(9)), "__getitems__"),
     "one by one": (Rows(lambda read, index: read(int(index))), "cannot be indexed with a list"),
     "increasing": (Rows(increasing), "cannot be indexed with a list in any order"),
-    "sorting": (Rows(lambda read, index: read(sorted(index) if isinstance(index, list) else index)), "other values"),
-    "scaled": (Rows(scaled), "other values"),
     "augmented": (Rows(augmented), "other values"),
 }
 
@@ -164,12 +121,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_refused(dataset: Any, reason: str) -> None:
     with pytest.raises(NotApplicableError, match=reason):
         job_with(workload_of(dataset), "batched_fetch")
-
-
-def test_refused_with_a_collate_function_of_the_users_own() -> None:
-    job = workload_of(Table(), **parts_of(DataLoader(Table(), 4, collate_fn=default_convert)))
-    with pytest.raises(NotApplicableError, match="collate function"):
-        job_with(job, "batched_fetch")
 
 
 def seeded() -> torch.Generator:
@@ -221,13 +172,6 @@ def test_the_same_samples_and_the_dataset_is_not_asked_again() -> None:
     assert job.dataset is dataset
 
 
-def test_of_a_large_dataset_some_samples_stand_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "NUM_TRIED", 5)
-    changed = job_with(workload_of(Table()), "cached")
-    assert len(changed.dataset) == 40
-    assert equal(trained_on(changed, [7, 39]), Table()[[2, 4]])
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_refused_with_augmentation(seed: int) -> None:
     """Also with a flip alone, which leaves every second sample as it is."""
@@ -235,11 +179,6 @@ def test_refused_with_augmentation(seed: int) -> None:
         torch.manual_seed(seed)
         with pytest.raises(NotApplicableError, match="augmentation"):
             job_with(workload_of(fake_images(v1.Compose([step, v1.ToTensor()]))), "cached")
-
-
-def test_refused_with_augmented_arrays() -> None:
-    with pytest.raises(NotApplicableError, match="augmentation"):
-        job_with(workload_of(Arrays(noisy=True)), "cached")
 
 
 def test_kept_without_augmentation_also_by_the_pasted_lines() -> None:

@@ -7,8 +7,6 @@ from remedy_rig import lines_of
 from torch import nn
 from workload_rig import workload_of
 
-from loadtune.workload import make_optimizer
-
 LR = 0.1
 
 
@@ -56,18 +54,3 @@ def test_also_after_a_first_step_that_was_skipped() -> None:
     assert near(expected, train(fused, pasted(fused), overflows=2))
     bare = train(without, sgd(without, fused=True), overflows=2)
     assert not near(expected, bare), "a fused SGD needs these lines no more: leave the remedy's second half out"
-
-
-def test_the_optimizer_that_is_timed_trains_the_same() -> None:
-    plain, timed = model(), model()
-    optimizer = make_optimizer("sgd", timed, fused=True, scaled=True)
-    optimizer.param_groups[0]["lr"] = LR
-    assert near(train(plain, sgd(plain, fused=False), overflows=1), train(timed, optimizer, overflows=1))
-
-
-def test_what_is_not_trained_stays() -> None:
-    made = model()
-    made[0].requires_grad_(False)  # type: ignore[index]
-    before = made[0].weight.clone()  # type: ignore[index,operator,union-attr]
-    train(made, pasted(made), overflows=1)
-    assert torch.equal(before, made[0].weight)  # type: ignore[index,arg-type]

@@ -12,7 +12,7 @@ from remedy_rig import Table, job_with, lines_of, parts_of
 from torch.utils.data import DataLoader, Dataset
 from workload_rig import workload_of
 
-from loadtune.changes import REMEDIES, NotApplicableError
+from loadtune.changes import NotApplicableError
 from loadtune.records.config import LoaderConfig
 from loadtune.workload import Workload
 
@@ -117,16 +117,6 @@ def test_the_users_worker_init_fn_is_still_called_also_by_the_pasted_lines(name:
     assert first(pasted(name, job, loader=own)) == 7
 
 
-@pytest.mark.parametrize(
-    ("name", "ask", "expected"),
-    [("worker_threads", torch.get_num_threads, 2), ("opencv_threads", opencv_threads, 1)],
-)
-def test_the_pasted_lines_set_the_threads_of_workers(
-    name: str, ask: Callable[[], int], expected: int, cv2: Cv2
-) -> None:
-    assert first(pasted(name, workload_of(Tells(ask)))) == expected
-
-
 def test_workers_use_one_opencv_thread_and_this_process_as_many_as_before(cv2: Cv2) -> None:
     plain = workload_of(Tells(opencv_threads))
     changed = job_with(plain, "opencv_threads")
@@ -145,18 +135,6 @@ def test_opencv_is_left_alone_where_it_is_not_used_or_has_one_thread(cv2: Cv2, m
         job_with(job, "opencv_threads")
 
 
-@pytest.mark.parametrize(("name", "inside"), [("worker_threads", (2, 8)), ("opencv_threads", (1, 1))])
-def test_loading_is_timed_with_the_threads_of_a_worker(name: str, inside: tuple[int, int], cv2: Cv2) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with REMEDIES[name].loading():
-            assert (torch.get_num_threads(), cv2.num) == inside
-        assert (torch.get_num_threads(), cv2.num) == (1, 8)
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_the_pasted_lines_start_workers_by_forkserver() -> None:
     names: dict[str, Any] = {"dataset": Table(), "DataLoader": DataLoader, "torch": torch}
     lines = lines_of("worker_threads", workload_of(Table()))
@@ -171,9 +149,3 @@ def test_forkserver_is_refused_for_what_does_not_pickle() -> None:
     for job in (workload_of(table), workload_of(Table(), **by_lambda)):
         with pytest.raises(NotApplicableError, match="does not pickle"):
             job_with(job, "worker_threads")
-
-
-def test_workers_that_do_not_fork_start_as_they_did() -> None:
-    own = DataLoader(Table(), 4, num_workers=1, multiprocessing_context="spawn")
-    job = workload_of(Table(), **parts_of(own))
-    assert job_with(job, "worker_threads").loader.multiprocessing_context == "spawn"

@@ -1,4 +1,4 @@
-"""Limits that control groups set, from literal kernel texts and from small file trees."""
+"""Limits and counts of control groups, from small file trees with the kernel's texts."""
 
 from pathlib import Path
 
@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 
 from loadtune.host.cgroup import (
     UNIFIED,
-    group_folders,
-    parse_cpu_max,
-    parse_memberships,
+    parse_counters,
     parse_memory_limit,
-    parse_mounts,
+    parse_quota,
     read_cpu_quota,
+    read_group_folders,
     read_memory_limits,
 )
+from loadtune.host.cpu import cpu_use
+from loadtune.host.memory import read_oom_kills
 
 V2_MOUNT = "29 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
 V1_MOUNTS = """\
@@ -28,129 +29,109 @@ V1_MEMBERSHIP = "4:memory:/batch/job7\n2:cpu,cpuacct:/batch/job7\n1:name=systemd
 DOCKER_V1_MOUNT = "36 30 0:30 /docker/4f5e /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n"
 
 
-def make_tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
+def make_tree(root: Path, groups: str, mounts: str, files: dict[str, str] | None = None) -> Path:
+    """A file system with these texts; ``files`` by their path below ``/sys/fs/cgroup``."""
+    texts = {"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}
+    texts |= {f"sys/fs/cgroup/{name}": text for name, text in (files or {}).items()}
+    for name, text in texts.items():
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return root
 
 
-def folders(controller: str, membership: str, mounts: str) -> list[str]:
-    return [str(folder) for folder in group_folders(controller, parse_memberships(membership), parse_mounts(mounts))]
-
-
-def test_nested_group_on_a_host_lists_every_parent():
-    assert folders(UNIFIED, "0::/user.slice/job.scope\n", V2_MOUNT) == [
-        "/sys/fs/cgroup/user.slice/job.scope",
-        "/sys/fs/cgroup/user.slice",
-        "/sys/fs/cgroup",
-    ]
-
-
-def test_container_with_its_own_namespace_sees_its_group_at_the_mount_point():
-    assert folders(UNIFIED, "0::/\n", V2_MOUNT) == ["/sys/fs/cgroup"]
-
-
-def test_container_on_v1_sees_its_group_mounted_as_the_root():
-    assert folders("memory", "4:memory:/docker/4f5e\n", DOCKER_V1_MOUNT) == ["/sys/fs/cgroup/memory"]
-    assert folders("memory", "4:memory:/docker/4f5e/inner\n", DOCKER_V1_MOUNT) == [
-        "/sys/fs/cgroup/memory/inner",
-        "/sys/fs/cgroup/memory",
-    ]
-
-
-@pytest.mark.parametrize("path", ["/../../kubepods/pod1", "/elsewhere"])
-def test_a_group_outside_what_is_mounted_falls_back_to_the_mount_point(path):
-    assert folders("memory", f"4:memory:{path}\n", DOCKER_V1_MOUNT) == ["/sys/fs/cgroup/memory"]
-
-
-def test_a_controller_nobody_mounted_has_no_folders():
-    assert folders("cpu", "4:memory:/x\n", DOCKER_V1_MOUNT) == []
-
-
 @pytest.mark.parametrize(
-    ("text", "limit"),
-    [("max\n", None), ("9223372036854771712\n", None), ("9223372036854710272\n", None), ("4294967296\n", 4 << 30)],
+    ("controller", "groups", "mounts", "folders"),
+    [
+        (UNIFIED, "0::/user.slice/job.scope\n", V2_MOUNT, ["user.slice/job.scope", "user.slice", ""]),
+        (UNIFIED, "0::/\n", V2_MOUNT, [""]),  # a container with a namespace of its own
+        ("memory", "4:memory:/docker/4f5e/inner\n", DOCKER_V1_MOUNT, ["memory/inner", "memory"]),
+        ("memory", "4:memory:/../../kubepods/pod1\n", DOCKER_V1_MOUNT, ["memory"]),  # outside of what is mounted
+        ("memory", "4:memory:/elsewhere\n", DOCKER_V1_MOUNT, ["memory"]),
+        ("cpu", "4:memory:/x\n", DOCKER_V1_MOUNT, []),
+    ],
 )
-def test_memory_limit(text, limit):
-    assert parse_memory_limit(text) == limit
+def test_the_folders_of_a_group_and_of_its_parents(tmp_path, controller, groups, mounts, folders):
+    system = make_tree(tmp_path, groups, mounts)
+    assert read_group_folders(controller, system) == tuple(system / "sys/fs/cgroup" / each for each in folders)
 
 
 @given(st.text())
-def test_parsers_take_any_text(text):
-    parse_memberships(text)
-    parse_mounts(text)
-    assert (parse_cpu_max(text) or 1) > 0
+def test_any_text_is_taken(text):
+    assert (parse_quota(text) or 1) > 0
     assert (parse_memory_limit(text) or 1) > 0
+    parse_counters(text)
 
 
 def test_the_tightest_quota_of_nested_v2_groups_wins(tmp_path):
-    system = make_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/pod/box\n",
-            "proc/self/mountinfo": V2_MOUNT,
-            "sys/fs/cgroup/pod/box/cpu.max": "800000 100000\n",
-            "sys/fs/cgroup/pod/cpu.max": "300000 100000\n",
-        },
-    )
+    files = {"pod/box/cpu.max": "800000 100000\n", "pod/cpu.max": "300000 100000\n", "cpu.max": "max 100000\n"}
+    system = make_tree(tmp_path, "0::/pod/box\n", V2_MOUNT, files)
     quota = read_cpu_quota(system)
     assert quota is not None
-    assert quota.cores == 3.0
-    assert quota.folder == system / "sys/fs/cgroup/pod"
+    assert (quota.cores, quota.folder) == (3.0, system / "sys/fs/cgroup/pod")
 
 
-def test_v1_quota_beside_an_empty_unified_hierarchy(tmp_path):
-    group = "sys/fs/cgroup/cpu,cpuacct/batch"
-    system = make_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": V1_MEMBERSHIP,
-            "proc/self/mountinfo": V1_MOUNTS,
-            f"{group}/job7/cpu.cfs_quota_us": "-1\n",
-            f"{group}/job7/cpu.cfs_period_us": "100000\n",
-            f"{group}/cpu.cfs_quota_us": "250000\n",
-            f"{group}/cpu.cfs_period_us": "100000\n",
-        },
-    )
-    quota = read_cpu_quota(system)
-    assert quota is not None
-    assert quota.cores == 2.5
+@pytest.mark.parametrize(
+    ("groups", "mounts", "files", "second"),
+    [
+        (
+            "0::/\n",
+            V2_MOUNT,
+            {"cpu.max": "150000 100000\n", "cpu.stat": "usage_usec 1000000\n"},
+            {"cpu.stat": "usage_usec 1750000\n"},
+        ),
+        (
+            "2:cpuacct:/box\n1:cpu:/box\n",
+            "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+            "33 31 0:30 / /sys/fs/cgroup/cpuacct rw - cgroup cgroup rw,cpuacct\n",
+            {
+                "cpu/box/cpu.cfs_quota_us": "150000\n",
+                "cpu/box/cpu.cfs_period_us": "100000\n",
+                "cpuacct/box/cpuacct.usage": "4000000000\n",
+            },
+            {"cpuacct/box/cpuacct.usage": "4750000000\n"},
+        ),
+    ],
+    ids=["v2", "v1"],
+)
+def test_under_a_quota_the_groups_own_account_is_used(tmp_path, groups, mounts, files, second):
+    system = make_tree(tmp_path, groups, mounts, files)
+    probe = cpu_use(2, (0, 1), system)
+    before = probe.look(0.0)["cpu_utilization_fraction"]
+    make_tree(tmp_path, groups, mounts, second)
+    # 0.75 s of the 1.5 s that the quota grants
+    assert probe.look(1.0)["cpu_utilization_fraction"].total - before.total == pytest.approx(0.5)
 
 
 def test_memory_limits_of_v1_leave_out_cache_that_can_be_dropped(tmp_path):
-    system = make_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": V1_MEMBERSHIP,
-            "proc/self/mountinfo": V1_MOUNTS,
-            "sys/fs/cgroup/memory/batch/job7/memory.limit_in_bytes": "9223372036854771712\n",
-            "sys/fs/cgroup/memory/batch/memory.limit_in_bytes": "1000\n",
-            "sys/fs/cgroup/memory/batch/memory.usage_in_bytes": "900\n",
-            "sys/fs/cgroup/memory/batch/memory.stat": "total_inactive_file 300\n",
-        },
-    )
-    (limit,) = read_memory_limits(system)
+    files = {
+        "memory/batch/job7/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/batch/memory.limit_in_bytes": "1000\n",
+        "memory/batch/memory.usage_in_bytes": "900\n",
+        "memory/batch/memory.stat": "total_inactive_file 300\n",
+    }
+    (limit,) = read_memory_limits(make_tree(tmp_path, V1_MEMBERSHIP, V1_MOUNTS, files))
     assert (limit.limit_bytes, limit.used_bytes, limit.available_bytes) == (1000, 600, 400)
-
-
-def test_memory_limits_of_v2_come_from_every_level(tmp_path):
-    system = make_tree(
-        tmp_path,
-        {
-            "proc/self/cgroup": "0::/pod/box\n",
-            "proc/self/mountinfo": V2_MOUNT,
-            "sys/fs/cgroup/pod/box/memory.max": "max\n",
-            "sys/fs/cgroup/pod/memory.max": "5000\n",
-            "sys/fs/cgroup/pod/memory.current": "6000\n",
-        },
-    )
-    (limit,) = read_memory_limits(system)
-    assert limit.limit_bytes == 5000
-    assert limit.available_bytes == 0
 
 
 def test_without_control_groups_nothing_is_limited(tmp_path):
     assert read_cpu_quota(tmp_path) is None
     assert read_memory_limits(tmp_path) == ()
+
+
+def test_the_own_groups_oom_kills_come_before_the_machines(tmp_path):
+    """The machine's count also moves when another container runs out of memory."""
+    system = make_tree(tmp_path, "0::/job\n", V2_MOUNT)
+    assert read_oom_kills(system) is None
+    (system / "proc/vmstat").write_text("nr_free_pages 12\noom_kill 7\n")
+    assert read_oom_kills(system) == 7
+    make_tree(tmp_path, "0::/job\n", V2_MOUNT, {"job/memory.events": "oom 1\noom_kill 0\n"})
+    assert read_oom_kills(system) == 0
+
+
+def test_a_v1_group_counts_its_own_oom_kills(tmp_path):
+    files = {
+        "memory/batch/memory.oom_control": "oom_kill 9\n",
+        "memory/batch/job7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    }
+    assert read_oom_kills(make_tree(tmp_path, V1_MEMBERSHIP, V1_MOUNTS, files)) == 2

@@ -69,22 +69,6 @@ def test_cpu_time_of_bench_and_workers_is_cores(world):
     assert (seen["main_cpu_cores"], seen["workers_cpu_cores"]) == pytest.approx((1.0, 0.5))
 
 
-def test_workers_stand_in_order_of_their_start_and_others_apart(world):
-    """Process ids start anew when they run out; two workers may be forked within one tick of the clock."""
-    helper = FakeProcess(40, rss=7, name="pt_elastic")
-    late, early, twin = worker(3, started_s=9.0, rss=30), worker(99, started_s=8.0, rss=10), worker(98, started_s=8.0)
-    world.table[1].below = [late, helper, early, twin]
-    world.bench.look(0.0)
-    assert world.bench.of("worker") == [twin, early, late]
-    assert world.bench.of("other") == [helper]
-
-
-def test_what_a_compiler_holds_is_no_memory_of_the_training(world):
-    """torch.compile's processes stay."""
-    world.table[1].below = [worker(3, rss=30), FakeProcess(40, rss=7, name="python")]
-    assert world.bench.look(0.0)["bench_rss_bytes"] == 130
-
-
 def test_a_worker_is_known_by_the_name_it_gives_itself_after_its_start(world):
     child = FakeProcess(11)
     world.table[1].below = [child]
@@ -121,18 +105,6 @@ def test_processes_that_end_between_two_looks_count_where_they_were_waited_for(w
     assert seen["other_cpu_cores"] == pytest.approx(0.7)
 
 
-def test_a_new_worker_counts_from_its_start(world):
-    world.bench.look(0.0)
-    first = worker(11, cpu_s=0.1)
-    world.table[1].below = [first]
-    assert world.bench.look(0.4)["bench_rss_bytes"] == 100  # not looked for again yet
-    seen = world.bench.look(0.6)
-    assert (seen["bench_cpu_cores"], seen["bench_rss_bytes"]) == (pytest.approx(0.5), 200)
-    assert seen["workers_cpu_cores"] is None
-    first.cpu_s = 0.2
-    assert world.bench.look(0.7)["bench_cpu_cores"] == pytest.approx(1.0)
-
-
 def test_a_replaced_bench_is_followed_at_once(world):
     world.bench.look(0.0)
     world.pid, world.table[2].cpu_s = 2, 30.0
@@ -148,13 +120,6 @@ def test_no_bench_is_no_figure(world, pid):
     assert set(world.bench.look(0.0).values()) == {None}
     world.pid = 1
     assert world.bench.look(1.0)["bench_rss_bytes"] == 100
-
-
-def test_a_bench_that_dies_under_the_sampler_is_no_figure(world):
-    world.bench.look(0.0)
-    world.table[1].gone = True
-    for now_s in (0.1, 1.0, 2.0):
-        assert set(world.bench.look(now_s).values()) == {None}
 
 
 def test_what_is_read_from_disk_is_not_counted_twice_as_a_worker_ends(world):
@@ -186,11 +151,3 @@ def test_what_workers_read_from_files_is_theirs_alone(world):
         world.bench.look(now_s)
         seen.append(reads.look(now_s)["file_read_bytes_per_s"])
     assert seen == [None, 2000.0, 1000.0, None, None]
-
-
-def test_reads_that_are_not_told_have_their_reason(world, monkeypatch):
-    disk = Reads(world.bench)
-    assert set(disk.look(0.0).values()) == {None}  # nobody there: nothing is missing
-    world.bench.look(0.0)
-    monkeypatch.setattr(FakeProcess, "io_counters", lambda self: (_ for _ in ()).throw(psutil.AccessDenied(1)))
-    assert "does not tell" in disk.look(1.0)["disk_read_bytes_per_s"].reason

@@ -1,4 +1,4 @@
-"""The sampler: it goes on whatever fails, keeps its pace, and sees real processes as they are."""
+"""The sampler: it goes on whatever fails, tells what a span was like, and sees real processes as they are."""
 
 import os
 import subprocess
@@ -8,11 +8,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadtune.host import Sampler, read_telemetry
 from loadtune.host import telemetry as telemetry_module
-from loadtune.host.sensing import Probe, Stretch
-from loadtune.host.telemetry import CPU_SHARE, LOCK_SHARE, LONGEST_PAUSE_S, Scheduled, machine_probes
+from loadtune.host.sensing import BUSY_CORES, MAX_SLICES, OWN_CORES, READING, Count, Probe, Track, telemetry
+from loadtune.host.telemetry import LONGEST_PAUSE_S, Paced, machine_probes
 from loadtune.records.facts import Device
 from loadtune.records.telemetry import Reading
 
@@ -40,8 +42,8 @@ def fail():
 
 
 def sampler_over(*probes, now=time.monotonic, interval_s=0.001):
-    scheduled = [probe if isinstance(probe, Scheduled) else Scheduled(probe) for probe in probes]
-    return Sampler(CPU, lambda: None, 2, interval_s, probes=scheduled, now=now)
+    paced = [probe if isinstance(probe, Paced) else Paced(probe) for probe in probes]
+    return Sampler(CPU, lambda: None, 2, interval_s, probes=paced, now=now)
 
 
 def wait_for(condition, patience_s=30.0):
@@ -57,24 +59,32 @@ def test_what_probes_see_is_in_the_newest_reading_and_in_the_span():
     sampler = sampler_over(Scripted({POWER: 70.0, MEMORY: 7}), now=lambda: clock.at_s)
     assert sampler.latest() is None
     for clock.at_s in (40.0, 42.0):
-        sampler.sample()
+        sampler.sample(everything=True)
     assert sampler.latest() == Reading(at_s=42.0, gpu_power_w=70.0, gpu_memory_used_bytes=7)
     seen = sampler.between(40.0, 42.0)
     assert (seen.num_readings, seen.gpu_power_w, seen.gpu_memory_used_bytes) == (2, 70.0, 7)
     assert sampler.between(40.5, 41.5) is None  # no reading falls into it
 
 
-def test_a_value_speaks_for_the_time_since_its_own_last_look():
-    """Read at every third reading, it stands for three times the time; one that brings stretches says so itself."""
+def spend(cpu_s):
+    """So much CPU time of this thread."""
+    until_s = time.thread_time() + cpu_s
+    while time.thread_time() < until_s:
+        pass
+    return {}
+
+
+def test_each_probe_has_its_pace_and_a_dear_one_a_slower_one():
     clock = SimpleNamespace(at_s=0.0)
-    rare, fine = Scripted({POWER: 90.0}), Scripted({DUTY: [Stretch(0.0, 0.5, 0.0), Stretch(0.5, 1.0, 1.0)]})
-    sampler = sampler_over(Scheduled(rare, 3), Scheduled(fine, 6), now=lambda: clock.at_s)
-    for clock.at_s in (0.0, 1.0, 2.0, 3.0):
+    each, third, dear = Scripted({}), Scripted({}), Scripted(lambda: spend(0.02))
+    sampler = sampler_over(each, Paced(third, 3), dear, now=lambda: clock.at_s, interval_s=0.1)
+    for number in range(12):
+        clock.at_s = 0.1 * number
         sampler.sample()
-    assert (rare.num_looks, fine.num_looks) == (2, 1)
-    assert sampler.between(1.0, 2.0).gpu_power_w == 90.0
-    assert sampler.between(0.0, 3.0).gpu_utilization_fraction == 0.5
-    assert sampler.latest().gpu_utilization_fraction == 1.0
+    assert (each.num_looks, third.num_looks, dear.num_looks) == (12, 4, 1)
+    clock.at_s += LONGEST_PAUSE_S  # a trial must not go unseen, however dear a look is
+    sampler.sample()
+    assert dear.num_looks == 2
 
 
 def test_a_probe_that_always_fails_leaves_reasons_and_a_living_thread():
@@ -125,48 +135,89 @@ def test_a_thread_that_hung_when_it_was_closed_does_not_go_on_with_the_next(monk
     assert probe.num_closed == 1
 
 
-def looks(turns, costs_s, num_readings, took_s=0.0):
-    """The readings in which it looks, and what each look costs of CPU time."""
-    taken = []
-    for reading in range(num_readings):
-        if turns.comes():
-            taken.append(reading)
-            turns.cost(costs_s[min(len(taken), len(costs_s)) - 1], took_s, 0.08)
-    return taken
+def seen(start_s, end_s, missing=None, **figures):
+    """Of each figure's readings as (at, value), …, each standing for the time since the one before."""
+    tracks = {figure: Track(figure) for figure in figures}
+    for figure, readings in figures.items():
+        for at_s, value in readings:
+            tracks[figure].add(at_s, value)
+    tracks.setdefault(READING, Track()).add(end_s, 1.0)
+    found = telemetry(tracks, missing or {}, start_s, end_s)
+    assert found is not None
+    return found
 
 
-@pytest.mark.parametrize(("every", "expected"), [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [0, 3, 6])])
-def test_a_cheap_probe_looks_at_its_own_pace(every, expected):
-    assert looks(Scheduled(Scripted({}), every), [0.00005], 8) == expected
+def test_means_weigh_readings_with_the_time_they_stand_for():
+    power = [(0.0, 999.0), (9.0, 100.0), (10.0, 200.0)]
+    assert seen(0.0, 10.0, gpu_power_w=power).gpu_power_w == pytest.approx(110.0)
+    assert seen(8.0, 9.5, gpu_power_w=power).gpu_power_w == pytest.approx(400 / 3)
+    assert seen(9.5, 20.0, gpu_power_w=power).gpu_power_w == pytest.approx(200.0), "what comes later is not known"
 
 
-def test_a_dear_probe_looks_as_often_as_its_share_of_a_core_allows():
-    cost_s, num_readings = 0.0025, 600
-    taken = looks(Scheduled(Scripted({})), [cost_s], num_readings)
-    assert 0.8 * CPU_SHARE < len(taken) * cost_s / (num_readings * 0.08) <= 1.1 * CPU_SHARE
+def test_a_counter_is_its_growth_and_tells_nothing_of_a_gap_or_of_a_new_start():
+    counts = [(0.0, Count(100.0)), (1.0, Count(101.0)), (2.0, None), (3.0, Count(150.0)), (4.0, Count(2.0))]
+    counts.append((5.0, Count(5.0)))
+    track = Track()
+    for at_s, count in counts:
+        track.add(at_s, count)
+    assert [track.mean(at, at + 1.0) for at in range(5)] == [1.0, None, None, None, 3.0]
+    assert track.mean(0.0, 5.0) == 2.0
 
 
-def test_waiting_costs_only_where_others_wait_for_the_lock():
-    """A machine full of workers interrupts looks all the time: their time is not their cost."""
-    took_s, num_readings = 0.01, 600
-    assert looks(Scheduled(Scripted({})), [0.0001], num_readings, took_s) == list(range(num_readings))
-    taken = looks(Scheduled(Scripted({}), holds_a_lock=True), [0.0001], num_readings, took_s)
-    assert 0.8 * LOCK_SHARE < len(taken) * took_s / (num_readings * 0.08) <= 1.1 * LOCK_SHARE
+def test_energy_is_the_total_of_the_span():
+    joules = [(0.0, Count(0.0)), (1.0, Count(100.0)), (2.0, Count(400.0))]
+    assert seen(0.0, 2.0, gpu_energy_j=joules).gpu_energy_j == pytest.approx(400.0)
+    assert seen(0.5, 1.5, gpu_energy_j=joules).gpu_energy_j == pytest.approx(200.0)
+    assert seen(0.0, 2.5, gpu_energy_j=joules).gpu_energy_j == pytest.approx(500.0), "the end counts like the rest"
 
 
-def test_however_slow_a_driver_answers_a_trial_does_not_go_unseen():
-    num_readings = 600
-    taken = looks(Scheduled(Scripted({}), holds_a_lock=True), [0.5], num_readings, took_s=0.5)
-    assert len(taken) >= num_readings * 0.08 / LONGEST_PAUSE_S
+def test_peaks_are_of_the_span_alone():
+    readings = [(0.0, 9), (1.0, 3), (2.0, 5)]
+    found = seen(0.5, 1.5, bench_rss_bytes=readings, gpu_memory_used_bytes=readings, ram_available_bytes=readings)
+    assert (found.bench_rss_bytes, found.gpu_memory_used_bytes, found.ram_available_bytes) == (3, 3, 3)
+    assert seen(1.2, 1.8, bench_rss_bytes=readings).bench_rss_bytes == 5, "shorter than a look: what was read next"
+
+
+def test_a_long_timeline_is_thinned_without_losing_a_moment():
+    """Full for one reading in 500: every slice is a mean, so the spike is in one of them."""
+    duty = [(float(at), float(at == 250)) for at in range(501)]
+    reading = [(float(at), 1.0) for at in range(1, 501)]
+    timeline = seen(0.0, 500.0, gpu_utilization_fraction=duty, **{READING: reading}).timeline
+    assert len(timeline.gpu_utilization_fraction) == MAX_SLICES
+    assert sum(timeline.gpu_utilization_fraction) * timeline.slice_s == pytest.approx(1.0, rel=1e-3)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 10), st.none() | st.floats(0, 1)), min_size=1, max_size=30),
+    st.floats(0, 100),
+    st.floats(0.1, 100),
+)
+def test_means_lie_between_the_readings(steps, start_s, length_s):
+    at_s, readings = 0.0, []
+    for step_s, value in steps:
+        at_s += step_s
+        readings.append((at_s, value))
+    mean = seen(start_s, start_s + length_s, gpu_utilization_fraction=readings).gpu_utilization_fraction
+    known = [value for _, value in readings if value is not None]
+    if mean is not None:
+        assert min(known) - 1e-6 <= mean <= max(known) + 1e-6
+
+
+def test_what_others_took_is_what_neither_the_training_nor_this_process_did():
+    busy, bench, own = ([(0.0, value), (1.0, value)] for value in (6.0, 4.0, 0.5))
+    found = seen(0.0, 1.0, **{BUSY_CORES: busy, "bench_cpu_cores": bench, OWN_CORES: own})
+    assert found.others_cpu_cores == pytest.approx(1.5)
+    assert seen(0.0, 1.0, **{BUSY_CORES: bench, "bench_cpu_cores": busy, OWN_CORES: own}).others_cpu_cores == 0.0
+    assert seen(0.0, 1.0, **{BUSY_CORES: busy, OWN_CORES: own}).others_cpu_cores is None
 
 
 def test_every_figure_of_this_machine_is_there_or_has_its_reason():
-    """What `doctor` shows. Here it is of this very process, which has no workers."""
-    seen = read_telemetry(CPU, len(os.sched_getaffinity(0)))
-    looked_for = {figure for scheduled in machine_probes(CPU, os.getpid, 2) for figure in scheduled.probe.figures}
-    absent = {name for name in looked_for if getattr(seen, name, None) is None and hasattr(seen, name)}
-    assert absent - set(seen.missing) <= {"workers_cpu_cores", "other_cpu_cores"}
-    assert not any(figure.startswith("gpu") for figure in seen.missing)  # none is looked for
+    """What `info` shows. Here it is of this very process, which has no workers."""
+    found = read_telemetry(CPU, len(os.sched_getaffinity(0)))
+    looked_for = {figure for paced in machine_probes(CPU, os.getpid, 2) for figure in paced.probe.figures}
+    absent = {name for name in looked_for if getattr(found, name, None) is None and hasattr(found, name)}
+    assert absent - set(found.missing) <= {"workers_cpu_cores", "other_cpu_cores"}
+    assert not any(figure.startswith("gpu") for figure in found.missing)  # none is looked for
 
 
 NAMED_LIKE_A_LOADERS = """
@@ -200,10 +251,8 @@ print("up", flush=True)
 """
 
 
-@pytest.fixture(scope="module", name="seen")
-def watched():
-    """A tree of real processes named as a loader's, sampled for a while."""
-    # Started as a command: a fork of this process would have pytest's memory.
+def test_real_workers_are_told_apart_and_a_timeline_is_kept():
+    """A tree of real processes named as a loader's, started as a command: a fork would have pytest's memory."""
     command = [sys.executable, "-c", NAMED_LIKE_A_LOADERS]
     tree = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
     try:
@@ -213,27 +262,19 @@ def watched():
             time.sleep(1.0)  # the first look of every probe
             began_s = time.monotonic()
             time.sleep(2.5)
-            seen = sampler.between(began_s, time.monotonic())
+            found = sampler.between(began_s, time.monotonic())
     finally:
         os.killpg(tree.pid, 9)
         tree.wait()
         tree.stdout.close()
-    assert seen is not None
-    return seen
-
-
-def test_real_workers_are_told_apart(seen):
-    assert {reading.num_workers for reading in seen.memory} == {8}
-    assert seen.main_cpu_cores + seen.workers_cpu_cores == pytest.approx(seen.bench_cpu_cores, rel=0.1)
-    assert all(reading.workers_bytes > 32 << 20 for reading in seen.memory)
-    assert seen.other_cpu_cores < 0.1 < seen.workers_cpu_cores < 1.2
-
-
-def test_a_timeline_is_kept_of_what_was_seen(seen):
-    timeline = seen.timeline
-    assert len(timeline.cpu_utilization_fraction) == seen.num_readings
+    assert {reading.num_workers for reading in found.memory} == {8}
+    assert found.main_cpu_cores + found.workers_cpu_cores == pytest.approx(found.bench_cpu_cores, rel=0.1)
+    assert all(reading.workers_bytes > 32 << 20 for reading in found.memory)
+    assert found.other_cpu_cores < 0.1 < found.workers_cpu_cores < 1.2
+    timeline = found.timeline
+    assert len(timeline.cpu_utilization_fraction) == found.num_readings
     # What came after the last reading is not known yet.
     known = [share for share in timeline.cpu_utilization_fraction if share is not None]
     assert len(known) >= len(timeline.cpu_utilization_fraction) - 1
-    assert sum(known) / len(known) == pytest.approx(seen.cpu_utilization_fraction, rel=0.1)
+    assert sum(known) / len(known) == pytest.approx(found.cpu_utilization_fraction, rel=0.1)
     assert timeline.gpu_utilization_fraction == ()

@@ -138,24 +138,18 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(before: float, a
     assert 0.92 <= held / 400 <= 0.99
 
 
-def seen(seconds: float, *, watts: float = 500.0, throttled_share: float = 0.0) -> list[Measurement]:
-    """At 1000 samples/s on four cores, of whose time so much is withheld."""
+def seen(seconds: float, *, watts: float = 500.0) -> list[Measurement]:
+    """At 1000 samples/s."""
     telemetry = Telemetry(
         seconds=seconds,
         num_readings=round(12 * seconds),
         gpu_power_w=watts,
         gpu_energy_j=watts * seconds,
-        cgroup_cpu_cores=4.0 * (1 - throttled_share),
-        cpu_throttled_s=4.0 * throttled_share * seconds,
-        num_cpu_throttles=round(10 * throttled_share * seconds),
     )
     return [run_at(1000.0, seconds, telemetry)]
 
 
-def test_a_longer_run_alone_is_no_change_and_power_or_a_quota_is_one() -> None:
-    assert figure_changes(seen(3.0, throttled_share=0.2), seen(6.0, throttled_share=0.2)) == ()
+def test_a_longer_run_alone_is_no_change_and_power_is_one() -> None:
+    assert figure_changes(seen(3.0), seen(6.0)) == ()
     hungry = figure_changes(seen(3.0), seen(6.0, watts=600.0))
     assert {change.name for change in hungry} == {"gpu_power_w", "samples_per_joule"}
-    held_back = figure_changes(seen(3.0), seen(6.0, throttled_share=0.25))
-    share = next(change for change in held_back if change.name == "cpu_throttled_fraction")
-    assert (share.before, share.after) == (0.0, 0.25)

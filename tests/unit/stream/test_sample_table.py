@@ -11,10 +11,8 @@ from torch.utils.data import DataLoader
 from loadtune.stream.sample_table import (
     Loading,
     SampleTable,
-    Stillness,
     begin_batch,
     did_not_return_text,
-    samples_text,
 )
 from loadtune.stream.switching import SwitchingLoader
 
@@ -86,25 +84,6 @@ def test_pools_that_are_there_at_a_time_have_rows_of_their_own() -> None:
     assert table.reserve(3) == first, "rows are used again"
     with pytest.raises(ValueError, match="more than this table"):
         table.reserve(1 << 20)
-
-
-def test_samples_that_are_read_one_by_one_are_named_while_they_are_read() -> None:
-    table = SampleTable()
-    with table.reading() as note:
-        note([17])
-        (found,) = table.read()
-        assert samples_text(found) == "dataset[17]"
-    assert table.read() == ()
-
-
-def test_how_long_a_sample_takes_is_seen_from_outside() -> None:
-    still = Stillness()
-    still.look([loading(), loading(worker=1, index=7)], 10.0)
-    still.look([loading(), loading(worker=1, index=8)], 13.0)
-    assert still.longest(15.0, 4.0) == ((loading(),), 5.0)
-    assert still.longest(15.0, 1.0) == ((loading(), loading(worker=1, index=8)), 5.0)
-    still.look([loading(num_begun=2)], 16.0)
-    assert still.longest(16.5, 1.0) == ((), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,6 @@ def test_living_members_of_the_group_and_nobody_else(tmp_path: Path) -> None:
     assert group_members(10, tmp_path, dead=True) == {10, 11, 12}
 
 
-def test_without_proc_nobody_is_found(tmp_path: Path) -> None:
-    assert group_members(10, tmp_path / "none") == set()
-
-
 def test_only_the_dead_lose_their_segments(tmp_path: Path) -> None:
     dead, alive = 2**22 + 1, os.getpid()  # above the kernel's largest id
     names = [f"torch_{dead}_1", f"torch_{dead}_2", f"torch_{dead}0_1", f"torch_{alive}_1", "other"]

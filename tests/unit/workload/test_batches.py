@@ -113,43 +113,12 @@ def test_sparse_nested_and_packed_tensors_are_described_and_never_cut(make: Any)
     assert type(own_structure(batch(4))["x"]) is type(batch(4)["x"])
 
 
-def test_batches_that_show_no_samples_are_not_known() -> None:
-    places = places_of(Graph(x=torch.rand(10, 2)), Graph(x=torch.rand(15, 2)), 2, 3)
-    assert not places.are_known
-    assert not places.count
-    assert not places_of("opaque", "opaque", 2, 3).are_known
-
-
 def test_the_users_code_may_change_the_structure_of_its_own() -> None:
     batch = {"x": [torch.rand(2)], "labels": torch.zeros(2)}
     own = own_structure(batch)
     own.pop("labels")
     own["x"].pop()
     assert (len(batch), len(batch["x"])) == (2, 1)
-
-
-def test_the_shape_of_a_sample_is_that_of_its_first_tensor() -> None:
-    def batch(num: int) -> Any:
-        return {"name": ["a"] * num, "image": torch.rand(num, 3, 8, 8), "y": torch.rand(num)}
-
-    assert sample_shape(batch(4), places_of(batch(2), batch(3), 2, 3)) == (3, 8, 8)
-    images = [torch.rand(3, 8, 8)] * 3
-    assert sample_shape(
-        (images, torch.rand(3)), places_of((images[:2], torch.rand(2)), (images, torch.rand(3)), 2, 3)
-    ) == (3, 8, 8)
-
-
-def test_samples_joined_end_to_end_cannot_be_repeated() -> None:
-    def graph(num: int) -> Any:  # nodes of all samples one after another
-        return {"nodes": torch.rand(5 * num, 2), "sizes": torch.ones(num)}
-
-    places = places_of(graph(2), graph(3), 2, 3)
-    assert not places.are_known
-    assert places.num_samples(graph(4)) == 4
-
-
-def test_no_samples_are_counted_where_none_are_to_be_seen() -> None:
-    assert not places_of({"loss": torch.zeros(())}, {"loss": torch.zeros(())}, 2, 3).count
 
 
 def test_a_dimension_that_was_named_counts() -> None:
@@ -164,21 +133,8 @@ def test_a_named_dimension_that_no_tensor_has_is_refused() -> None:
         check_dim((torch.zeros(6, 4), torch.zeros(3)), 7)
 
 
-def test_of_ready_batches_the_first_dimension_counts() -> None:
-    batch = (torch.zeros(8, 3), torch.zeros(8), torch.zeros(2))
-    places = places_of_ready(batch)
-    assert places.num_samples(batch) == 8
-    assert [len(part) for part in places.take(batch, [0, 1, 2])] == [3, 3, 2]
-
-
 def test_tokens_are_elements_of_input_ids() -> None:
     assert num_tokens(padded(3)) == 24
     assert num_tokens((torch.zeros(3), torch.zeros(3))) is None
     assert num_tokens(namedtuple("Text", ["input_ids"])(torch.ones(2, 3))) == 6  # type: ignore[call-arg]
     assert num_tokens(Slots(torch.ones(2, 3))) == 6
-
-
-def test_a_batch_is_described_in_words() -> None:
-    assert structure_text(padded(2)) == "{input_ids: int64 tensor (2, 7), labels: float32 tensor (2,)}"
-    assert structure_text((torch.zeros(2, 3), [torch.zeros(1)])) == "(float32 tensor (2, 3), [float32 tensor (1,)])"
-    assert structure_text(Named(torch.zeros(1), 0.5)) == "Named(float32 tensor (1,), float)"

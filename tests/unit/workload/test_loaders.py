@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig
-from loadtune.workload import Endless, LoaderParts
+from loadtune.workload import LoaderParts
 from loadtune.workload.loaders import epoch_of
 
 
@@ -85,29 +85,6 @@ def test_all_else_is_kept() -> None:
     assert made.multiprocessing_context.get_start_method() == "spawn"
     alone = LoaderParts.of(loader).make(LoaderConfig(batch_size=3))
     assert (alone.num_workers, alone.timeout) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_free"),
-    [("shuffled", True), ("PyTorch's batch sampler", True), ("own batch sampler", False), ("no batches", False)],
-)
-def test_a_batch_size_is_free_where_pytorch_makes_the_batches(name: str, is_free: bool) -> None:
-    assert LoaderParts.of(LOADERS[name]()).batch_size_is_free == is_free
-
-
-def test_the_users_settings_are_those_of_the_loader() -> None:
-    loader = DataLoader(Numbers(), 4, num_workers=2, prefetch_factor=3, in_order=False)
-    assert LoaderParts.of(loader).settings(99) == LoaderConfig(
-        batch_size=4, num_workers=2, prefetch_factor=3, persistent_workers=False, in_order=False
-    )
-    assert LoaderParts.of(LOADERS["own batch sampler"]()).settings(2).batch_size == 2
-
-
-def test_a_sampler_begins_again_where_it_ends() -> None:
-    endless = iter(Endless([1, 2]))
-    assert [next(endless) for _ in range(5)] == [1, 2, 1, 2, 1]
-    with pytest.raises(ValueError, match="draws no sample"):
-        next(iter(Endless([])))
 
 
 class Unsized:

@@ -2,21 +2,15 @@
 
 import sys
 
-import bench_workloads
 import pytest
-import torch
 import torchvision
 from PIL import Image
-from torch import nn
 
 from loadtune.errors import WorkloadError
 from loadtune.records.config import WorkloadSpec
 from loadtune.workload import build_workload
-from loadtune.workload.datasets import training_transform
 from loadtune.workload.factories import call_factory
-from loadtune.workload.live import LiveParts, pack_parts
 from loadtune.workload.models import model_needs
-from loadtune.workload.tasks import class_loss
 
 
 def spec(dataset="bench_workloads:Images", model="bench_workloads:Linear", **more):
@@ -29,12 +23,6 @@ def refused(**names):
     return raised.value
 
 
-def test_import_paths_are_called():
-    workload = build_workload(spec())
-    assert workload.epoch.num_draws == 512
-    assert isinstance(workload.model, nn.Module)
-
-
 def test_fake_data_has_the_models_own_size_and_never_runs_out():
     workload = build_workload(spec(dataset="FakeData", model="squeezenet1_1", num_classes=7))
     image, label = workload.dataset[0]
@@ -44,27 +32,16 @@ def test_fake_data_has_the_models_own_size_and_never_runs_out():
     assert workload.num_classes == 7
 
 
-def test_image_size_is_the_users_where_given():
-    workload = build_workload(spec(dataset="FakeData", model="squeezenet1_1", image_size=64))
-    assert workload.dataset[0][0].shape == (3, 64, 64)
-    assert workload.num_classes == 1000
-
-
 @pytest.mark.parametrize(
-    ("model", "family", "size"),
-    [
-        ("resnet50", "classification", 224),
-        ("inception_v3", "classification", 299),
-        ("vit_h_14", "classification", 224),
-        ("fcn_resnet50", "segmentation", 520),
-    ],
+    ("model", "num_classes", "size"),
+    [("resnet50", 1000, 224), ("inception_v3", 1000, 299), ("vit_h_14", 1000, 224), ("fcn_resnet50", 21, 520)],
 )
-def test_a_models_family_and_size_are_known_before_it_is_built(model, family, size):
+def test_a_models_classes_and_size_are_known_before_it_is_built(model, num_classes, size):
     needs = model_needs(spec(model=model))
-    assert (needs.family, needs.image_size) == (family, size)
+    assert (needs.num_classes, needs.image_size) == (num_classes, size)
 
 
-def test_every_model_of_torchvision_has_a_family_and_a_size():
+def test_every_model_of_torchvision_has_a_size():
     for name in torchvision.models.list_models():
         if "rcnn_" not in name and not name.startswith(("raft_", "retinanet_", "ssd", "fcos_")):
             assert 64 <= model_needs(spec(model=name)).image_size <= 1024
@@ -102,43 +79,20 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"model": "resnet5o"}, ["resnet50", "list_models"]),
-        ({"dataset": "Cifar10"}, ["CIFAR10", "torchvision.datasets"]),
-        ({"dataset": "nowhere:make"}, ["no module 'nowhere'", "PYTHONPATH"]),
-        ({"dataset": "bench_workloads:Image"}, ["no 'Image'", "Images"]),
         ({"dataset": "bench_workloads:"}, ["pkg.mod:name"]),
         ({"dataset": "bench_workloads:needs_arguments"}, ["is a int", "function or class"]),
-        ({"dataset": "bench_workloads:no_dataset"}, ["a dict", "map-style"]),
-        ({"dataset": "bench_workloads:Empty"}, ["is empty"]),
-        ({"dataset": "bench_workloads:raising_factory"}, ["OSError: no such disk"]),
-        ({"model": "bench_workloads:Images"}, ["Images", "torch.nn.Module"]),
         (
             {"model": "bench_workloads:LitClassifier"},
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
         ),
         ({"model": "bench_workloads:frozen"}, ["no trainable parameter"]),
         ({"model": "raft_small"}, ["no loss", "--compute-loss"]),
-        ({"model": "ssd300_vgg16"}, ["no loss", "--compute-loss"]),
-        ({"dataset": "CIFAR10"}, ["--data-root"]),
         ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
-        ({"dataset": "ImageFolder", "data_root": "/nowhere"}, ["/nowhere", "--data-root"]),
     ],
 )
 def test_what_cannot_be_used_is_said_with_what_can(names, words):
     message = str(refused(**names))
     assert all(word in message for word in words), message
-
-
-def test_a_lightning_module_is_refused_as_an_object_too():
-    objects = pack_parts(LiveParts(model=bench_workloads.LitClassifier()))
-    with pytest.raises(WorkloadError, match="is a LightningModule"):
-        build_workload(spec(), objects)
-
-
-def test_a_raising_factory_shows_its_own_traceback_alone():
-    trace = refused(dataset="bench_workloads:raising_factory").user_traceback
-    assert "raising_factory" in trace
-    assert "call_factory" not in trace
 
 
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):
@@ -149,21 +103,3 @@ def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):
     assert workload.num_classes == 2
     assert workload.epoch.num_draws == 2
     assert workload.dataset[1][0].shape == (3, 16, 16)
-
-
-def test_grayscale_becomes_three_channels():
-    assert training_transform(8)(Image.new("L", (28, 28))).shape == (3, 8, 8)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("fused", [False, True])
-def test_a_step_of_each_optimizer_moves_the_weights(optimizer, fused):
-    from loadtune.workload import make_optimizer
-
-    model = nn.Linear(2, 3)
-    before = model.weight.detach().clone()
-    chosen = make_optimizer(optimizer, model, fused=fused)
-    chosen.param_groups[0]["lr"] = 0.1  # its own is too small to see
-    class_loss(model, torch.ones(4, 2), torch.zeros(4, dtype=torch.long)).backward()
-    chosen.step()
-    assert not torch.equal(before, model.weight)

@@ -7,9 +7,8 @@ from torch.nn.functional import cross_entropy
 
 from loadtune.bench.describe import check_labels
 from loadtune.errors import WorkloadError
-from loadtune.workload import class_dimension, collate_samples, make_optimizer, model_logits, num_classes_of_output
-from loadtune.workload.datasets import RandomSamples
-from loadtune.workload.tasks import class_loss, own_loss_task
+from loadtune.workload import class_dimension, collate_samples, num_classes_of_output
+from loadtune.workload.tasks import class_loss
 
 
 class Answers(nn.Module):
@@ -66,18 +65,6 @@ def test_auxiliary_heads_of_a_segmentation_model_count_too():
     assert torch.allclose(both, 1.3 * alone)
 
 
-@pytest.mark.parametrize("name", ["logits", "out"])
-def test_logits_are_found_in_what_models_wrap_them_in(name):
-    logits = torch.zeros(2, 3)
-    assert model_logits({name: logits}) is logits
-    assert model_logits(type("Output", (), {name: logits})()) is logits
-
-
-def test_a_list_holds_no_logits():
-    with pytest.raises(WorkloadError, match="returned a list"):
-        model_logits([torch.zeros(2, 3)])
-
-
 def test_labels_of_positions_may_be_ignored_those_of_samples_not():
     dense = torch.tensor([[0, 2, -100]])
     check_labels((torch.zeros(1), dense), num_classes=3)
@@ -88,45 +75,8 @@ def test_labels_of_positions_may_be_ignored_those_of_samples_not():
         check_labels((torch.zeros(1), torch.tensor([-100])), num_classes=3)
 
 
-@pytest.mark.parametrize("target", [3, torch.tensor(3), torch.zeros(4, 4, dtype=torch.uint8), torch.zeros(7).long()])
-def test_whole_numbers_of_any_shape_are_targets(target):
-    assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1])[1].dtype == torch.long
-
-
 @pytest.mark.parametrize("target", [0.5, torch.zeros(3), True])
 def test_other_targets_need_a_loss(target):
     with pytest.raises(WorkloadError, match="give a loss function"):
         collate_samples([(torch.zeros(2), target)] * 2, [0, 1])
     assert collate_samples([(torch.zeros(2), target)] * 2, [0, 1], any_target=True)[1].dtype != torch.long
-
-
-@pytest.mark.parametrize("value", [1.0, None, torch.zeros(3)])
-def test_a_loss_that_is_no_scalar_is_refused(value):
-    task = own_loss_task(lambda outputs, targets: value)
-    advice = "take its mean" if isinstance(value, torch.Tensor) else "return the loss tensor itself"
-    with pytest.raises(WorkloadError, match=advice):
-        task(Answers(torch.zeros(2, 3)), torch.zeros(2), torch.zeros(2))
-
-
-def test_an_optimizer_of_ones_own_gets_what_can_be_trained():
-    model = nn.Linear(2, 3)
-    model.bias.requires_grad_(False)
-    made = make_optimizer(lambda parameters: torch.optim.Adam(parameters, lr=0.5), model, fused=False)
-    assert made.param_groups[0]["params"] == [model.weight]
-
-
-@pytest.mark.parametrize(("make", "words"), [(lambda _: None, "NoneType"), (lambda _: 1 / 0, "ZeroDivisionError")])
-def test_an_optimizer_that_is_none_is_refused(make, words):
-    with pytest.raises(WorkloadError, match=words):
-        make_optimizer(make, nn.Linear(2, 3), fused=False)
-
-
-def test_random_samples_bring_the_targets_of_the_output():
-    samples = RandomSamples((3, 4))
-    assert samples[0][1].shape == ()
-    samples.take_targets_of(torch.zeros(2, 5, 6, 6))
-    inputs, targets = samples[1]
-    assert inputs.shape == (3, 4)
-    assert targets.shape == (6, 6)
-    assert 0 <= int(targets.min()) <= int(targets.max()) < 5
-    assert torch.equal(samples[1][0], inputs)
