@@ -1,4 +1,4 @@
-"""How often ``loadtune check`` is wrong, and how often it can tell: simulated runs through its own rule.
+"""How often ``loadtune compare --measure`` is wrong, and how often it can tell: simulated runs through its own rule.
 
     python benchmarks/check_errors.py [CHECKS]
 

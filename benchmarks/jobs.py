@@ -112,7 +112,7 @@ def in_four_ways(budget_s: float, out: Path) -> dict[str, Callable[[], TuningRes
     fp32: dict[str, Any] = {"precisions": ("fp32",)}
     command = [
         *(sys.executable, "-m", "loadtune", "run", "--dataset", "examples/lightning_module.py:Signals"),
-        *("--model", "benchmarks/jobs.py:net", "--optimizer", "adamw", "--batch-size", "32", "--precision", "off"),
+        *("--model", "benchmarks/jobs.py:net", "--optimizer", "adamw", "--batch-size", "32", "--precision", "fp32"),
         *("--time-budget", str(budget_s), "--out", str(out / "command")),
     ]
     return {

@@ -15,8 +15,8 @@ from pathlib import Path
 from workloads import SPECS, spec_of
 
 import loadtune
-from loadtune.arguments import fixed_of, one_of
 from loadtune.changes import REMEDIES
+from loadtune.options import fixed_of, one_of
 from loadtune.records.config import REMEDY_MODES
 from loadtune.records.interval import Interval
 from loadtune.records.result import TriedRemedy, TuningResult

@@ -2,7 +2,7 @@
 
 Train:  python examples/detection.py
 Tune:   loadtune run --loader examples/detection.py:make_loader --model examples/detection.py:make_model \
-            --compute-loss examples/detection.py:compute_loss
+            --loss examples/detection.py:compute_loss
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 Train:  python examples/two_inputs.py
 Tune:   loadtune run --dataset examples/two_inputs.py:Listings --model examples/two_inputs.py:Price \
-            --compute-loss examples/two_inputs.py:compute_loss --optimizer adamw
+            --loss examples/two_inputs.py:compute_loss --optimizer adamw
 """
 
 import torch

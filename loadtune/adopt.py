@@ -1,6 +1,6 @@
-"""The confirmed winner of a stored result, as arguments for a training script or as a new DataLoader.
+"""The confirmed winner of a result, as arguments for a training script, as a new DataLoader, or in words.
 
-In: the path of a result. Out: DataLoader arguments or the recipe. Apart from the report, because it compares this
+In: a result, or its path. Out: DataLoader arguments or the recipe. Apart from the report, because it compares this
 machine with the one that the result was measured on, and warns where they differ.
 """
 
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from loadtune.errors import MachineMismatchError, MachineMismatchWarning, UsageError
 from loadtune.objects import is_loader
+from loadtune.options import in_python
 from loadtune.records.answer import handed_winner, loader_kwargs
 from loadtune.records.config import Recipe, TrialConfig
 from loadtune.records.facts import HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
+from loadtune.report.terminal_answer import terminal_answer
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -68,6 +70,11 @@ def apply(result: TuningResult, loader: "DataLoader[Any]", *, keep_batch_size: b
     return parts.make(config.loader)
 
 
+def answer_text(result: TuningResult) -> str:
+    """What ``print`` shows of a result."""
+    return in_python("\n".join(terminal_answer(result)))
+
+
 def _best_config(
     path: str | os.PathLike[str] | None, strict: bool, keep_batch_size: bool
 ) -> tuple[TuningResult, TrialConfig]:
@@ -75,11 +82,11 @@ def _best_config(
 
     result = load_result(path)
     config = handed_winner(result, keep_batch_size=keep_batch_size).config
-    found = differences(result, read_host())
-    if found and strict:
-        raise MachineMismatchError(_mismatch(found) + " Run `loadtune run` on this machine, or leave out strict=True.")
-    if found:
-        message = _mismatch(found) + " Another configuration may be the best here: run `loadtune run` on this machine."
+    if found := differences(result, read_host()):
+        message = f"This result was measured on another machine ({'; '.join(found)})."
+        if strict:
+            raise MachineMismatchError(f"{message} Run `loadtune run` on this machine, or leave out strict=True.")
+        message += " Another configuration may be the best here: run `loadtune run` on this machine."
         warnings.warn(message, MachineMismatchWarning, stacklevel=3)  # the line that called the public function
     return result, config
 
@@ -99,7 +106,3 @@ def differences(result: TuningResult, here: HostFacts) -> list[str]:
     if then.torch != here.torch:
         found.append(f"torch: {then.torch or 'none'}, here {here.torch or 'none'}")
     return found
-
-
-def _mismatch(found: list[str]) -> str:
-    return f"This result was measured on another machine ({'; '.join(found)})."

@@ -8,22 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from loadtune.arguments import check_at_least, check_together, whole
 from loadtune.bench import BenchClient
 from loadtune.calibration import find_ceiling
 from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
-from loadtune.objects import (
-    Job,
-    as_argument,
-    is_loader,
-    pack_job,
-    refuse_beside_job,
-    refuse_missing,
-    refuse_recursion,
-)
+from loadtune.objects import Job, is_loader, pack_job, refuse_beside_job, refuse_missing, refuse_recursion
+from loadtune.options import check, check_at_least, one_of, python_names, whole
 from loadtune.probe.tries import StepLimit
-from loadtune.records.config import PRECISIONS, MemoryFormat, Precision, Recipe, WorkloadSpec
+from loadtune.records.config import PRECISIONS, MemoryFormat, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint
 from loadtune.records.memory import CeilingLimit, MemoryCeiling
@@ -32,10 +24,6 @@ from loadtune.seams import Bench
 if TYPE_CHECKING:
     import torch
 
-_WANTED_DATA = (
-    "Pass the shape of one sample such as (3, 224, 224), a map-style dataset, a DataLoader, a function without "
-    "arguments that returns a dataset, or an import path `pkg.mod:factory`."
-)
 STEP_LIMIT_S = 5.0
 """Longest training step that is tried on a CPU. Its RAM would hold batches whose steps take minutes."""
 
@@ -44,8 +32,7 @@ def find_batch_size(
     model_or_factory: "torch.nn.Module | Callable[[], torch.nn.Module] | Job | str",
     input_shape_or_dataset: Any = None,
     *,
-    loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
-    compute_loss: Callable[[Any, Any], Any] | None = None,
+    loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
     collate: Callable[[list[Any]], Any] | None = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
     precision: Precision | None = None,
@@ -71,9 +58,9 @@ def find_batch_size(
         `from_lightning` and `from_trainer`.
     input_shape_or_dataset: the shape of one sample, for random float32 inputs; or a dataset, a function or class
         without arguments that returns one, an import path, or ``FakeData``; or a ``DataLoader``. Left out for a `Job`.
-    loss: (outputs, targets) → scalar tensor. None: cross entropy. It takes outputs of shape (batch, classes),
+    loss: (outputs, targets) → scalar tensor; or (model, batch) → scalar tensor, with arguments of these names, for
+        samples that are no (input, target). None: cross entropy. It takes outputs of shape (batch, classes),
         (batch, classes, …) or (batch, …, classes).
-    compute_loss: (model, batch) → scalar tensor, in place of ``loss``, for samples that are no (input, target).
     collate: the collate function for a dataset. None: PyTorch's.
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
     precision: ``fp32`` (no AMP), ``fp16`` or ``bf16`` (mixed precision). None: that of the `Job`, else ``fp32``.
@@ -97,31 +84,55 @@ def find_batch_size(
     """
     refuse_recursion("find_batch_size")
     check_at_least("num_steps", num_steps, 1)
-    largest = check_at_least("max_batch_size", max_batch_size, 1)
-    classes = check_at_least("num_classes", num_classes, 1)
-    check_at_least("batch_dim", batch_dim, 0)
-    job, names, shapes = _job(
-        model_or_factory,
-        input_shape_or_dataset,
-        num_classes=classes,
-        output_shape=output_shape,
-        batch_dim=batch_dim,
-        loss=loss,
-        compute_loss=compute_loss,
-        collate=collate,
-        optimizer=optimizer,
+    largest, classes = (
+        check_at_least("max_batch_size", max_batch_size, 1),
+        check_at_least("num_classes", num_classes, 1),
     )
-    recipe = _recipe(precision, channels_last, fused, compile, job)
-    spec, objects = pack_job(names, job, **shapes)
-    host = read_host()
-    chosen = choose_device(host, None if device is None else str(device))
-    with BenchClient(spec, chosen, objects=objects) as bench:
-        facts = bench.describe()
-        caps = _caps(facts, largest, recipe.precision, has_length=shapes.get("input_shape") is None)
-        limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
-        return find_ceiling(
-            bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
+    names = WorkloadSpec(num_classes=classes, batch_dim=check_at_least("batch_dim", batch_dim, 0))
+    parts = {"loss": loss, "collate": collate, "optimizer": optimizer}
+    shape = _shape(input_shape_or_dataset)
+    if isinstance(model_or_factory, Job):
+        job = model_or_factory
+        beside = {"input_shape_or_dataset": input_shape_or_dataset, "output_shape": output_shape, **parts}
+        refuse_beside_job("find_batch_size", beside)
+        refuse_missing(job, names, function="find_batch_size")
+    else:
+        job = _job(model_or_factory, input_shape_or_dataset, parts)
+    target_shape = None if output_shape is None else _output_shape(output_shape, shape, loss)
+    if shape is not None:
+        is_square = len(shape) > 1 and shape[-1] == shape[-2]
+        names = replace(names, image_size=shape[-1] if is_square else None)
+    with python_names():
+        recipe = _recipe(precision, channels_last, fused, compile, job)
+        spec, objects = pack_job(names, job, input_shape=shape, output_shape=target_shape)
+        check(TuneConfig(workload=spec))
+        host = read_host()
+        chosen = choose_device(host, None if device is None else str(device))
+        with BenchClient(spec, chosen, objects=objects) as bench:
+            facts = bench.describe()
+            caps = _caps(facts, largest, recipe.precision, has_length=shape is None)
+            limit = None if chosen.kind == "cuda" else _step_limit(bench, recipe, facts)
+            return find_ceiling(
+                bench, recipe, facts, read_host(), host, chosen, caps, num_steps=num_steps, step_limit=limit
+            )
+
+
+def _job(model: Any, data: Any, parts: dict[str, Any]) -> Job:
+    if not (isinstance(model, str) or callable(model)):
+        raise UsageError(
+            f"the model is a {type(model).__name__}; pass a torch.nn.Module, a function without arguments that returns "
+            "one, the name of a model of torchvision or timm, an import path `pkg.mod:factory`, or a loadtune.Job."
         )
+    if _shape(data) is not None:
+        if parts["collate"] is not None:
+            raise UsageError("collate is given, but the samples are random tensors of a shape. Leave collate out.")
+        return Job(model=model, dataset=f"random {'×'.join(map(str, data))}", **parts)
+    if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__") or is_loader(data)):
+        raise UsageError(
+            f"the second argument is a {type(data).__name__}. Pass the shape of one sample such as (3, 224, 224), a "
+            "map-style dataset, a DataLoader, a function without arguments that returns a dataset, or an import path."
+        )
+    return Job(model=model, **{"loader" if is_loader(data) else "dataset": data}, **parts)
 
 
 def _step_limit(bench: Bench, recipe: Recipe, facts: WorkloadFacts) -> StepLimit:
@@ -168,16 +179,13 @@ def _caps(
 
 def _recipe(asked: Precision | None, channels_last: bool, fused: bool, compile: bool, job: Job) -> Recipe:
     """The recipe that the script trains with. Raises UsageError."""
-    given = {"precision": asked, "channels_last": channels_last, "fused": fused, "compile": compile}
     if job.step is not None:
-        check_together(["step", *(name for name, value in given.items() if value)], as_argument)
+        found = {"precision": asked, "channels_last": channels_last, "fused": fused, "compile": compile}
+        if beside := ", ".join(name for name, value in found.items() if value):
+            raise UsageError(f"The Job has a step, which already contains {beside}. Leave {beside} out.")
         return Recipe(precision="own")
     precision, optimizer = asked or job.precision or "fp32", job.optimizer or "sgd"
-    if precision not in PRECISIONS:
-        raise UsageError(
-            f"precision is {precision!r}; it can be {', '.join(PRECISIONS)}. fp32 is training without AMP, the others"
-            " are mixed precision."
-        )
+    one_of("precision", precision, PRECISIONS)
     if fused and callable(optimizer):
         raise UsageError(
             "fused is True, but the optimizer is a function: leave fused out, and pass fused=True to the optimizer that"
@@ -192,73 +200,28 @@ def _recipe(asked: Precision | None, channels_last: bool, fused: bool, compile: 
     return Recipe(precision=precision, memory_format=layout, fused_optimizer=fused, compile=compile)
 
 
-def _job(
-    model: object,
-    data: object,
-    *,
-    num_classes: int | None = None,
-    output_shape: object = None,
-    batch_dim: int | None = None,
-    **parts: Any,
-) -> tuple[Job, WorkloadSpec, dict[str, tuple[int, ...] | None]]:
-    """Objects, names, and the shapes of random samples. ``parts``: of the `Job`. Raises UsageError."""
-    names = WorkloadSpec(num_classes=num_classes, batch_dim=batch_dim)
-    if isinstance(model, Job):
-        refuse_beside_job("find_batch_size", {"input_shape_or_dataset": data, "output_shape": output_shape, **parts})
-        refuse_missing(model, None, "find_batch_size")
-        return model, names, {}
-    shape = _shape(data)
-    _check_kinds(model, data)
-    if shape is not None and parts["collate"] is not None:
-        raise UsageError(
-            "collate is given, but the second argument is a shape, whose samples are random tensors. Leave collate out."
-        )
-    target_shape = None if output_shape is None else _output_shape(output_shape, shape, parts["loss"])
-    if shape is not None:
-        is_square = len(shape) > 1 and shape[-1] == shape[-2]
-        random = f"random {'×'.join(map(str, shape))}"
-        names = replace(names, dataset=random, image_size=shape[-1] if is_square else None)
-    elif isinstance(data, str):
-        names = replace(names, dataset=data)
-    elif is_loader(data):
-        parts["loader"] = data
-    else:
-        parts["dataset"] = data
-    if isinstance(model, str):
-        names = replace(names, model=model)
-    else:
-        parts["model"] = model
-    return Job(**parts), names, {"input_shape": shape, "output_shape": target_shape}
-
-
-def _sizes(value: object) -> tuple[int, ...] | None:
-    """Whole numbers of at least 1. None: it is something else."""
+def _sizes(name: str, value: object) -> tuple[int, ...]:
+    """Whole numbers of at least 1. Raises UsageError."""
     sizes = [whole(size) for size in value] if isinstance(value, tuple | list) else [None]
-    known = [size for size in sizes if size is not None and size > 0]
-    return tuple(known) if len(known) == len(sizes) else None
+    known = tuple(size for size in sizes if size is not None and size > 0)
+    if len(known) < len(sizes):
+        raise UsageError(
+            f"{name} is {value!r}; it must be a tuple of whole numbers of at least 1, without the batch, such as"
+            " (3, 224, 224)."
+        )
+    return known
 
 
 def _shape(data: object) -> tuple[int, ...] | None:
     """The shape of one sample. None: `data` is a dataset, or makes or names one."""
-    is_shape = isinstance(data, tuple) or (isinstance(data, list) and data and all(whole(n) is not None for n in data))
-    if not is_shape:
-        return None
-    sizes = _sizes(data)
-    if not sizes:
-        raise UsageError(
-            f"the input shape is {data!r}; it must be whole numbers of at least 1, without the batch. {_WANTED_DATA}"
-        )
-    return sizes
+    if isinstance(data, tuple) or (isinstance(data, list) and data and all(whole(size) is not None for size in data)):
+        return _sizes("the input shape", data or None)
+    return None
 
 
 def _output_shape(value: object, input_shape: object, loss: object) -> tuple[int, ...]:
     """The shape of one dense target. Raises UsageError where it is none, or nothing uses it."""
-    sizes = _sizes(value)
-    if sizes is None:
-        raise UsageError(
-            f"output_shape is {value!r}; it must be a tuple of whole numbers of at least 1, without the batch: (10,), "
-            "(3, 224, 224), or () for one number per sample."
-        )
+    sizes = _sizes("output_shape", value)
     if input_shape is None:
         raise UsageError(
             f"output_shape is {value!r}, but the second argument is a dataset, which has targets of its own. Leave "
@@ -270,13 +233,3 @@ def _output_shape(value: object, input_shape: object, loss: object) -> tuple[int
             "Pass a loss for such targets, for example loss=torch.nn.MSELoss()."
         )
     return sizes
-
-
-def _check_kinds(model: object, data: object) -> None:
-    if not (isinstance(model, str) or callable(model)):
-        raise UsageError(
-            f"the model is a {type(model).__name__}; pass a torch.nn.Module, a function without arguments that returns "
-            "one, the name of a model of torchvision or timm, an import path `pkg.mod:factory`, or a loadtune.Job."
-        )
-    if not (isinstance(data, str) or callable(data) or hasattr(data, "__getitem__") or is_loader(data)):
-        raise UsageError(f"the second argument is a {type(data).__name__}. {_WANTED_DATA}")

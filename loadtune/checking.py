@@ -1,32 +1,26 @@
-"""Measure a stored winner again: is it still as good as it was? In: a result. Out: a `Check`. Brief, for CI.
+"""Measure a stored answer again: is it still as good as it was? In: a result. Out: another one, and a verdict.
 
 Times real training steps, each time with new workers, until the interval of the ratio is narrow enough or the time is
-spent. What counts is what the winner was picked for: throughput, or samples per joule, which it may keep while both
-speed and power fall. Where the winner cannot be measured here, the outcome is "unclear".
+spent. What counts is what the answer was picked for: throughput, or samples per joule. Where it cannot be measured
+here, the verdict is "unclear".
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Literal
 
+from loadtune import __version__
 from loadtune.bench import BenchClient
-from loadtune.errors import BenchError, DeviceError, LoadtuneError, ResultError, UsageError, WorkloadError
+from loadtune.errors import BenchError, DeviceError, ResultError, UsageError, WorkloadError
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host
-from loadtune.records.answer import chosen_winner, compute_rate, finalist_of
-from loadtune.records.config import SCORE_UNITS, Objective
+from loadtune.records.answer import chosen_winner, compute_fraction, finalist_of
+from loadtune.records.config import SCORE_UNITS, TrialConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
 from loadtune.records.result import Finalist, TuningResult, Winner
-from loadtune.report.compare import (
-    Change,
-    Check,
-    CheckOutcome,
-    Mean,
-    figure_changes,
-    machine_changes,
-    mean_of,
-    ratio_of,
-)
+from loadtune.report.compare import Comparison, Mean, compare, mean_of, ratio_of
 from loadtune.seams import Bench, Clock, Sensor
 from loadtune.search.segment import Segment, run_trial, segment_seconds
 from loadtune.units import counted, percent_text, seconds_text
@@ -35,58 +29,78 @@ RUN_SHARE = 0.1
 """Most of the time budget for the timed part of one run: several runs and the start-up have to fit."""
 
 COMPUTE_S = 1.0
-"""For the compute-only rate: before the runs to warm up, after a loss to see whether the device lost speed."""
+"""For the compute-only rate, before the runs: it warms the device up, whose first steps are slow."""
 
 MIN_RUNS = 3
-"""Before a check says anything. It looks again after every run from the third on: a truth at the very edge of the
+"""Before anything is said. A check looks again after every run from the third on: a truth at the very edge of the
 tolerance is called a loss in 4 to 7% of simulated checks and held in 2 to 8%, with spreads of 2 and 6% on either side
 (`benchmarks/check_errors.py`); a single look promises 2.5% each."""
 
+Outcome = Literal["held", "fell", "unclear"]
 Tell = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A stored answer, measured again."""
+
+    outcome: Outcome
+    """``fell`` the whole interval of the ratio is below 1 − tolerance; ``held`` it is above; ``unclear`` neither, or
+    nothing could be measured."""
+    reason: str
+    """One or two sentences."""
+    tolerance_fraction: float
+    comparison: Comparison | None = None
+    """Of the stored result and the new one. None: nothing was measured."""
+    result: TuningResult | None = None
+    """The new one."""
+
+
 def check_baseline(
-    result: TuningResult,
+    baseline: TuningResult,
     *,
     tolerance_fraction: float = 0.05,
     time_budget_s: float = 60.0,
     keep_batch_size: bool = False,
     tell: Tell = lambda line: None,
 ) -> Check:
-    """Measure the winner of a stored result again on this machine.
+    """Measure the answer of a stored result again on this machine.
 
     ``tolerance_fraction``, above 0 and below 1, is the loss of throughput that passes; of samples per joule where the
     run looked for those. ``time_budget_s`` bounds the time; torch.compile's time, once, is added to it.
-    ``keep_batch_size`` checks the winner at the batch size that the run was given. ``tell`` is called with each line of
+    ``keep_batch_size`` checks the answer at the batch size that the run was given. ``tell`` is called with each line of
     progress.
 
-    Raises ResultError where the result has no confirmed winner, or none of its finalists ran twice.
+    Raises ResultError where the result has no confirmed answer, or none of its finalists ran twice.
     """
-    if named := result.config.workload.objects:
+    if named := baseline.config.workload.objects:
         raise ResultError(
-            f"The baseline cannot be measured again: its {' and '.join(named)} came to loadtune.tune as Python "
-            "objects, which are not stored. `loadtune check` needs a baseline whose parts have names: torchvision "
-            "names, or import paths `pkg.mod:factory`."
+            f"The baseline cannot be measured again: its {' and '.join(named)} came to loadtune.tune as Python objects,"
+            " which are not stored. Name a baseline whose parts have names: torchvision names, or import paths"
+            " `pkg.mod:factory`."
         )
-    baseline = baseline_of(result, tolerance_fraction, keep_batch_size=keep_batch_size)
-    ranks, clock = result.config.ranks_per_node, MonotonicClock()
+    answer_of(baseline, keep_batch_size=keep_batch_size)
+    ranks = baseline.config.ranks_per_node
     try:
         host = rank_facts(read_host(), ranks)
-        device = same_device(result, host)
+        device = same_device(baseline, host)
     except (DeviceError, UsageError) as error:
-        return conclude(baseline, (), 0.0, problem=f"The winner could not be measured here: {error}")
+        why = f"The answer could not be measured here: {error}"
+        return Check(outcome="unclear", reason=why, tolerance_fraction=tolerance_fraction)
     cores = rank_cores(host, ranks)
     with (
-        BenchClient(result.config.workload, device, cores=cores) as bench,
+        BenchClient(baseline.config.workload, device, cores=cores) as bench,
         Sampler(device, lambda: bench.pid, host.num_usable_cores, cores=cores) as sensor,
     ):
         bench.start()
-        return check_on(bench, sensor, clock, baseline, host, device, time_budget_s, tell)
+        how: dict[str, Any] = {"tolerance_fraction": tolerance_fraction, "time_budget_s": time_budget_s, "tell": tell}
+        clock = MonotonicClock()
+        return check_on(bench, sensor, clock, baseline, host, device, keep_batch_size=keep_batch_size, **how)
 
 
-def same_device(result: TuningResult, host: HostFacts) -> Device:
+def same_device(baseline: TuningResult, host: HostFacts) -> Device:
     """The baseline's device on this machine: the same GPU, or the freest of its model. Raises DeviceError."""
-    wanted = result.device
+    wanted = baseline.device
     if wanted.kind == "cpu":
         device = choose_device(host, "cpu")
         if device.name == wanted.name:
@@ -100,35 +114,19 @@ def same_device(result: TuningResult, host: HostFacts) -> Device:
     raise DeviceError(f"the baseline was measured on {wanted.name}, and this machine has {there}.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """What is checked."""
-
-    result: TuningResult
-    winner: Winner
-    finalist: Finalist
-    """The winner's runs of the confirmation."""
-    tolerance_fraction: float
-    """Loss of what it was picked for that is let pass, above 0 and below 1."""
-
-    @property
-    def objective(self) -> Objective:
-        return self.result.config.objective
-
-    @property
-    def mean(self) -> Mean:
-        """Of what it was picked for."""
-        return mean_of(self.finalist.runs, [each.runs for each in self.result.finalists], self.objective)
-
-    def ratio(self, runs: Sequence[Measurement]) -> Interval | None:
-        """Now over then. None: nothing ran."""
-        return ratio_of(self.mean, mean_of(runs, (), self.objective)) if runs else None
-
-    def outcome(self, runs: Sequence[Measurement]) -> CheckOutcome:
-        return outcome_of(self.ratio(runs), len(runs), self.tolerance_fraction)
+def answer_of(baseline: TuningResult, *, keep_batch_size: bool = False) -> Finalist:
+    """Its runs of the confirmation. Raises ResultError where there is none, or nothing ran twice."""
+    found = finalist_of(baseline, chosen_winner(baseline, keep_batch_size=keep_batch_size).config)
+    if found is None or all(len(each.runs) < 2 for each in baseline.finalists):
+        raise ResultError(
+            f"The run of {baseline.created} confirmed its answer by one run, and no other finalist by more, so its"
+            " figure has no interval and no check could tell. Run `loadtune run` again, to its end, with a"
+            f" --time-budget above {seconds_text(baseline.config.time_budget_s)}, or name another result."
+        )
+    return found
 
 
-def outcome_of(ratio: Interval | None, num_runs: int, tolerance_fraction: float) -> CheckOutcome:
+def outcome_of(ratio: Interval | None, num_runs: int, tolerance_fraction: float) -> Outcome:
     """What the interval says of a loss of more than the tolerance."""
     if ratio is None or ratio.low is None or ratio.high is None or num_runs < MIN_RUNS:
         return "unclear"
@@ -136,74 +134,90 @@ def outcome_of(ratio: Interval | None, num_runs: int, tolerance_fraction: float)
     return "fell" if ratio.high < least else "held" if ratio.low > least else "unclear"
 
 
-def baseline_of(result: TuningResult, tolerance_fraction: float, *, keep_batch_size: bool = False) -> Baseline:
-    """The winner of a result. Raises ResultError where there is none whose runs were kept, or nothing ran twice."""
-    winner = chosen_winner(result, keep_batch_size=keep_batch_size)
-    finalist = finalist_of(result, winner.config)
-    if finalist is None:
-        raise ResultError(
-            f"The run of {result.created} holds no runs of its winner, as an unchanged result does. Run `loadtune run`"
-            " again, or name another result."
-        )
-    if all(len(each.runs) < 2 for each in result.finalists):
-        raise ResultError(
-            f"The run of {result.created} confirmed its winner by one run, and no other finalist by more, so its"
-            " figure has no interval and no check could tell. A baseline needs two runs of a finalist at least."
-            " Run `loadtune run` again, to its end, with a --time-budget above"
-            f" {seconds_text(result.config.time_budget_s)}, or name another result."
-        )
-    return Baseline(result=result, winner=winner, finalist=finalist, tolerance_fraction=tolerance_fraction)
-
-
 def check_on(
     bench: Bench,
     sensor: Sensor,
     clock: Clock,
-    baseline: Baseline,
+    baseline: TuningResult,
     host: HostFacts,
     device: Device,
-    time_budget_s: float,
+    *,
+    tolerance_fraction: float = 0.05,
+    time_budget_s: float = 60.0,
+    keep_batch_size: bool = False,
     tell: Tell = lambda line: None,
 ) -> Check:
     """`check_baseline` over any bench, sensor and clock, such as the fakes of `loadtune.testing`."""
     started, runs, problem = clock.now(), list[Measurement](), None
-    figures = tuple[Change, ...]()
-    config, objective = baseline.winner.config, baseline.objective
+    finalist, objective = answer_of(baseline, keep_batch_size=keep_batch_size), baseline.config.objective
+    then = mean_of(finalist.runs, [each.runs for each in baseline.finalists], objective)
+    config, outcome, ratio = finalist.config, outcome_of(None, 0, tolerance_fraction), None
+    facts, points = None, tuple[ComputePoint, ...]()
     try:
-        bench.describe()
-        # The baseline was measured in a training process that was warm; the first steps of a fresh one are slow.
+        facts = bench.describe()
         warm = bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
-        compile_s = (warm.compile_s or 0.0) if isinstance(warm, ComputePoint) else 0.0
-        for run in _runs(bench, sensor, clock, baseline, started + time_budget_s + compile_s):
+        points = (warm,) if isinstance(warm, ComputePoint) else ()
+        compile_s = sum(point.compile_s or 0.0 for point in points)
+        for run in _runs(bench, sensor, clock, baseline, config, started + time_budget_s + compile_s):
             if isinstance(run, TrialFailure):
                 problem = f"Run {len(runs) + 1} failed ({run.kind}): {run.message}"
                 break
             if objective == "samples-per-joule" and run.samples_per_joule is None:
-                problem = (
-                    "The winner was chosen by samples per joule, but the GPU's energy counter could not be read here."
-                )
+                problem = "The answer was chosen by samples per joule, but the GPU's energy counter could not be read."
                 break
             runs.append(run)
-            share = mean_of([run], (), objective).value / baseline.mean.value
+            ratio = ratio_of(then, mean_of(runs, (), objective))
+            outcome = outcome_of(ratio, len(runs), tolerance_fraction)
+            share = mean_of([run], (), objective).value / then.value
             tell(f"run {len(runs)}: {percent_text(share)} of the baseline's {SCORE_UNITS[objective]}")
-            if baseline.outcome(runs) != "unclear":
+            if outcome != "unclear":
                 break
     except (WorkloadError, BenchError) as error:
-        problem = f"The winner could not be measured here: {error}"
-    if problem is None and baseline.outcome(runs) != "held":
-        figures = (*_compute_change(bench, baseline), *figure_changes(baseline.finalist.runs, runs))
-    changes = machine_changes(baseline.result.host, baseline.result.device, host, device)
-    return conclude(baseline, runs, clock.now() - started, problem=problem, changes=changes, figures=figures)
+        problem = f"The answer could not be measured here: {error}"
+    if problem is not None:  # what fails is not told to be slower
+        return Check(outcome="unclear", reason=problem, tolerance_fraction=tolerance_fraction)
+    seconds = clock.now() - started
+    now, throughput = mean_of(runs, (), objective), mean_of(runs)
+    winner = Winner(
+        config=config,
+        samples_per_s=throughput.value,
+        half_width_fraction=throughput.half_width_fraction,
+        compute_fraction=compute_fraction(points, config, throughput.value),
+        samples_per_joule=now.interval if objective == "samples-per-joule" else None,
+    )
+    result = TuningResult(
+        loadtune_version=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        stage_seconds={"confirm": seconds},
+        config=replace(baseline.config, time_budget_s=time_budget_s),
+        host=host,
+        device=device,
+        facts=facts,
+        compute_points=points,
+        finalists=(Finalist(config=config, runs=tuple(runs), half_width_fraction=throughput.half_width_fraction),),
+        confirmed_whole=True,
+        best=winner,
+        best_at_your_batch=winner if keep_batch_size else None,
+        notes=(f"Measured again: the answer of the run of {baseline.created}. Nothing else was tried.",),
+    )
+    return Check(
+        outcome=outcome,
+        reason=_reason(then, ratio, len(runs), outcome, tolerance_fraction, SCORE_UNITS[objective]),
+        tolerance_fraction=tolerance_fraction,
+        comparison=compare(baseline, result, keep_batch_size=keep_batch_size),
+        result=result,
+    )
 
 
 def _runs(
-    bench: Bench, sensor: Sensor, clock: Clock, baseline: Baseline, until_s: float
+    bench: Bench, sensor: Sensor, clock: Clock, baseline: TuningResult, config: TrialConfig, until_s: float
 ) -> Iterator[Measurement | TrialFailure]:
     """One run at least, and as many as end in time if none takes longer than the longest so far."""
-    as_confirmed = segment_seconds(baseline.result.config.time_budget_s)
+    as_confirmed = segment_seconds(baseline.config.time_budget_s)
     seconds = max(0.5, min(as_confirmed, RUN_SHARE * (until_s - clock.now())))
-    config, facts, longest_s = baseline.winner.config, baseline.result.facts, None
-    epoch_samples = None if facts is None else facts.dataset_length
+    longest_s = None
+    epoch_samples = None if baseline.facts is None else baseline.facts.dataset_length
     while longest_s is None or clock.now() + longest_s <= until_s:
         begun = clock.now()
         segment = Segment(config.loader, seconds)
@@ -212,55 +226,10 @@ def _runs(
         yield outcome
 
 
-def _compute_change(bench: Bench, baseline: Baseline) -> tuple[Change, ...]:
-    """The compute-only rate then and now, where the baseline has it: did the device or the loader lose speed?"""
-    config = baseline.winner.config
-    then = compute_rate(baseline.result.compute_points, config)
-    try:
-        now = None if then is None else bench.time_compute(config.recipe, config.batch_size, COMPUTE_S)
-    except LoadtuneError:  # the outcome does not depend on it
-        return ()
-    if then is None or not isinstance(now, ComputePoint):
-        return ()
-    return (Change(name="compute_only_samples_per_s", before=then.samples_per_s, after=now.samples_per_s),)
-
-
-def conclude(
-    baseline: Baseline,
-    runs: Sequence[Measurement],
-    seconds: float,
-    *,
-    problem: str | None = None,
-    changes: tuple[Change, ...] = (),
-    figures: tuple[Change, ...] = (),
-) -> Check:
-    """What was found, with its reason. A problem outweighs the runs: what fails is not told to be slower."""
-    outcome: CheckOutcome = "unclear" if problem else baseline.outcome(runs)
-    by_energy = baseline.objective == "samples-per-joule"
-    return Check(
-        outcome=outcome,
-        reason=problem or _reason(baseline, runs, outcome),
-        workload=baseline.result.config.workload.title,
-        tolerance_fraction=baseline.tolerance_fraction,
-        objective=baseline.objective,
-        baseline_created=baseline.result.created,
-        baseline=baseline.winner,
-        baseline_num_runs=len(baseline.finalist.runs),
-        ratio=baseline.ratio(runs),
-        runs=tuple(runs),
-        throughput=mean_of(runs).interval if runs else None,
-        efficiency=mean_of(runs, (), "samples-per-joule").interval if runs and by_energy else None,
-        changes=changes,
-        figures=figures,
-        seconds=seconds,
-    )
-
-
-def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutcome) -> str:
-    ratio, allowed, unit = baseline.ratio(runs), baseline.tolerance_fraction, SCORE_UNITS[baseline.objective]
+def _reason(then: Mean, ratio: Interval | None, num_runs: int, outcome: Outcome, allowed: float, unit: str) -> str:
     tolerance = percent_text(allowed, 0 if round(100 * allowed, 6).is_integer() else 1)
-    if ratio is None or ratio.low is None or ratio.high is None or len(runs) < MIN_RUNS:
-        fitted = counted(len(runs), "run")
+    if ratio is None or ratio.low is None or ratio.high is None or num_runs < MIN_RUNS:
+        fitted = counted(num_runs, "run")
         return f"Only {fitted} fitted into the time, and it takes {MIN_RUNS}. Raise --time-budget."
     if outcome == "fell":
         return (
@@ -269,7 +238,7 @@ def _reason(baseline: Baseline, runs: Sequence[Measurement], outcome: CheckOutco
         )
     if outcome == "held":
         return f"It lost no more of its {unit} than the tolerance of {tolerance}: the whole interval lies above it."
-    known = baseline.mean.half_width_fraction
+    known = then.half_width_fraction
     advice = "Raise --time-budget for more runs, or --tolerance."
     if known is not None and known > allowed:
         advice = (

@@ -5,17 +5,18 @@ from typing import Annotated
 
 import typer
 
-from loadtune.cli_results import DEBUG
+from loadtune.cli_options import Verbose
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
 
 
 def exec_(
-    command: Annotated[list[str], typer.Argument(help="The command that trains, after --.", metavar="-- COMMAND ...")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command that trains, after --.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write inflight.json and inflight.html into it.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write inflight.json and inflight.html into it."),
     ] = None,
-    max_workers: Annotated[int | None, typer.Option(min=1, help="Most workers of one loader.")] = None,
+    max_workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most workers of one loader.")] = None,
     freeze: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Leave a loader alone: its dataset's class, or FILE:LINE."),
@@ -32,7 +33,7 @@ def exec_(
     replay: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Repeat the switches of an inflight.json.")
     ] = None,
-    debug: Annotated[bool, DEBUG] = False,
+    verbose: Verbose = False,
 ) -> None:
     """Tune DataLoader workers while a script trains.
 
@@ -48,7 +49,7 @@ def exec_(
       loadtune exec --out tuned --max-workers 8 -- python train.py
       loadtune exec --replay tuned/inflight.json -- python train.py
     """
-    with told_plainly(debug):
+    with told_plainly(verbose):
         from loadtune.inflight import account, launch
         from loadtune.inflight.options import Options
 

@@ -8,16 +8,17 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from loadtune import options
-from loadtune.arguments import check_at_least, check_job, check_together, memory_of, precision_of
+from loadtune.cli_options import Json, Verbose, settings, stray, takes
 from loadtune.ending import told_plainly
 from loadtune.errors import UsageError
-from loadtune.records.config import WorkloadSpec
+from loadtune.options import TABLE, check, check_at_least, memory_of, one_of, with_settings
+from loadtune.records.config import PRECISIONS, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.footprint import FootprintReport
 from loadtune.terminal import show
@@ -25,36 +26,21 @@ from loadtune.terminal import show
 if TYPE_CHECKING:
     from loadtune.bench import BenchClient
 
-_DEFAULT = WorkloadSpec()
 # Large enough that activations show their share, and what most scripts begin with.
-_DEFAULT_BATCH_SIZE = 32
-_COUNTS = ("--batch-size", "--image-size", "--num-classes")
+_BATCH_SIZE = 32
+_JOB = [row for row in TABLE if row.owner is WorkloadSpec and row.name not in ("step", "accumulate")]
 
 
+@takes([replace(row, option=replace(row.option, panel="What to train")) for row in _JOB])
 def memory(
-    ctx: typer.Context,
-    dataset: options.Dataset = _DEFAULT.dataset,
-    model: options.Model = _DEFAULT.model,
-    data_root: options.DataRoot = None,
-    image_size: options.ImageSize = None,
-    num_classes: options.NumClasses = None,
-    loader: options.MemoryLoader = None,
-    collate: options.Collate = None,
-    loss: options.Loss = None,
-    compute_loss: options.ComputeLoss = None,
-    optimizer: options.Optimizer = "sgd",
-    batch_dim: options.BatchDim = None,
-    batch_size: Annotated[int, typer.Option(help="Batch size of the step.")] = _DEFAULT_BATCH_SIZE,
-    precision: Annotated[
-        str, typer.Option(metavar="off|fp16|bf16", help="Mixed precision (AMP). off: float32.")
-    ] = "off",
-    estimate: Annotated[
-        bool, typer.Option("--estimate", help="Estimate from tensor shapes. [default: where there is no CUDA GPU]")
-    ] = False,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="Batch size of the step.")] = _BATCH_SIZE,
+    precision: Annotated[str, typer.Option(metavar="fp32|fp16|bf16", help="Precision of the step.")] = "fp32",
     device: Annotated[
         str | None,
         typer.Option(
-            help="cuda, cuda:1 or a GPU's UUID: measure there. cpu: estimate. [default: GPU with most free memory]"
+            metavar="DEVICE",
+            help="cuda, cuda:1 or a GPU's UUID: measure there. cpu: estimate from tensor shapes. [default: the GPU with"
+            " most free memory, else cpu]",
         ),
     ] = None,
     memory: Annotated[
@@ -85,51 +71,47 @@ def memory(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="With --trace: show lines of this file or folder only. Can be repeated."),
+        typer.Option(metavar="PATH", help="With --trace: show lines of this file or folder only. Can be repeated."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(help="With --trace: arguments of the script, after --.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="With --trace: arguments of the script, after --.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    json: Json = False,
+    verbose: Verbose = False,
+    **words: Any,
 ) -> None:
     """Show where the memory of one training step goes.
 
     Measured on a GPU, with an estimate from tensor shapes beside it. Without a GPU: the estimate alone.
+
+    Examples:
+
+    \b
+      loadtune memory --model resnet50 --batch-size 32 --memory 24GiB
+      loadtune memory --model vit_b_16 --precision bf16 --per-layer
+      loadtune memory --model resnet50 --batch-size 32 --what-if
+      loadtune memory --trace train.py
     """
-    with told_plainly(debug):
+    with told_plainly(verbose):
         if trace is not None:
-            if what_if or per_layer or checkpoint or memory or estimate or batch_size != _DEFAULT_BATCH_SIZE:
+            if what_if or per_layer or checkpoint or memory or batch_size != _BATCH_SIZE:
                 raise UsageError("--trace runs a script; of the other options it takes --only and --json only.")
             _trace(trace, arguments or [], only, as_json=json)
         if only:
             raise UsageError(f"--only is {only[0]!r}; it needs --trace SCRIPT. Add --trace, or leave --only out.")
         if arguments:
-            raise UsageError(f"{options.stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
-        for flag, value in zip(_COUNTS, (batch_size, image_size, num_classes), strict=True):
-            check_at_least(flag, value, 1)
+            raise UsageError(f"{stray(arguments[0])} Arguments of a script need --trace SCRIPT.")
+        check_at_least("--batch-size", batch_size, 1)
         if checkpoint_segments is not None and not (checkpoint or what_if):
             raise UsageError("--checkpoint-segments needs --checkpoint or --what-if. Add one of them.")
         check_at_least("--checkpoint-segments", checkpoint_segments, 2)
-        spec = WorkloadSpec(
-            dataset=dataset,
-            model=model,
-            data_root=data_root,
-            image_size=image_size,
-            num_classes=num_classes,
-            loader=loader,
-            collate=collate,
-            loss=loss,
-            compute_loss=compute_loss,
-            optimizer=optimizer,
-            batch_dim=batch_dim,
-        )
-        check_together(options.given(ctx))
-        check_job(spec)
+        found = one_of("--precision", precision.lower(), PRECISIONS)
+        given = settings(_JOB, words)
+        spec = check(with_settings(TuneConfig(), given), given).workload
         from loadtune.step_memory import Wanted, step_report
 
         wanted = Wanted(
-            precision=precision_of("--precision", precision),
+            precision=found,
             batch_size=batch_size,
             memory_bytes=None if memory is None else memory_of("--memory", memory),
             per_layer=per_layer,
@@ -137,7 +119,7 @@ def memory(
             checkpoint_segments=checkpoint_segments,
             what_if=what_if,
         )
-        report = step_report(spec, wanted, None if estimate else _measuring(spec, device))
+        report = step_report(spec, wanted, None if device == "cpu" else _measuring(spec, device))
         _print_report(report, as_json=json)
 
 
@@ -160,8 +142,7 @@ def _measuring(spec: WorkloadSpec, requested: str | None) -> "Callable[[], Abstr
     chosen = choose_device(read_host(), requested)
     if chosen.kind == "cuda":
         return lambda: _bench(spec, chosen)
-    why = "Memory can be measured on a CUDA GPU only" if requested else "Found no CUDA GPU"
-    typer.echo(f"{why}: estimating from tensor shapes, as with --estimate.", err=True)
+    typer.echo("Found no CUDA GPU: estimating from tensor shapes, as with --device cpu.", err=True)
     return None
 
 

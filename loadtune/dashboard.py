@@ -39,7 +39,7 @@ def dashboard_server(study: Path, port: int) -> Iterator[Server]:
     """A server that listens but does not answer yet. Port 0 takes any free port. Raises UsageError, ResultError."""
     if importlib.util.find_spec("optuna_dashboard") is None:
         raise UsageError(
-            "`loadtune dashboard` needs optuna-dashboard, which is not installed. Install it with"
+            "`--live` needs optuna-dashboard, which is not installed. Install it with"
             " `pip install '.[live]'` in loadtune's checkout. `loadtune report` works without it."
         )
     import optuna_dashboard
@@ -81,22 +81,15 @@ def open_study(file: Path) -> "RDBStorage":
 
     try:
         with closing(connected()) as database:
-            problem = next((said for (said,) in database.execute("PRAGMA quick_check") if said != "ok"), None)
-            has_begun = database.execute("SELECT study_id FROM studies").fetchone() is not None
-    except sqlite3.Error as error:
-        problem, has_begun = str(error), False
-    if problem is not None:
-        raise ResultError(
-            f"{file} cannot be read as a study: {problem}. It takes the study.db of a run as loadtune wrote it."
-            " Name another run's folder; where a run was killed as it wrote, `loadtune run --resume` mends it."
-        )
-    if not has_begun:
-        raise ResultError(f"{file} holds no study yet. The search begins after the probes: try again in a moment.")
-    try:  # a connection for each look: the file is replaced
+            database.execute("SELECT study_id FROM studies")
+        # A connection for each look: the file is replaced.
         kept = {"creator": connected, "poolclass": NullPool}
         return RDBStorage("sqlite://", engine_kwargs=kept, skip_table_creation=True)
-    except RuntimeError as error:
-        raise ResultError(f"{file} was written with another Optuna: {error}") from error
+    except (sqlite3.Error, RuntimeError) as error:
+        raise ResultError(
+            f"{file} cannot be read as a study: {error}. It takes the study.db of a run by this version of Optuna."
+            " Name another run's folder; `loadtune run --resume` writes the file anew."
+        ) from error
 
 
 def _reading_only(app: "WSGIApplication") -> "WSGIApplication":

@@ -31,7 +31,7 @@ def exit_code(result: TuningResult) -> int:
 
 
 @contextmanager
-def told_plainly(debug: bool) -> Iterator[None]:
+def told_plainly(verbose: bool) -> Iterator[None]:
     """What a user can mend, or did on purpose, ends in a message and an exit code, never in a traceback."""
     try:
         yield
@@ -43,7 +43,7 @@ def told_plainly(debug: bool) -> Iterator[None]:
         typer.echo("Interrupted. No result was written.", err=True)
         raise typer.Exit(interruption_code(str(interruption))) from None
     except LoadtuneError as error:
-        _show(error, debug)
+        _show(error, verbose)
         raise typer.Exit(USER_CAN_MEND) from None
 
 
@@ -90,8 +90,8 @@ def interruption_code(reason: str) -> int:
     return 128 + next((number for number in TERMINATIONS if number.name in reason), signal.SIGINT)
 
 
-def _show(error: LoadtuneError, debug: bool) -> None:
-    if debug:
+def _show(error: LoadtuneError, verbose: bool) -> None:
+    if verbose:
         traceback.print_exception(error)
     if isinstance(error, WorkloadError) and error.user_traceback:
         typer.echo(error.user_traceback.rstrip("\n"), err=True)

@@ -1,16 +1,14 @@
 """Errors that a user can correct. Every message says what was found, what is allowed, what to do next.
 
 LoadtuneError
-├── UsageError            an option or argument has a value that cannot be used
-├── DeviceError           the requested device does not exist, or cannot be used
-├── WorkloadError         the dataset, the model or the loss is missing, raises, or does not fit the others
-│   └── NothingFitsError  the free memory is too small even for the smallest batch
-├── BenchError            the training process could not be started, or ends again and again
-├── OutOfTimeError        the time budget ended before the request was done
-└── ResultError           a result file is missing, damaged, or of a newer version
-    └── MachineMismatchError   the result was measured on another machine, and ``strict=True`` was given
-
-MachineMismatchWarning (UserWarning)   the same without ``strict=True``
+├── UsageError
+├── DeviceError
+├── WorkloadError
+│   └── NothingFitsError
+├── BenchError
+├── OutOfTimeError
+└── ResultError
+    └── MachineMismatchError
 """
 
 

@@ -4,19 +4,18 @@ In: what a caller passed. Out: a `TuneConfig` that holds the names of the parts,
 there is an object, and whoever has one has imported it.
 """
 
+import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from loadtune.arguments import check_at_least, check_together
 from loadtune.errors import UsageError
+from loadtune.options import FLAGS, check, check_at_least, one_of, with_settings
 from loadtune.records.config import (
-    DEFAULT_DATASET,
-    DEFAULT_MODEL,
     PRECISIONS,
+    Fixed,
     LiveObjects,
-    OptimizerName,
     Precision,
     TuneConfig,
     WorkloadPart,
@@ -34,23 +33,22 @@ _PARTS: tuple[WorkloadPart, ...] = get_args(WorkloadPart)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to train, as Python objects: the arguments of `tune`. None: ``TuneConfig.workload`` names it."""
+    """What to train: the arguments of `tune`, as objects, or as names for `WorkloadSpec`. None: the config names it."""
 
-    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | None" = None
+    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | str | None" = None
     """A DataLoader, or a function without arguments that returns one. Its settings are the baseline."""
-    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None
+    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | str | None" = None
     """A dataset, or a function without arguments that returns one. A loader brings its own."""
-    collate: Callable[[list[Any]], Any] | None = None
+    collate: Callable[[list[Any]], Any] | str | None = None
     """The collate function for ``dataset``. None: PyTorch's."""
-    model: "nn.Module | Callable[[], nn.Module] | None" = None
+    model: "nn.Module | Callable[[], nn.Module] | str | None" = None
     """A ``torch.nn.Module``, or a function without arguments that returns one."""
-    loss: "Callable[[Any, Any], torch.Tensor] | None" = None
-    """(outputs, targets) → scalar tensor. None: cross entropy, or ``model(**batch).loss`` for mappings."""
-    compute_loss: Callable[[Any, Any], Any] | None = None
-    """(model, batch) → scalar tensor, for a model that is not called with the inputs alone."""
+    loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None
+    """(outputs, targets) → scalar tensor; or (model, batch) → scalar tensor, where its arguments have these names.
+    None: cross entropy, or ``model(**batch).loss`` for mappings."""
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None
     """``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → optimizer. None: as the config says."""
-    step: Callable[[Any], Callable[[Any], Any]] | None = None
+    step: Callable[[Any], Callable[[Any], Any]] | str | None = None
     """``make_step(device)`` → ``step(batch)``, a whole training step, in place of model, loss and optimizer."""
     accumulate: int = 1
     """Batches whose gradients are summed before the optimizer steps, at least 1."""
@@ -58,40 +56,61 @@ class Job:
     """The baseline's. None: as the config says, else fp32."""
 
 
-def job_of(loader: Any, **parts: Any) -> Job:
-    """The job that `tune` was called with. Raises UsageError where a `Job` stands beside other parts."""
-    if not isinstance(loader, Job):
-        return Job(loader=loader, **parts)
-    refuse_beside_job("tune", parts)
-    return loader
+def asked(
+    parts: Mapping[str, Any], config: TuneConfig | None, settings: Mapping[str, Any]
+) -> tuple[TuneConfig, LiveObjects | None]:
+    """What `tune` was called with: a checked config, and the objects packed. Raises UsageError.
+
+    ``parts``: of a `Job`, or one as loader. ``settings``: keywords of the table of options.
+    """
+    for name in settings:
+        if name not in FLAGS:
+            near = difflib.get_close_matches(name, FLAGS, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(FLAGS)}."
+            raise UsageError(f"tune has no argument {name}. {hint}")
+    job, chosen = parts["loader"], dict(settings)
+    if isinstance(job, Job):
+        refuse_beside_job("tune", {name: part for name, part in parts.items() if name != "loader"})
+    else:
+        job = Job(**parts)
+    if isinstance(chosen.get("fix"), Mapping):
+        chosen["fix"] = tuple(Fixed(name=name, value=value) for name, value in chosen["fix"].items())
+    found = with_settings(config or TuneConfig(), chosen)
+    refuse_missing(job, found.workload, chosen, needed=config is None)
+    found, objects = with_objects(found, job)
+    return check(found, {*chosen, *_given(job)}), objects
 
 
 def refuse_beside_job(function: str, parts: Mapping[str, Any]) -> None:
     """Raises UsageError where any of these was given too."""
-    beside = ", ".join(as_argument(name) for name, part in parts.items() if part is not None)
+    beside = ", ".join(name for name, part in parts.items() if part is not None)
     if beside:
         raise UsageError(
             f"{function} got a Job and also {beside}. Put all parts into the Job, or pass them all as arguments."
         )
 
 
-def refuse_missing(job: Job, spec: WorkloadSpec | None, function: str = "tune") -> None:
+def refuse_missing(
+    job: Job, spec: WorkloadSpec, given: Collection[str] = (), function: str = "tune", *, needed: bool = True
+) -> None:
     """Objects need what they do not bring, data or a model, as objects or by name. Raises UsageError.
 
-    The default names do not count: nobody can tell that they were meant. ``spec``: None: no config was given.
+    The default names do not count unless they were `given`: nobody can tell that they were meant. Without objects
+    nothing is missing, unless it is `needed`.
     """
-    if spec is not None and not _given(job):
+    if not needed and not _given(job):
         return
-    named = WorkloadSpec() if spec is None else spec
-    names = ", or names: config=TuneConfig(workload=WorkloadSpec(dataset=..., model=...))" if function == "tune" else ""
-    data = (job.loader, job.dataset, named.loader, None if named.dataset == DEFAULT_DATASET else named.dataset)
-    if all(part is None for part in data):
-        raise UsageError(
-            f"{function} was given no data. Pass a DataLoader as loader=..., or a dataset as dataset=...{names}."
-        )
-    trained = (job.model, job.step, named.step, None if named.model == DEFAULT_MODEL else named.model)
-    if all(part is None for part in trained):
-        raise UsageError(f"{function} was given no model. Pass model=..., or a whole training step as step=...{names}.")
+    usual = WorkloadSpec()
+
+    def has(*names: str) -> bool:
+        return any(name in given or getattr(spec, name) != getattr(usual, name) or getattr(job, name) for name in names)
+
+    for kind, names in (("data", ("loader", "dataset")), ("model", ("model", "step"))):
+        if not has(*names):
+            raise UsageError(
+                f"{function} was given no {kind}. Pass {' or '.join(names)}, as an object or by the path of a function"
+                " that returns it."
+            )
 
 
 def _given(job: Job) -> dict[WorkloadPart, Any]:
@@ -100,15 +119,12 @@ def _given(job: Job) -> dict[WorkloadPart, Any]:
 
 def with_objects(config: TuneConfig, job: Job) -> tuple[TuneConfig, LiveObjects | None]:
     """The config with a label for each object, and the objects packed. Raises UsageError for what cannot be used."""
-    _check_names(config.workload)
-    _check_no_names(job)
     missing = [name for name in config.workload.objects if getattr(job, name) is None]
     if missing:
         raise UsageError(
             f"The {' and the '.join(missing)} of this run {'was' if len(missing) == 1 else 'were'} passed to "
             "loadtune.tune as Python objects, which are not stored. To resume the run, call loadtune.tune from Python "
-            f"with folder, resume=True and the same {', '.join(f'{name}=...' for name in missing)}. "
-            "Otherwise start a new run without --resume."
+            f"with folder, resume=True and the same {', '.join(missing)}. Otherwise start a new run without --resume."
         )
     spec, objects = pack_job(config.workload, job)
     yours = config.yours if job.precision is None else replace(config.yours, precision=job.precision)
@@ -121,11 +137,9 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
     ``shapes``: `LiveParts` of random samples. Raises UsageError for what cannot be used.
     """
     _check_objects(job)
-    given = _given(job)
-    if isinstance(job.optimizer, str):
-        spec = replace(spec, optimizer=given.pop("optimizer"))
-    if job.accumulate != 1:
-        spec = replace(spec, accumulate=job.accumulate)
+    names: dict[str, Any] = {name: part for name, part in _given(job).items() if isinstance(part, str)}
+    given = {name: part for name, part in _given(job).items() if name not in names}
+    spec = replace(spec, **names, accumulate=job.accumulate if job.accumulate != 1 else spec.accumulate)
     parts: dict[str, Any] = given | {name: shape for name, shape in shapes.items() if shape is not None}
     if not parts:
         return spec, None
@@ -135,10 +149,7 @@ def pack_job(spec: WorkloadSpec, job: Job, **shapes: tuple[int, ...] | None) -> 
         from loadtune.workload.loaders import LoaderParts
 
         parts["loader"] = LoaderParts.of(job.loader)  # type: ignore[arg-type]  # no function that returns one
-    labels: dict[str, Any] = {
-        name: part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
-        for name, part in given.items()
-    }
+    labels: dict[str, Any] = {name: getattr(part, "__name__", type(part).__name__) for name, part in given.items()}
     return replace(spec, **labels, objects=tuple(given)), pack_parts(LiveParts(**parts))
 
 
@@ -152,11 +163,6 @@ def refuse_recursion(function: str) -> None:
         )
 
 
-def as_argument(name: str) -> str:
-    """``loss=...``, for messages."""
-    return f"{name}=..."
-
-
 def is_loader(part: object) -> bool:
     """Whether it is a DataLoader; needs no torch."""
     return any(
@@ -164,43 +170,21 @@ def is_loader(part: object) -> bool:
     )
 
 
-def _check_names(spec: WorkloadSpec) -> None:
-    for name in _PARTS:
-        value = getattr(spec, name)
-        if not (isinstance(value, str) or value is None):
-            raise UsageError(
-                f"WorkloadSpec({name}=...) is a {type(value).__name__}, but it takes a name, such as an import path "
-                f"`pkg.mod:name`. Pass the object to loadtune.tune instead: tune({name}=...)."
-            )
-
-
-def _check_no_names(job: Job) -> None:
-    for name, part in _given(job).items():
-        if isinstance(part, str) and name != "optimizer":
-            raise UsageError(
-                f"{name} is {part!r}, a name, but the argument takes an object. Put names into the config: "
-                f"TuneConfig(workload=WorkloadSpec({name}={part!r}))."
-            )
+_FUNCTIONS: dict[WorkloadPart, str] = {
+    "collate": "a function (list of samples) -> batch",
+    "model": "a torch.nn.Module, or a function without arguments that returns one",
+    "loss": "a function (outputs, targets) -> scalar tensor, or (model, batch) -> scalar tensor",
+    "step": "a function make_step(device) that returns step(batch)",
+    "optimizer": "'sgd' (with momentum 0.9), 'adamw', or a function that makes an optimizer of the model's parameters: "
+    "`lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`",
+}
 
 
 def _check_objects(job: Job) -> None:
-    _check_data(job)
-    _check_functions(job)
-    check_at_least("accumulate", job.accumulate, 1)
-    if job.precision not in (None, *PRECISIONS):
-        raise UsageError(
-            f"precision is {job.precision!r}; it must be {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}."
-        )
-    numbers = [name for name, usual in (("accumulate", 1), ("precision", None)) if getattr(job, name) != usual]
-    check_together([*_given(job), *numbers], as_argument)
-
-
-def _check_data(job: Job) -> None:
-    if is_loader(job.dataset):
-        raise UsageError(
-            "dataset is a DataLoader. Pass it as loader: tune(loader, model=...). Its settings are then the baseline."
-        )
-    dataset = job.dataset
+    given = {name: part for name, part in _given(job).items() if not isinstance(part, str)}
+    dataset, loader = given.get("dataset"), given.get("loader")
+    if is_loader(dataset):
+        raise UsageError("dataset is a DataLoader. Pass it as loader. Its settings are then the baseline.")
     if hasattr(dataset, "__next__"):
         raise UsageError(
             f"dataset is a {type(dataset).__name__}, which can be read only once. Pass a list, a "
@@ -211,36 +195,16 @@ def _check_data(job: Job) -> None:
             f"dataset is a {type(dataset).__name__}; it can be a dataset, with `__getitem__` or `__iter__`, or a "
             "function without arguments that returns one."
         )
-    if not (job.loader is None or is_loader(job.loader) or callable(job.loader)):
+    if not (loader is None or is_loader(loader) or callable(loader)):
         raise UsageError(
-            f"loader is a {type(job.loader).__name__}; it can be a torch.utils.data.DataLoader, or a function without "
-            "arguments that returns one. Pass a dataset as dataset=...."
+            f"loader is a {type(loader).__name__}; it can be a torch.utils.data.DataLoader, or a function without "
+            "arguments that returns one. Pass a dataset as dataset."
         )
-
-
-_FUNCTIONS: dict[WorkloadPart, str] = {
-    "collate": "a function (list of samples) -> batch, or left out",
-    "model": "a torch.nn.Module, or a function without arguments that returns one",
-    "loss": "a function (outputs, targets) -> scalar tensor, or left out",
-    "compute_loss": "a function (model, batch) -> scalar tensor, or left out",
-    "step": "a function make_step(device) that returns step(batch)",
-}
-
-
-def _check_functions(job: Job) -> None:
     for name, allowed in _FUNCTIONS.items():
-        part = getattr(job, name)
+        part = given.get(name)
         if not (part is None or callable(part)):
-            raise UsageError(f"{name} is {_found(part)}; it can be {allowed}.")
-    optimizer = job.optimizer
-    if not (optimizer is None or callable(optimizer) or optimizer in get_args(OptimizerName)):
-        made = hasattr(optimizer, "param_groups")
-        hint = " Pass a function that makes it, because its parameters are those of another model." if made else ""
-        raise UsageError(
-            f"optimizer is {_found(optimizer)}; it can be 'sgd' (with momentum 0.9), 'adamw', or a function that "
-            f"returns an optimizer, such as `lambda parameters: torch.optim.Adam(parameters, lr=1e-3)`.{hint}"
-        )
-
-
-def _found(part: object) -> str:
-    return repr(part) if isinstance(part, str | int | float) else f"a {type(part).__name__}"
+            found = repr(part) if isinstance(part, int | float) else f"a {type(part).__name__}"
+            raise UsageError(f"{name} is {found}; it can be {allowed}.")
+    check_at_least("accumulate", job.accumulate, 1)
+    if job.precision is not None:
+        one_of("precision", job.precision, PRECISIONS)

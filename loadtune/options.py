@@ -1,196 +1,333 @@
-"""The options of ``loadtune run`` with their help texts."""
+"""The settings of a run, from one table: what was given, parsed, checked and put into a `TuneConfig`.
 
-from typing import Annotated, Any
+The table is the fields of `WorkloadSpec`, `YourSettings` and `TuneConfig` with their `Option`. A message names the
+option, what was found, what is allowed and what to do; within `python_names` it names the keyword instead.
+"""
 
-import typer
-from typer.core import TyperCommand
+import math
+import operator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar, cast, get_args, get_origin
 
-_PATH = "pkg.mod:name or FILE.py:name"
+from loadtune.errors import LoadtuneError, UsageError
+from loadtune.records.config import (
+    DIMENSIONS,
+    MEMORY_FORMATS,
+    PANELS,
+    PRECISIONS,
+    Fixed,
+    OptimizerName,
+    Option,
+    Setting,
+    TuneConfig,
+    WorkloadPart,
+    WorkloadSpec,
+    YourSettings,
+    is_import_path,
+)
+from loadtune.units import bytes_text
 
-Dataset = Annotated[
-    str, typer.Option(help=f"FakeData, a class name of torchvision.datasets, or your factory: {_PATH}.")
-]
-Model = Annotated[str, typer.Option(help=f"A model name of torchvision, timm:NAME, or your factory: {_PATH}.")]
-Loader = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH:FN",
-        help="Function that returns your DataLoader: in place of --dataset. Its settings are the baseline.",
+_UNITS = {
+    **dict.fromkeys(("", "B"), 1),
+    **{unit: 1024**power for power, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), 1)},
+    **{unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), 1)},
+}
+
+W = TypeVar("W", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting."""
+
+    owner: type
+    """The record that holds it."""
+    name: str
+    """Of the field, and of the keyword of `tune`."""
+    kind: type
+    """Of the value: int, float, bool, tuple, or str."""
+    usual: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        """As messages name it."""
+        return self.option.flags[-1] if self.option.flags else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def default(self) -> str:
+        """In words. Empty: it is not set."""
+        usual = "" if self.usual is None else f"{self.usual:g}" if isinstance(self.usual, float) else str(self.usual)
+        return self.option.default or usual
+
+    def value(self, config: TuneConfig) -> Any:
+        part = {WorkloadSpec: config.workload, YourSettings: config.yours}.get(self.owner, config)
+        return getattr(part, self.name)
+
+
+def _rows() -> tuple[Row, ...]:
+    found = [
+        Row(owner, field.name, _kind(field.type), field.default, field.metadata["option"])
+        for owner in (WorkloadSpec, YourSettings, TuneConfig)
+        for field in fields(owner)
+        if "option" in field.metadata
+    ]
+    return tuple(sorted(found, key=lambda row: PANELS.index(row.option.panel)))
+
+
+def _kind(annotation: Any) -> type:
+    """int, float, bool, tuple, or str for words."""
+    inner = next((each for each in get_args(annotation) if type(None) in get_args(annotation)), annotation)
+    found = get_origin(inner) or inner
+    return found if found in (int, float, bool, tuple) else str
+
+
+TABLE = _rows()
+FLAGS = {row.name: row.flag for row in TABLE}
+
+
+# From the words of a command line
+
+
+def parsed(row: Row, words: Any) -> Any:
+    """The value that was given as these words."""
+    if row.name == "fix":
+        return fixed_of(words)
+    if row.name == "max_gpu_memory_bytes":
+        return memory_of(row.flag, words)
+    if row.kind is tuple:
+        named = {
+            one_of(row.flag, part.strip().lower(), row.option.allowed) for each in words for part in each.split(",")
+        }
+        return tuple(word for word in row.option.allowed if word in named)
+    return words.lower() if row.option.allowed else words
+
+
+def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
+    """The allowed word that this is."""
+    for each in allowed:
+        if each == word:
+            return each
+    raise UsageError(f"{flag} is {word!r}; it must be {', '.join(allowed[:-1])} or {allowed[-1]}.")
+
+
+def fixed_of(words: list[str]) -> tuple[Fixed, ...]:
+    """``["num_workers=4", "pin_memory=true"]``, or joined by commas; each dimension once."""
+    fixed: dict[str, Fixed] = {}
+    for word in [part.strip() for each in words for part in each.split(",")]:
+        name, _, value = (part.strip() for part in word.partition("="))
+        dimension = next((dimension for dimension in DIMENSIONS if dimension == name), None)
+        if dimension is None:
+            raise UsageError(f"--fix is {word!r}; it must be name=value, where name is one of {', '.join(DIMENSIONS)}.")
+        fixing = Fixed(name=dimension, value=_setting_of(name, value))
+        if fixed.setdefault(name, fixing) != fixing:
+            raise UsageError(f"--fix gives {name} twice, as {fixed[name].value} and {fixing.value}. Give it once.")
+    return tuple(fixed.values())
+
+
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_LEAST = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1}
+_WORDS = {"precision": PRECISIONS, "memory_format": MEMORY_FORMATS}
+
+
+def _setting_of(name: str, word: str) -> Setting:
+    """The value of a dimension that ``--fix`` was given."""
+    found: Setting | None
+    if name in _WORDS:
+        allowed, found = " or ".join(_WORDS[name]), word.lower() if word.lower() in _WORDS[name] else None
+    elif name in _LEAST:
+        allowed = f"a whole number of at least {_LEAST[name]}"
+        found = int(word) if word.isascii() and word.isdigit() and int(word) >= _LEAST[name] else None
+    else:
+        allowed, found = "true or false", _BOOLEANS.get(word.lower())
+    if found is None:
+        raise UsageError(f"--fix {name} is {word!r}; the value must be {allowed}.")
+    return found
+
+
+def memory_of(flag: str, word: str) -> int:
+    """``24GiB``, ``80 GB`` or bytes as a number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", word.strip())
+    factor = _UNITS.get(found[2].upper()) if found else None
+    if found is None or factor is None:
+        raise UsageError(f"{flag} is {word!r}; it must be a size with its unit, such as 24GiB, 80GB or 512MiB.")
+    count = int(float(found[1]) * factor)
+    if count < 1024**2:  # no training step needs less: the size has lost its unit
+        raise UsageError(
+            f"{flag} is {word!r}, which is {bytes_text(count)}; it must be 1 MiB or more. Give the unit, as in 24GiB"
+            " or 80GB; without one it is a number of bytes."
+        )
+    return count
+
+
+def share_of(flag: str, word: str) -> float:
+    """``5%`` or ``0.05``: above 0 and below 1."""
+    found = re.fullmatch(r"(\d*\.?\d+)\s*(%?)", word.strip())
+    share = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"{flag} is {word!r}; it must be above 0% and below 100%, written as 5% or 0.05.")
+    return share
+
+
+# Into a config
+
+
+def with_settings(config: TuneConfig, given: Mapping[str, Any]) -> TuneConfig:
+    """The config with these settings, which have the names of the table."""
+
+    def of(owner: type) -> dict[str, Any]:
+        found = {row.name: given[row.name] for row in TABLE if row.owner is owner and row.name in given}
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+    seed = {"seed": given["seed"]} if "seed" in given else {}  # of the search, and of the data
+    workload = replace(config.workload, **of(WorkloadSpec), **seed)
+    return replace(config, workload=workload, yours=replace(config.yours, **of(YourSettings)), **of(TuneConfig))
+
+
+def check(config: TuneConfig, given: Collection[str] = ()) -> TuneConfig:
+    """The same config, every value of it allowed, alone and beside the others. Raises UsageError.
+
+    ``given``: names of settings that were given, also where they have the default's value.
+    """
+    for row in TABLE:
+        value = row.value(config)
+        if value is not None and value != "own":  # the precision of a step of the user's own
+            _check_value(row, value)
+    _check_job(config.workload)
+    _check_together(config, given)
+    return config
+
+
+def _check_value(row: Row, value: Any) -> None:
+    flag, least, most = row.flag, row.option.least, row.option.most
+    for word in (value if isinstance(value, tuple) else (value,)) if row.option.allowed else ():
+        one_of(flag, word, row.option.allowed)
+    if row.kind is float:
+        check_seconds(flag, value, least or 0.0)
+    elif least is not None:
+        check_at_least(flag, value, int(least))
+    if most is not None and value > most:
+        raise UsageError(f"{flag} is {value}; it must be from {least} to {most}. Choose one, or leave {flag} out.")
+
+
+def whole(value: object) -> int | None:
+    """The number, NumPy's too. None: it is none; True and False are none either."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(cast(int, value))
+    except TypeError:
+        return None
+
+
+def check_at_least(flag: str, value: object, least: int) -> int | None:
+    """The same number. Raises UsageError unless it is None, or a whole number of at least this."""
+    number = whole(value)
+    if value is not None and (number is None or number < least):
+        raise UsageError(
+            f"{flag} is {value!r}; it must be a whole number of at least {least}. Raise it, or leave {flag} out."
+        )
+    return number
+
+
+def check_seconds(flag: str, value: float, least: float = 0.0) -> None:
+    if not (math.isfinite(value) and value > 0 and value >= least):
+        allowed = (
+            f"at least {least:g} seconds: the training process alone takes as long to start" if least else "above 0"
+        )
+        raise UsageError(
+            f"{flag} is {value:g}; it must be {allowed}. Most workloads need 60 seconds or more. Raise it, or leave"
+            f" {flag} out."
+        )
+
+
+_EXAMPLES = {
+    "loader": "make_loader",
+    "collate": "collate",
+    "loss": "loss",
+    "step": "make_step",
+    "optimizer": "make_optimizer",
+}
+_OF_THE_STEP = ("precision", "memory_format", "compile")
+_RULED_OUT = (
+    ("loader", ("dataset", "data_root", "collate"), "the loader already has its dataset and collate function"),
+    (
+        "step",
+        (
+            *("model", "loss", "optimizer", "accumulate", "precision", "precisions"),
+            *(f"{flag} {name}" for flag in ("--fix", "--tune") for name in _OF_THE_STEP),
+        ),
+        "the step already contains model, loss, optimizer and precision",
     ),
-]
-MemoryLoader = Annotated[
-    str | None, typer.Option(metavar="PATH:FN", help="Function that returns your DataLoader: in place of --dataset.")
-]
-Collate = Annotated[
-    str | None, typer.Option(metavar="PATH:FN", help="Collate function for --dataset. [default: PyTorch's]")
-]
-Loss = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH:FN", help="fn(outputs, targets). [default: cross entropy; model(**batch).loss for mappings]"
-    ),
-]
-ComputeLoss = Annotated[
-    str | None, typer.Option(metavar="PATH:FN", help="fn(model, batch) that returns the loss; in place of --loss.")
-]
-Step = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH:FN",
-        help="make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then.",
-    ),
-]
-Accumulate = Annotated[
-    int, typer.Option(metavar="N", help="Batches per optimizer step, which uses the mean of their gradients.")
-]
-BatchDim = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Dimension of a batch's tensors along which samples lie. [default: detected]"),
-]
-DataRoot = Annotated[str | None, typer.Option(help="Folder that the torchvision dataset reads.")]
-ImageSize = Annotated[int | None, typer.Option(help="Image height and width in pixels. [default: the model's]")]
-NumClasses = Annotated[int | None, typer.Option(help="Number of classes. [default: the dataset's, else 1000]")]
-Optimizer = Annotated[
-    str,
-    typer.Option(
-        metavar="sgd|adamw|PATH:FN", help="sgd (with momentum 0.9), adamw, or fn(parameters) that returns an optimizer."
-    ),
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        help="Baseline: your batch size. The best at this size is reported too. [default: your loader's, else 64]"
-    ),
-]
-NumWorkers = Annotated[int | None, typer.Option(help="Baseline: your num_workers. [default: your loader's, else 0]")]
-PinMemory = Annotated[
-    bool | None,
-    typer.Option("--pin-memory/--no-pin-memory", help="Baseline: your pin_memory. [default: your loader's, else no]"),
-]
-PersistentWorkers = Annotated[
-    bool | None,
-    typer.Option(
-        "--persistent-workers/--no-persistent-workers",
-        help="Baseline: your persistent_workers. [default: your loader's, else no]",
-    ),
-]
-Amp = Annotated[str | None, typer.Option(metavar="off|fp16|bf16", help="Baseline: your AMP dtype. [default: off]")]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1 or a GPU's UUID. [default: the GPU with most free memory]")
-]
-Precisions = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="off|fp16|bf16",
-        help="Precisions to try; repeat, or join by commas. [default: all that the device supports]",
-    ),
-]
-MaxBatchSize = Annotated[int | None, typer.Option(help="Largest batch size to try. [default: what fits]")]
-MaxGpuMemory = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="GPU memory that training may use, such as 24GiB. [default: all that is free]"),
-]
-RanksPerNode = Annotated[
-    int,
-    typer.Option(metavar="N", help="Measure one rank of N on this machine: cores, RAM and /dev/shm are divided by N."),
-]
-Probe = Annotated[
-    str,
-    typer.Option(
-        metavar="bound|all",
-        help="Largest batch that fits: predict it per precision and verify the winner's, or verify all of them.",
-    ),
-]
-Remedies = Annotated[
-    str,
-    typer.Option(
-        metavar="none|auto|all",
-        help="Try changes of your code on the best settings: those that are expected to gain 3%, or all that apply.",
-    ),
-]
-MaxWorkers = Annotated[
-    int | None, typer.Option(help="Largest num_workers to try. [default: the usable cores; more where workers wait]")
-]
-Tune = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME",
-        help="Tune this as well: prefetch_factor, memory_format, in_order, persistent_workers or compile; repeat, or"
-        " join by commas.",
-    ),
-]
-Fix = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Keep a setting at this value; repeat, or join by commas."),
-]
-WarmStart = Annotated[
-    str | None,
-    typer.Option(metavar="RESULT", help="Try the best configuration of this result.json or run's folder first."),
-]
-Resume = Annotated[
-    str | None,
-    typer.Option(metavar="[FOLDER]", help="Continue this run, or the newest one; --trials then adds that many."),
-]
-Objective = Annotated[
-    str,
-    typer.Option(
-        metavar="samples-per-s|samples-per-joule", help="What to maximize; joules are those of the GPU board."
-    ),
-]
-Trials = Annotated[int, typer.Option(help="Largest number of trials that are measured.")]
-TimeBudget = Annotated[float, typer.Option(help="Time limit of the whole run, in seconds.")]
-Out = Annotated[str, typer.Option(help="Folder in which the run makes its own folder.")]
-Seed = Annotated[int, typer.Option(help="Seed of the data order and of the order of measurements.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON to stdout, everything else to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress; warnings stay.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks; keep the log of a run that failed.")]
+)
 
 
-def stray(word: str) -> str:
-    """The message for a word before which no option stands, such as a model's name without ``--model``."""
-    found = f"{word!r} stands without an option. "
-    if not word[:1].isalpha():
-        return f"{found}Each option takes one value. Remove the word, or put its option before it."
-    return f"{found}If it is the model, write --model {word}; if it is the dataset, write --dataset {word}."
+def _check_job(spec: WorkloadSpec) -> None:
+    """Refuse what is neither a known name nor an import path."""
+    for name in get_args(WorkloadPart):
+        if not isinstance(getattr(spec, name), str | None):
+            kind = type(getattr(spec, name)).__name__
+            raise UsageError(
+                f"WorkloadSpec({name}=...) is a {kind}; it takes a name. Pass the object: tune({name}=...)."
+            )
+    for name, example in _EXAMPLES.items():
+        value = getattr(spec, name)
+        known = get_args(OptimizerName) if name == "optimizer" else (None,)
+        if value in known or name in spec.objects or is_import_path(value):
+            continue
+        names = "sgd (with momentum 0.9), adamw or " if name == "optimizer" else ""
+        raise UsageError(
+            f"{FLAGS[name]} is {value!r}; it must be {names}an import path, pkg.mod:name or FILE.py:name, such as"
+            f" train.py:{example}."
+        )
 
 
-class RunCommand(TyperCommand):
-    """Takes options only, and lets ``--resume`` come without a folder; typer can declare neither."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for at, word in enumerate(args):
-            if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
-                args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
-        ctx.allow_extra_args = True
-        rest = super().parse_args(ctx, args)
-        if rest and not ctx.resilient_parsing:
-            ctx.fail(stray(rest[0]))
-        return rest
-
-
-NEWEST = ":newest"
-"""Stands for the newest run; no folder of a run has a colon in its name."""
-
-RUN_EXAMPLES = """\b
-Examples:
-  loadtune run --dataset FakeData --model resnet50
-  loadtune run --dataset train:make_dataset --model train:make_model \\
-    --batch-size 64 --num-workers 4 --pin-memory --amp bf16
-  loadtune run --loader train.py:make_loader --model train.py:make_model \\
-    --loss train.py:loss --optimizer train.py:make_optimizer
-  loadtune run --dataset CIFAR10 --data-root ~/data --model resnet18 \\
-    --time-budget 120 --precision bf16
-  loadtune run --resume"""
-
-MEMORY_EXAMPLES = """\b
-Examples:
-  loadtune memory --model resnet50 --batch-size 32 --memory 24GiB
-  loadtune memory --model vit_b_16 --precision bf16 --per-layer
-  loadtune memory --model resnet50 --batch-size 32 --what-if
-  loadtune memory --trace train.py"""
+def _check_together(config: TuneConfig, given: Collection[str]) -> None:
+    """Refuse settings that rule each other out."""
+    found = {row.name: row.flag for row in TABLE if row.name in given or row.value(config) not in (row.usual, "own")}
+    found |= {word: word for word in (*(f"--fix {f.name}" for f in config.fix), *(f"--tune {n}" for n in config.tune))}
+    for part, others, why in _RULED_OUT:
+        beside = ", ".join(found[other] for other in others if other in found)
+        if part in found and beside:
+            part = found[part]
+            raise UsageError(
+                f"{part} is given together with {beside}, but {why}. Leave {beside} out, or leave {part} out."
+            )
+    for fixed in config.fix:
+        if fixed.name in config.tune:
+            raise UsageError(f"{fixed.name} is given to both --tune and --fix. Leave one of them out.")
+    for named, value, flag, most in (
+        ("--batch-size", config.yours.batch_size, "--max-batch-size", config.max_batch_size),
+        ("--fix batch_size", config.fixed("batch_size"), "--max-batch-size", config.max_batch_size),
+        ("--fix num_workers", config.fixed("num_workers"), "--max-workers", config.max_workers),
+    ):
+        if most is not None and value is not None and int(value) > most:
+            raise UsageError(f"{named} is {value}, more than {flag} {most}. Raise {flag}, or leave one of them out.")
+    precision = config.fixed("precision")
+    if precision is not None and config.precisions is not None and precision not in config.precisions:
+        raise UsageError(f"--fix precision is {precision}, which --precision does not include. Leave one of them out.")
 
 
-def given(ctx: typer.Context) -> set[str]:
-    """Names of the options that were given on the command line."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+# In Python
+
+
+_KEYWORDS = {flag: name for name, flag in FLAGS.items()}
+
+
+def in_python(text: str) -> str:
+    """With the keywords of `tune` in place of the command line's options."""
+    text = re.sub(r"(--[a-z-]+) FILE\.py:(\w+)", lambda found: f"{_KEYWORDS[found[1]]}={found[2]}", text)
+    return re.sub(r"--[a-z-]+", lambda found: _KEYWORDS.get(found[0], found[0]), text)
+
+
+@contextmanager
+def python_names() -> Iterator[None]:
+    """Within it an error names the keywords of Python."""
+    try:
+        yield
+    except LoadtuneError as error:
+        error.args = (in_python(str(error)),)
+        raise

@@ -1,6 +1,5 @@
 """What rich renders, as lines on a stream of ours: how commands show tables. rich is loaded on first use."""
 
-import codecs
 import os
 from contextlib import suppress
 from io import TextIOWrapper
@@ -8,23 +7,6 @@ from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-_PLAINER = {
-    "×": "x",
-    "±": "~",
-    "–": "-",
-    "−": "-",
-    "…": "_",
-    "→": ">",
-    "←": "<",
-    "≤": "<",
-    "≥": ">",
-    "│": "|",
-    "█": "#",
-    "▒": "=",
-    "µ": "u",
-}
-"""Our own signs where a locale lacks them, each as wide as what it stands for; of any other a question mark is left."""
 
 
 def show(content: "RenderableType", stream: TextIO) -> None:
@@ -56,17 +38,3 @@ def to_nowhere(stream: TextIO) -> None:
     """Python flushes its streams once more on its way out; into nothing, that is quiet."""
     with suppress(OSError):  # a stream without a file descriptor has nothing to complain of
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def print_whatever_the_locale(*streams: TextIO | None) -> None:
-    """A stream that lacks a sign shows a plainer one, where it would raise UnicodeEncodeError or show its number."""
-    codecs.register_error("loadtune.plainer", _plainer)
-    for stream in streams:
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="loadtune.plainer")
-
-
-def _plainer(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(_PLAINER.get(sign, "?") for sign in error.object[error.start : error.end]), error.end

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loadtune import __version__
-from loadtune.arguments import check, python_names
 from loadtune.bench import BenchClient
 from loadtune.bottleneck import name_bottleneck
 from loadtune.calibration import calibrate, start, verify_memory
 from loadtune.errors import DeviceError, OutOfTimeError, ResultError
 from loadtune.final.confirmation import confirmation
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
-from loadtune.objects import Job, job_of, refuse_missing, refuse_recursion, with_objects
-from loadtune.records.config import TuneConfig
+from loadtune.objects import Job, asked, refuse_recursion
+from loadtune.options import in_python, python_names
+from loadtune.records.config import LiveObjects, TuneConfig
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Telemetry
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 
 def tune(
-    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | Job | None" = None,
+    loader: "DataLoader[Any] | Callable[[], DataLoader[Any]] | Job | str | None" = None,
     *,
-    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | None" = None,
-    collate: Callable[[list[Any]], Any] | None = None,
-    model: "nn.Module | Callable[[], nn.Module] | None" = None,
-    loss: "Callable[[Any, Any], torch.Tensor] | None" = None,
-    compute_loss: Callable[[Any, Any], Any] | None = None,
+    dataset: "Dataset[Any] | Callable[[], Dataset[Any]] | str | None" = None,
+    collate: Callable[[list[Any]], Any] | str | None = None,
+    model: "nn.Module | Callable[[], nn.Module] | str | None" = None,
+    loss: "Callable[[Any, Any], torch.Tensor] | str | None" = None,
     optimizer: "str | Callable[[Any], torch.optim.Optimizer] | None" = None,
-    step: Callable[[Any], Callable[[Any], Any]] | None = None,
+    step: Callable[[Any], Callable[[Any], Any]] | str | None = None,
     config: TuneConfig | None = None,
     folder: Path | None = None,
     listener: Listener | None = None,
     resume: bool = False,
     reopen: bool = False,
+    **settings: Any,
 ) -> TuningResult:
     """Find the fastest configuration for this machine; write ``result.json``, ``report.html`` and more to `folder`.
 
@@ -62,41 +62,45 @@ def tune(
     dataset, collate: instead of a loader a dataset, or a function without arguments that returns one, and its collate
         function.
     model: a ``torch.nn.Module``, or a function without arguments that returns one.
-    loss: (outputs, targets) → scalar tensor. None: cross entropy, or ``model(**batch).loss`` for mappings.
-    compute_loss: (model, batch) → scalar tensor, in place of ``loss``.
+    loss: (outputs, targets) → scalar tensor, or (model, batch) → scalar tensor: a function whose first argument is
+        called ``model``, or the second ``batch``. None: cross entropy, or ``model(**batch).loss`` for mappings.
     optimizer: ``sgd`` (momentum 0.9), ``adamw``, or a function (parameters) → torch.optim.Optimizer. None: ``sgd``.
     step: ``make_step(device)``, which returns ``step(batch)``: a whole training step, in place of model, loss and
         optimizer. It is not changed: only the loader is tuned.
-    listener: called with the progress of the run. None: warnings and the folder are written to stderr.
-    config: how long, and what to search. It can also name what is not passed here; beside objects the default names
+    settings: every option of ``loadtune run`` that is a field of `WorkloadSpec`, `YourSettings` or `TuneConfig`:
+        ``batch_size=64, precision="bf16", time_budget_s=120``. docs/options.md lists them.
+    config: the same in one record. It can also name what is not passed here; beside objects the default names
         ``FakeData`` and ``resnet50`` do not count. None: the defaults.
+    listener: called with the progress of the run. None: warnings and the folder are written to stderr.
 
-    The training process works on copies of the objects, made by pickling. `folder` defaults to a new one below
-    ``config.out``. With `resume` the run in `folder` continues, up to ``config.num_trials`` trials in all; a run of
-    objects needs the same objects again. A search that had ended continues only if the trials or the time budget were
-    raised, or `reopen` is set. A run that cannot be resumed is left unchanged. Ctrl-C ends the run early, and so does
-    the end of ``config.time_budget_s``, counted from this call: the result says so and contains only what was
-    confirmed. Raises LoadtuneError for an error that the user can correct, OutOfTimeError where time ended before a
-    trial was measured.
+    Parts can be names, too: ``model="resnet50"``, ``dataset="train.py:make_dataset"``. The training process works on
+    copies of the objects, made by pickling. `folder` defaults to a new one below ``config.out``. With `resume` the run
+    in `folder` continues, up to ``num_trials`` trials in all; a run of objects needs the same objects again. A search
+    that had ended continues only if the trials or the time budget were raised, or `reopen` is set. A run that cannot be
+    resumed is left unchanged. Ctrl-C ends the run early, and so does the end of ``time_budget_s``, counted from this
+    call: the result says so and contains only what was confirmed. Raises LoadtuneError for an error that the user can
+    correct, OutOfTimeError where time ended before a trial was measured.
     """
     refuse_recursion("loadtune.tune")
-    job = job_of(
-        loader,
-        dataset=dataset,
-        collate=collate,
-        model=model,
-        loss=loss,
-        compute_loss=compute_loss,
-        optimizer=optimizer,
-        step=step,
-    )
-    refuse_missing(job, None if config is None else config.workload)
+    parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
+    parts |= {"loss": loss, "optimizer": optimizer, "step": step}
     with python_names():
-        config, objects = with_objects(check(config or TuneConfig()), job)
-        check(config)  # the parts that were passed beside those that were named
+        found, objects = asked(parts, config, settings)
+        return tune_config(found, folder, listener, objects=objects, resume=resume, reopen=reopen)
+
+
+def tune_config(
+    config: TuneConfig,
+    folder: Path | None,
+    listener: Listener | None,
+    *,
+    objects: LiveObjects | None = None,
+    resume: bool = False,
+    reopen: bool = False,
+) -> TuningResult:
+    """`tune` of a config that was checked."""
     host = read_host()
-    with python_names():
-        rank = rank_facts(host, config.ranks_per_node)
+    rank = rank_facts(host, config.ranks_per_node)
     cores, device = rank_cores(rank, config.ranks_per_node), choose_device(host, config.device)
     on_cpu = device.kind == "cpu"
     if config.objective == "samples-per-joule":
@@ -135,7 +139,7 @@ def tune(
 def _warn(progress: Progress) -> None:
     """Shows what a caller without a listener should read before trusting the result."""
     if progress.warning and progress.message:
-        _say(f"warning: {progress.message}")
+        _say(f"warning: {in_python(progress.message)}")
 
 
 def _say(text: str) -> None:

@@ -128,7 +128,7 @@ class AllocatorLog:
         if len(history) >= MAX_EVENTS or len(events) != self.mark().position:
             raise BenchError(
                 f"PyTorch's history of the allocator holds {len(events)} events where its counters say "
-                f"{self.mark().position}: the step cannot be accounted for. `loadtune memory --estimate` works it out."
+                f"{self.mark().position}: it cannot be accounted for. `loadtune memory --device cpu` estimates it."
             )
         return events
 

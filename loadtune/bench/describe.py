@@ -109,7 +109,7 @@ def _shape_advice(workload: Workload, sample: Any) -> str:
     if isinstance(sample, Mapping) and not workload.own_loss:
         return (
             "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
-            "a function `fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
+            "a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
     if not isinstance(samples, RandomSamples) and workload.own_loader:
         return "The model cannot use these inputs. Change the model or the dataset."
@@ -155,6 +155,7 @@ def describe(
         max_workers=1 if loader.is_iterable and not samples.is_shared_out else None,
         largest_sample_bytes=samples.largest_bytes,
         batch_is_mapping=isinstance(batch, Mapping),
+        own_batches=workload.own_batches,
     )
 
 

@@ -140,7 +140,7 @@ class Session:
             message = f"{NO_MODEL} Use --model and --loss."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
         if self._device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-            message = "It can be measured on CUDA with PyTorch's native allocator only. --estimate needs neither."
+            message = "It can be measured on CUDA with PyTorch's native allocator only. --device cpu needs neither."
             return TrialFailure(kind="unsupported", phase="prepare", message=message)
         return self._measure(asked, AllocatorLog(self._device))
 

@@ -133,7 +133,7 @@ def _named_errors(plan: StepPlan, batch_size: int) -> Iterator[None]:
     except _NEEDS_VALUES as error:
         raise WorkloadError(
             f"the memory of {plan.name} cannot be estimated: its forward pass depends on the values of tensors, as in"
-            " detection models, and an estimate knows only shapes. Run loadtune memory on a GPU without --estimate."
+            " detection models, and an estimate knows only shapes. Run loadtune memory on a GPU."
         ) from error
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
         raise WorkloadError(

@@ -89,8 +89,8 @@ def plan_of_spec(spec: WorkloadSpec, precision: Precision = "fp32", objects: Liv
         if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):
             raise WorkloadError(
                 f"A batch is {structure_text(example)}. With cross entropy, the default loss, it has to be a pair "
-                "(input tensor, target tensor). For other batches give a loss function: --loss FILE.py:fn, or "
-                "--compute-loss FILE.py:fn."
+                "(input tensor, target tensor). For other batches give a loss function of (model, batch): "
+                "--loss FILE.py:fn."
             )
         has_loss = not targets.is_floating_point()
         example = (inputs, targets.long())

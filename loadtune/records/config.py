@@ -1,12 +1,17 @@
-"""What can be chosen, and what a run is asked for: the loader's arguments, precision, recipe, workload, search."""
+"""What can be chosen, and what a run is asked for: the loader's arguments, precision, recipe, workload, search.
+
+`WorkloadSpec`, `YourSettings` and `TuneConfig` are the table of options: each field says how it is given. Command line,
+keywords of `tune`, checks, help and docs/options.md are made of it (`loadtune.options`).
+"""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, get_args
 
 Precision = Literal["fp32", "fp16", "bf16", "own"]
-"""Autocast's dtype, which is what "AMP on or off" really asks; fp32 is AMP off. fp16 comes with a GradScaler.
+"""Autocast's dtype; fp32 is training without autocast. fp16 comes with a GradScaler.
 ``own``: a training step of the user's own (``make_step``) decides, and nothing of it is tuned."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 """Those that can be chosen."""
@@ -134,7 +139,39 @@ REMEDY_MODES: tuple[RemedyMode, ...] = get_args(RemedyMode)
 
 
 OptimizerName = Literal["sgd", "adamw"]
-WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "compute_loss", "optimizer", "step"]
+WorkloadPart = Literal["loader", "dataset", "collate", "model", "loss", "optimizer", "step"]
+
+Panel = Literal["What to train", "What you use now", "Limits", "What is searched", "Output"]
+PANELS: tuple[Panel, ...] = get_args(Panel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """How a setting is given."""
+
+    panel: Panel
+    """Where help and docs show it."""
+    help: str
+    """Meaning, unit and range, in a sentence or two."""
+    flags: tuple[str, ...] = ()
+    """On the command line. Empty: the field's name with dashes."""
+    value: str | None = None
+    """What stands for its value in help. None: N for numbers, else NAME."""
+    default: str | None = None
+    """In words. None: the field's default says it."""
+    allowed: tuple[str, ...] = ()
+    """Words that it takes. Empty: any."""
+    least: float | None = None
+    most: float | None = None
+
+
+def _option(panel: Panel, usual: Any, help: str, **described: Any) -> Any:
+    """A field with this default, which an `Option` gives."""
+    return field(default=usual, metadata={"option": Option(panel=panel, help=help, **described)})
+
+
+_train, _now, _limit, _search = (partial(_option, panel) for panel in PANELS[:4])
+
 
 TIMM = "timm:"
 """Before the name of a model of timm's."""
@@ -146,44 +183,46 @@ def is_import_path(word: str) -> bool:
     return not word.startswith(TIMM) and re.fullmatch(path, word) is not None
 
 
-DEFAULT_DATASET, DEFAULT_MODEL = "FakeData", "resnet50"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """What to train, by name. The training process looks the names up, so that making this record needs no torch."""
+    """What to train, by name. The training process looks the names up, so that making this record needs no torch.
 
-    dataset: str = DEFAULT_DATASET
-    """A class of ``torchvision.datasets``, ``FakeData`` (random images), or the import path of a function without
-    arguments that returns a dataset."""
-    model: str = DEFAULT_MODEL
-    """A name of ``torchvision.models.list_models()``, ``timm:NAME``, or the import path of a function or class that
-    returns a ``torch.nn.Module``."""
-    data_root: str | None = None
-    """Folder that holds the files of a torchvision dataset. None: the dataset needs none."""
-    image_size: int | None = None
-    """Height and width in pixels of the images of a torchvision dataset. None: the size the model was designed for."""
-    num_classes: int | None = None
-    """At least 1. None: as the dataset's ``classes`` or ``num_classes`` says, else the model's default."""
-    loader: str | None = None
-    """Import path of a function without arguments that returns a ``DataLoader``: it takes the place of ``dataset``, and
-    its settings are the baseline. An import path is ``pkg.mod:name`` or ``FILE.py:name``."""
-    collate: str | None = None
-    """Import path of a collate function for ``dataset``. None: PyTorch's."""
-    loss: str | None = None
-    """Import path of ``fn(outputs, targets) -> scalar``. None: cross entropy for (input, class), and
-    ``model(**batch).loss`` for mappings."""
-    compute_loss: str | None = None
-    """Import path of ``fn(model, batch) -> scalar``. None: the model is called with the inputs."""
-    optimizer: str = "sgd"
-    """``sgd``: torch.optim.SGD with momentum 0.9. ``adamw``: torch.optim.AdamW. Else the import path of
-    ``fn(parameters) -> torch.optim.Optimizer``."""
-    step: str | None = None
-    """Import path of ``make_step(device) -> step(batch)``, which takes the place of model, loss and optimizer."""
-    accumulate: int = 1
-    """Batches whose gradients are summed before the optimizer steps."""
-    batch_dim: int | None = None
-    """Dimension of a batch's tensors that counts samples. None: found from batches of different size."""
+    ``PATH:FN`` is an import path: ``pkg.mod:name`` or ``FILE.py:name``.
+    """
+
+    loader: str | None = _train(
+        None,
+        "Function that returns your DataLoader, in place of --dataset. Its settings are the baseline.",
+        value="PATH:FN",
+    )
+    dataset: str = _train(
+        "FakeData", "FakeData (random images), a class of torchvision.datasets, or PATH:FN that returns a dataset."
+    )
+    model: str = _train("resnet50", "A model of torchvision, timm:NAME, or PATH:FN that returns a model.")
+    loss: str | None = _train(
+        None,
+        "Your loss: fn(outputs, targets), or fn(model, batch) with arguments of these names.",
+        value="PATH:FN",
+        default="cross entropy; model(**batch).loss for mappings",
+    )
+    optimizer: str = _train(
+        "sgd", "sgd (with momentum 0.9), adamw, or PATH:FN: fn(parameters) that returns an optimizer."
+    )
+    step: str | None = _train(
+        None,
+        "make_step(device) that returns step(batch): your whole training step. Only the loader is tuned then.",
+        value="PATH:FN",
+    )
+    collate: str | None = _train(None, "Collate function for --dataset.", value="PATH:FN", default="PyTorch's")
+    data_root: str | None = _train(
+        None, "Folder that the torchvision dataset reads. Nothing is downloaded.", value="FOLDER"
+    )
+    image_size: int | None = _train(None, "Height and width of the images, in pixels.", default="the model's", least=1)
+    num_classes: int | None = _train(None, "Number of classes.", default="the dataset's, else 1000", least=1)
+    accumulate: int = _train(1, "Batches per optimizer step, which uses the mean of their gradients.", least=1)
+    batch_dim: int | None = _train(
+        None, "Dimension of a batch's tensors along which samples lie.", default="detected", least=0
+    )
     seed: int = 0
     objects: tuple[WorkloadPart, ...] = ()
     """Parts that were passed to ``tune`` as Python objects; set by it. The name of such a part is only a label."""
@@ -221,11 +260,20 @@ class LiveObjects:
 class YourSettings:
     """The settings that the user trains with today. None: not given; a default is assumed, and marked as assumed."""
 
-    batch_size: int | None = None
-    num_workers: int | None = None
-    pin_memory: bool | None = None
-    persistent_workers: bool | None = None
-    precision: Precision | None = None
+    batch_size: int | None = _now(
+        None,
+        "Your batch size. The best settings at this size are reported too.",
+        default="your loader's, else 64",
+        least=1,
+    )
+    num_workers: int | None = _now(None, "Your number of worker processes.", default="your loader's, else 0", least=0)
+    pin_memory: bool | None = _now(None, "Whether you pin memory.", default="your loader's, else no")
+    precision: Precision | None = _now(
+        None, "Your precision: fp32, or mixed precision (AMP).", flags=("--amp",), default="fp32", allowed=PRECISIONS
+    )
+    persistent_workers: bool | None = _now(
+        None, "Whether your workers outlive an epoch.", default="your loader's, else no"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,36 +282,81 @@ class TuneConfig:
 
     workload: WorkloadSpec = field(default_factory=WorkloadSpec)
     yours: YourSettings = field(default_factory=YourSettings)
-    device: str | None = None
-    """``cpu``, ``cuda``, ``cuda:1`` or a GPU's UUID. None: the GPU with the most free memory, else the CPU."""
-    precisions: tuple[Precision, ...] | None = None
-    """Precisions to search. None: all that the device supports."""
-    max_batch_size: int | None = None
-    max_workers: int | None = None
-    """Most DataLoader workers to try. None: the number of usable cores."""
-    num_trials: int = 12
-    """Most trials that the search runs, at least 1. Pruned trials are not counted."""
-    time_budget_s: float = 240.0
-    """Seconds for the whole run, including the confirmation; above 0."""
-    out: str = "loadtune-results"
-    """Folder below which each run makes a folder of its own."""
-    seed: int = 0
-    tune: tuple[OptionalDimension, ...] = ()
-    """Settings to search in addition to batch size, workers, pinning and precision."""
-    fix: tuple[Fixed, ...] = ()
-    """Settings with a fixed value, each at most once. The result is compared with ``yours`` all the same."""
-    warm_start: str | None = None
-    """A ``result.json``, or a folder that holds one: its best configuration is tried first. None: there is none."""
-    objective: Objective = "samples-per-s"
-    """What to maximise: samples per second, or samples per joule of the GPU board."""
-    max_gpu_memory_bytes: int | None = None
-    """Bytes of GPU memory that training may use, including the CUDA context. None: all that is free."""
-    probe: ProbeMode = "bound"
-    """Which memory ceilings are verified."""
-    remedies: RemedyMode = "auto"
-    """Which changes of the code are tried."""
-    ranks_per_node: int = 1
-    """Ranks that share the machine, at least 1. The run is one of them, with its share of cores, RAM and /dev/shm."""
+    device: str | None = _limit(
+        None,
+        "cpu, cuda, cuda:1, or a GPU's UUID.",
+        value="DEVICE",
+        default="the GPU with the most free memory, else the CPU",
+    )
+    time_budget_s: float = _limit(
+        240.0,
+        "Time limit of the whole run, at least 5. A run ends earlier once it knows enough.",
+        flags=("--time-budget",),
+        least=5.0,
+    )
+    num_trials: int = _limit(12, "Most configurations that the search runs.", flags=("--trials",), least=1)
+    max_batch_size: int | None = _limit(
+        None, "Largest batch size to try.", default="what fits, at most a tenth of an epoch", least=1
+    )
+    max_workers: int | None = _limit(
+        None, "Most workers to try.", default="the usable cores; more where workers wait", least=0
+    )
+    max_gpu_memory_bytes: int | None = _limit(
+        None,
+        "Most GPU memory that training may use, CUDA context included: 24GiB, 80GB.",
+        flags=("--max-gpu-memory",),
+        value="SIZE",
+        default="all that is free",
+        least=1024**2,
+    )
+    ranks_per_node: int = _limit(
+        1, "Measure one rank of N that share this machine: cores, RAM and /dev/shm are divided by N.", least=1
+    )
+    precisions: tuple[Precision, ...] | None = _search(
+        None,
+        "Precisions to try; repeat, or join by commas.",
+        flags=("--precision",),
+        default="all that the device supports",
+        allowed=PRECISIONS,
+    )
+    tune: tuple[OptionalDimension, ...] = _search(
+        (), "Search this setting as well; repeat, or join by commas.", default="none", allowed=OPTIONAL_DIMENSIONS
+    )
+    fix: tuple[Fixed, ...] = _search(
+        (),
+        "Keep a setting at this value, as in num_workers=4; repeat, or join by commas.",
+        value="NAME=VALUE",
+        default="none",
+    )
+    remedies: RemedyMode = _search(
+        "auto",
+        "Changes of your code to try: those that are expected to gain 3% or more, or all that apply.",
+        allowed=REMEDY_MODES,
+    )
+    objective: Objective = _search(
+        "samples-per-s", "What to maximize. Joules are those of the GPU's board.", allowed=OBJECTIVES
+    )
+    probe: ProbeMode = _search(
+        "bound",
+        "Largest batch that fits: predicted, and run in the fastest precision; or run in every precision.",
+        allowed=PROBE_MODES,
+    )
+    warm_start: str | None = _search(
+        None, "Try the best configuration of this result.json or run's folder first.", value="RESULT"
+    )
+    seed: int = _search(
+        0,
+        "Seed of the data order and of the order of measurements.",
+        least=0,
+        most=2**32 - 1,  # NumPy's limit, which Optuna's samplers share
+    )
+    out: str = _option(
+        "Output",
+        "loadtune-results",
+        "Folder in which the run makes a folder of its own.",
+        flags=("-o", "--out"),
+        value="FOLDER",
+    )
 
     def fixed(self, name: Dimension) -> Setting | None:
         """The fixed value of this setting. None: it is not fixed."""

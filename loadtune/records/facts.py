@@ -148,6 +148,8 @@ class WorkloadFacts:
     """Of the largest sample that was seen. None: all samples have one size."""
     batch_is_mapping: bool = False
     """Whether a batch is a mapping, whose entries are the model's keyword arguments unless the user has a loss."""
+    own_batches: bool = False
+    """Whether the user's loss or step takes batches as they are: the loss is called with (model, batch)."""
 
     @property
     def smallest_batch(self) -> int:

@@ -306,9 +306,9 @@ class Winner:
         return self.speedup if self.samples_per_joule is None else self.efficiency_gain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TuningResult:
-    """Everything one run measured and concluded. Written as JSON, read back equal."""
+    """Everything one run measured and concluded. Written as JSON, read back equal. ``print`` shows the answer."""
 
     schema_version: int = SCHEMA_VERSION
     loadtune_version: str
@@ -345,6 +345,12 @@ class TuningResult:
     """Changes of the code, tried on ``best``. None: none was looked at."""
     notes: tuple[str, ...] = ()
     """What was left out and why, what was assumed, what to beware of: whole sentences."""
+
+    def __repr__(self) -> str:
+        """What `loadtune run` prints at its end."""
+        from loadtune.adopt import answer_text
+
+        return answer_text(self)
 
     def apply(self, loader: "DataLoader[Any]", *, keep_batch_size: bool = False) -> "DataLoader[Any]":
         """A new DataLoader with the settings of the answer; all else is as in `loader`, which stays as it

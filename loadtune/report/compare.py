@@ -1,18 +1,17 @@
 """Two results of one workload side by side: what differs, and the ratio of their rates. Pure.
 
 In: two `TuningResult`s. Out: a `Comparison`. It refuses what cannot be compared, says what makes a comparison doubtful,
-and claims no difference that the runs of both sides do not show. `loadtune check` compares one result with new runs.
+and claims no difference that the runs of both sides do not show.
 """
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
 
 from loadtune.errors import ResultError
-from loadtune.records.answer import finalist_of, was_confirmed_whole
-from loadtune.records.config import Objective
+from loadtune.records.answer import compute_rate, finalist_of, was_confirmed_whole
+from loadtune.records.config import Objective, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.interval import Interval, around, students_t
 from loadtune.records.measurement import Measurement, between_run_spread, rate_spread
@@ -54,45 +53,13 @@ class Comparison:
     before: Side
     after: Side
     ratio: Interval | None
-    """Of the winners' throughput. None: one side has none."""
+    """Of the winners' throughput, or samples per joule where both runs looked for those. None: one side has none."""
     changes: tuple[Change, ...]
     """Machine, versions, workload: only what is not the same."""
+    figures: tuple[Change, ...]
+    """What else was measured and moved, where both winners are one configuration: where a loss comes from."""
     notes: tuple[str, ...] = ()
     """What to beware of: whole sentences."""
-
-
-CheckOutcome = Literal["held", "fell", "unclear"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A stored winner, measured again."""
-
-    outcome: CheckOutcome
-    """``fell`` the whole interval of the ratio is below 1 − tolerance; ``held`` it is above; ``unclear`` neither, or
-    nothing could be measured."""
-    reason: str
-    """One or two sentences."""
-    workload: str
-    tolerance_fraction: float
-    objective: Objective
-    """What the winner was picked for, and is held to."""
-    baseline_created: str
-    baseline: Winner
-    baseline_num_runs: int
-    ratio: Interval | None = None
-    """Of the objective's figure. None: nothing was measured."""
-    runs: tuple[Measurement, ...] = ()
-    """Each with workers of its own."""
-    throughput: Interval | None = None
-    """Mean over runs; no interval of fewer than two. None: nothing was measured."""
-    efficiency: Interval | None = None
-    """Likewise of samples per joule, where they are the objective."""
-    changes: tuple[Change, ...] = ()
-    """Machine and versions that are not what they were."""
-    figures: tuple[Change, ...] = ()
-    """What else was measured, then and now: where a loss comes from."""
-    seconds: float
 
 
 _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_free_bytes", "gpus")
@@ -116,23 +83,32 @@ def compare(before: TuningResult, after: TuningResult, *, keep_batch_size: bool 
     _refuse_other_steps(before, after)
     results = (before, after)
     winners = [result.best_at_your_batch if keep_batch_size else result.best for result in results]
-    old, new = (_mean(result, winner) for result, winner in zip(results, winners, strict=True))
+    configs = [winner.config for winner in winners if winner is not None]
+    objectives = {result.config.objective for result in results}
+    objective = before.config.objective if len(objectives) == 1 else "samples-per-s"
+    old, new = (_mean(result, winner, objective) for result, winner in zip(results, winners, strict=True))
     return Comparison(
         workload=before.config.workload.title,
         before=_side(before, winners[0]),
         after=_side(after, winners[1]),
         ratio=ratio_of(old, new) if old and new else None,
         changes=(
-            *machine_changes(before.host, before.device, after.host, after.device),
+            *_changes(_machine(before.host, before.device), _machine(after.host, after.device)),
             *_changes(_facts_around(before), _facts_around(after)),
         ),
+        figures=_figures_of_one(before, after, configs[0]) if len(configs) == 2 and configs[0] == configs[1] else (),
         notes=tuple(_notes(before, after, winners)),
     )
 
 
-def machine_changes(before: HostFacts, old: Device, after: HostFacts, new: Device) -> tuple[Change, ...]:
-    """What of the machine and the installed versions differs, the device first."""
-    return _changes(_machine(before, old), _machine(after, new))
+def _figures_of_one(before: TuningResult, after: TuningResult, config: TrialConfig) -> tuple[Change, ...]:
+    """Of a configuration that both measured."""
+    rates = [compute_rate(result.compute_points, config) for result in (before, after)]
+    alone = [None if rate is None else rate.samples_per_s for rate in rates]
+    found = [finalist_of(result, config) for result in (before, after)]
+    moved = figure_changes(*(finalist.runs if finalist else () for finalist in found))
+    compute = Change(name="compute_only_samples_per_s", before=alone[0], after=alone[1])
+    return (compute, *moved) if None not in alone else moved
 
 
 def figure_changes(before: Sequence[Measurement], after: Sequence[Measurement]) -> tuple[Change, ...]:
@@ -270,10 +246,10 @@ def _side(result: TuningResult, winner: Winner | None) -> Side:
     )
 
 
-def _mean(result: TuningResult, winner: Winner | None) -> Mean | None:
+def _mean(result: TuningResult, winner: Winner | None, objective: Objective) -> Mean | None:
     """Of a confirmation. None: it has no winner."""
     finalist = winner and finalist_of(result, winner.config)
-    return mean_of(finalist.runs, [each.runs for each in result.finalists]) if finalist else None
+    return mean_of(finalist.runs, [each.runs for each in result.finalists], objective) if finalist else None
 
 
 def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner | None]) -> Iterator[str]:
@@ -286,7 +262,7 @@ def _notes(before: TuningResult, after: TuningResult, winners: Sequence[Winner |
         elif not was_confirmed_whole(result):
             yield f"The {which} run{why}. Fewer runs stand behind its figures than planned."
     old, new = before.config.objective, after.config.objective
-    if not old == new == "samples-per-s":
+    if old != new:
         yield (
             f"The first run looked for {old}, the second for {new}. What is compared is throughput: a winner by"
             " samples per joule need not be the fastest."

@@ -39,11 +39,17 @@ def loader_code(result: TuningResult, config: TrialConfig) -> str:
 
 
 def recipe_code(
-    config: TrialConfig, spec: WorkloadSpec, device: str = "cuda", *, batch_is_mapping: bool = False
+    config: TrialConfig,
+    spec: WorkloadSpec,
+    device: str = "cuda",
+    *,
+    batch_is_mapping: bool = False,
+    own_batches: bool = False,
 ) -> str:
     """Model, optimizer and training step as the recipe was measured; ``device`` is ``cuda`` or ``cpu``.
 
-    A function of the user's own has the name of the option that takes it.
+    A function of the user's own has the name of the option that takes it. ``batch_is_mapping``, ``own_batches``:
+    as in `WorkloadFacts`.
     """
     if config.precision == "own":
         return f'step = make_step("{device}")\n\nfor batch in loader:\n    step(batch)\n'
@@ -63,9 +69,7 @@ def recipe_code(
     compiled = ["model = torch.compile(model, dynamic=False)"] if config.recipe.compile else []
     scaler = [f'scaler = torch.amp.GradScaler("{device}")'] if config.precision == "fp16" else []
     before = ["import torch", "", f'model = model.to("{device}"{layout})', *optimizer, *compiled, *scaler]
-    whole = "model(**batch).loss" if batch_is_mapping else None  # the loss of a batch that is not (inputs, targets)
-    if spec.compute_loss is not None or "compute_loss" in spec.objects:
-        whole = "compute_loss(model, batch)"
+    whole = "loss_fn(model, batch)" if own_batches else "model(**batch).loss" if batch_is_mapping else None
     batch = "inputs, targets" if whole is None else "batch"
     loop = f"for {batch} in loader:"
     if spec.accumulate > 1:
@@ -102,7 +106,10 @@ def _update(config: TrialConfig, spec: WorkloadSpec) -> list[str]:
 def step_code(result: TuningResult, config: TrialConfig) -> str:
     """`recipe_code` for the workload, the device and the batches of a result."""
     is_mapping = result.facts is not None and result.facts.batch_is_mapping
-    return recipe_code(config, result.config.workload, result.device.kind, batch_is_mapping=is_mapping)
+    own_batches = result.facts is not None and result.facts.own_batches
+    return recipe_code(
+        config, result.config.workload, result.device.kind, batch_is_mapping=is_mapping, own_batches=own_batches
+    )
 
 
 def changed_statements(result: TuningResult, config: TrialConfig, before: Recipe) -> list[str]:

@@ -34,8 +34,17 @@ _EXPORT = "Code: loadtune export --format pytorch".replace(" ", "\N{NO-BREAK SPA
 _ASSUMED = ("batch_size", "num_workers", "pin_memory", "precision")
 
 
-def terminal_answer(result: TuningResult, report: Path, resume_command: str | None = None) -> tuple[str, ...]:
-    """`report` is the page, or the result where there is none; `resume_command` continues a run that was cut short."""
+def terminal_answer(
+    result: TuningResult,
+    report: Path | None = None,
+    resume_command: str | None = None,
+    *,
+    with_notes: bool = True,
+) -> tuple[str, ...]:
+    """`report` is the page, or the result where there is none; `resume_command` continues a run that was cut short.
+
+    Without `with_notes` notes are only counted: they were shown while the run went on.
+    """
     winner, warned = result.best and (result.best_at_your_batch or result.best), warning(result)
     if winner is None:
         head, beside, code, said = [warned or ""], seen_once(result), list[str](), list[str]()
@@ -53,12 +62,13 @@ def terminal_answer(result: TuningResult, report: Path, resume_command: str | No
     room = LINES - 1 - sum(map(len, (head, code, below, end)))
     said = said if len(said) <= room else []
     table = _table(result, winner, room - len(said))
-    notes = (*late_sentence(result), *result.notes)
-    shown = len(notes)
+    late = late_sentence(result)
+    notes = (*late, *result.notes)
+    shown = len(notes if with_notes else late)
     while shown and len(_wrapped(notes[:shown])) > room - len(said) - len(table) - (2 if winner else 0):
         shown -= 1
     left = f", with {counted(len(notes) - shown, 'more note' if shown else 'note')}" if notes[shown:] else ""
-    end = [*_wrapped(notes[:shown]), f"Report{left}: {report}", *end]
+    end = [*_wrapped(notes[:shown]), *([] if report is None else [f"Report{left}: {report}"]), *end]
     return _spaced(head, [*code, *below], [*table, *said], end)
 
 

@@ -57,7 +57,7 @@ def from_lightning(module: Any, datamodule: Any = None) -> Job:
     loss = lightning_loss
     if _own_hooks(datamodule):
         loss = update_wrapper(partial(lightning_loss, datamodule=datamodule), lightning_loss)
-    return Job(loader=loader, model=module, compute_loss=loss, optimizer=optimizer)
+    return Job(loader=loader, model=module, loss=loss, optimizer=optimizer)
 
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "on_after_batch_transfer")
@@ -137,7 +137,7 @@ def from_trainer(trainer: Any) -> Job:
     return Job(
         loader=_DetachedTrainer(trainer, without=_NOT_NEEDED).trainer.get_train_dataloader(),
         model=trainer.model,
-        compute_loss=lasting.compute_loss if own_loss else None,
+        loss=lasting.compute_loss if own_loss else None,
         optimizer=lasting.make_optimizer,
         accumulate=args.gradient_accumulation_steps,
         precision="bf16" if args.bf16 else "fp16" if args.fp16 else "fp32",
@@ -185,7 +185,7 @@ def _without_trainer(owner: Any, method: str, *arguments: Any) -> Any:
         raise UsageError(
             f"{method} of {type(owner).__name__} raised {last_line(error)}. from_lightning calls the method without a "
             "Trainer. If the method needs one, write the job with loadtune.Job(loader=..., model=..., "
-            "compute_loss=loadtune.lightning_loss, optimizer=...)."
+            "loss=loadtune.lightning_loss, optimizer=...)."
         ) from error
 
 

@@ -25,6 +25,7 @@ from loadtune.workload.tasks import (
     on_pairs,
     own_computation,
     own_loss_task,
+    takes_model,
 )
 
 _CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ class Workload:
     own_loss: bool = False
     """The loss is the user's own: outputs and targets are whatever it accepts."""
     own_batches: bool = False
-    """Batches are the user's own: ``compute_loss`` or a step takes them as they are."""
+    """Batches are the user's own: a loss of (model, batch) or a step takes them as they are."""
     make_step: MakeStep | None = None
     """The user's own training. None: ours."""
     own_optimizer: OptimizerFactory | None = None
@@ -92,8 +93,8 @@ def build_workload(
     """
     live = LiveParts() if objects is None else unpack_parts(objects, device)
     make_step: MakeStep | None = _given(live.step, spec.step, "step")
-    compute_loss: ComputeLoss | None = _given(live.compute_loss, spec.compute_loss, "compute_loss function")
     loss: Loss | None = _given(live.loss, spec.loss, "loss function")
+    of_batch = loss is not None and takes_model(loss)
     named = spec.optimizer not in get_args(OptimizerName)
     optimizer: OptimizerFactory | None = _given(live.optimizer, spec.optimizer if named else None, "optimizer")
     is_own = live.model is not None or make_step is not None
@@ -105,13 +106,13 @@ def build_workload(
         model = (
             nn.Module()
             if make_step is not None
-            else make_model(spec, needs, num_classes, live.model, own_training=compute_loss is not None)
+            else make_model(spec, needs, num_classes, live.model, own_training=of_batch)
         )
     if make_step is None and not any(parameter.requires_grad for parameter in model.parameters()):
         raise WorkloadError(
             f"The model {spec.model} has no trainable parameter: requires_grad is False for all. Unfreeze some of them."
         )
-    task = class_loss if loss is None else own_loss_task(loss, spec.loss or "")
+    task = own_loss_task(loss, spec.loss or "") if loss is not None and not of_batch else class_loss
     own_model = is_own or is_import_path(spec.model)
     return Workload(
         spec=spec,
@@ -119,15 +120,15 @@ def build_workload(
         epoch=epoch_of(loader, spec.seed),
         model=model,
         compute_loss=(
-            on_pairs(task, any_structure=loss is None)
-            if compute_loss is None
-            else own_computation(compute_loss, spec.compute_loss or "")
+            own_computation(loss, spec.loss or "")
+            if loss is not None and of_batch
+            else on_pairs(task, any_structure=loss is None)
         ),
         num_classes=num_classes,
         own_model=own_model,
         own_loader=live.loader is not None or spec.loader is not None,
-        own_loss=loss is not None,
-        own_batches=compute_loss is not None or make_step is not None,
+        own_loss=loss is not None and not of_batch,
+        own_batches=of_batch or make_step is not None,
         make_step=make_step,
         own_optimizer=optimizer,
     )

@@ -43,7 +43,6 @@ def _files(spec: WorkloadSpec) -> dict[str, bytes]:
         spec.loader,
         spec.collate,
         spec.loss,
-        spec.compute_loss,
         spec.optimizer,
         spec.step,
     )

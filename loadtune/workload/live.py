@@ -18,7 +18,7 @@ from torch import nn
 from loadtune.errors import WorkloadError
 from loadtune.records.config import LiveObjects
 from loadtune.workload.loaders import LoaderParts
-from loadtune.workload.tasks import ComputeLoss, Loss, MakeStep, OptimizerFactory
+from loadtune.workload.tasks import Loss, MakeStep, OptimizerFactory
 from loadtune.workload.user_code import last_line, user_traceback
 
 
@@ -35,12 +35,11 @@ class LiveParts:
     output_shape: tuple[int, ...] | None = None
     """Of one target of random samples. None: class indices."""
     loss: Loss | None = None
-    """None: cross entropy, or what the spec names."""
+    """Of outputs and targets, or of model and batch. None: cross entropy, or what the spec names."""
     optimizer: OptimizerFactory | None = None
     loader: LoaderParts | Callable[[], Any] | None = None
     """A DataLoader taken apart, or what makes one: it takes the dataset's place."""
     collate: Callable[[list[Any]], Any] | None = None
-    compute_loss: ComputeLoss | None = None
     step: MakeStep | None = None
 
     @property
@@ -79,9 +78,8 @@ def unpack_parts(objects: LiveObjects, device: torch.device) -> LiveParts:
             "or pass import paths such as `pkg.mod:factory`.",
             user_traceback(error),
         ) from error
-    for part in (parts.loss, parts.compute_loss):
-        if isinstance(part, nn.Module):
-            part.to(device)
+    if isinstance(parts.loss, nn.Module):
+        parts.loss.to(device)
     return parts
 
 

@@ -44,8 +44,8 @@ def model_needs(spec: WorkloadSpec, *, is_live: bool = False) -> ModelNeeds:
     kind = torchvision.models.get_model_builder(spec.model).__module__.split(".")
     if "detection" in kind or "optical_flow" in kind:
         raise WorkloadError(
-            f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one that "
-            "computes its loss: --model FILE.py:factory --compute-loss FILE.py:fn."
+            f"loadtune has no loss for the model {spec.model}. Give a function that builds the model and one, "
+            "fn(model, batch), that computes its loss: --model FILE.py:factory --loss FILE.py:fn."
         )
     size = spec.image_size or _published_size(spec.model)
     return ModelNeeds(image_size=size, num_classes=_SEGMENTED_CLASSES if "segmentation" in kind else _CLASSES)

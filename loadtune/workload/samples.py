@@ -22,7 +22,7 @@ _FEWER, _MORE = 2, 3
 _WANTED = (
     "A sample has to be a pair (input, target): the input is a tensor, the target a class index or a tensor of class "
     "indices. Return such a pair from __getitem__; or give a function `fn(model, batch) -> scalar` that trains on "
-    "other samples: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+    "other samples: --loss FILE.py:fn."
 )
 
 
@@ -194,7 +194,7 @@ def _check_targets(batch: Batch, *, any_target: bool, any_structure: bool, examp
         raise WorkloadError(
             f"{found}. With cross entropy, the default loss, a target has to be a class index: an integer, or a "
             "tensor of integers where the model predicts a class for each position. For other targets give a loss "
-            "function: --loss FILE.py:fn, or loss=fn in Python."
+            "function: --loss FILE.py:fn."
         )
 
 

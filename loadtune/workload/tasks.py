@@ -5,6 +5,7 @@ Shapes: B batch, C channels, H and W pixels, K classes, *d any dimensions. torch
 indices: (B,), or (B, *d) where the model answers for each position, as (B, K, *d) or as (B, *d, K).
 """
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -26,8 +27,8 @@ ComputeLoss = Callable[[nn.Module, Batch], torch.Tensor]
 MakeStep = Callable[[torch.device], Callable[[Batch], Any]]
 """The user's own training: device → a step, which is given a batch on that device."""
 
-Loss = Callable[[Any, torch.Tensor], torch.Tensor]
-"""A loss of the user's own: (what the model returned, targets) → scalar."""
+Loss = Callable[[Any, Any], torch.Tensor]
+"""A loss of the user's own: (what the model returned, targets) → scalar; or (model, batch) → scalar (`takes_model`)."""
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """The user's own: parameters → optimizer."""
@@ -75,26 +76,34 @@ def on_pairs(task: Task, *, any_structure: bool) -> ComputeLoss:
         if any_structure:
             raise WorkloadError(
                 f"A batch is {structure_text(batch)}, which is neither a pair (inputs, targets) nor a mapping. Give "
-                f"{wanted} that trains on it: --compute-loss FILE.py:fn, or compute_loss=fn in Python."
+                f"{wanted} that trains on it: --loss FILE.py:fn."
             )
         raise WorkloadError(
-            f"--loss needs batches (inputs, targets), but a batch is {structure_text(batch)}. Use --compute-loss "
-            f"FILE.py:fn instead, or compute_loss=fn in Python: {wanted}."
+            f"A loss of (outputs, targets) needs batches (inputs, targets), but a batch is {structure_text(batch)}. "
+            f"Give {wanted} instead: --loss FILE.py:fn."
         )
 
     return compute
 
 
-def own_computation(compute_loss: ComputeLoss, name: str = "") -> ComputeLoss:
-    """The user's ``compute_loss``. Raises WorkloadError where it returns no scalar."""
-    what = f"compute_loss function {name}".rstrip()
+def takes_model(loss: Loss) -> bool:
+    """Whether a loss is called with (model, batch) instead of (outputs, targets): its arguments have these names."""
+    try:
+        names = list(inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters)
+    except (TypeError, ValueError):  # a builtin has none
+        return False
+    return names[:1] == ["model"] or names[1:2] == ["batch"]
+
+
+def own_computation(loss: Loss, name: str = "") -> ComputeLoss:
+    """The user's loss of (model, batch). Raises WorkloadError where it returns no scalar."""
     sentence = (
-        f"The {what} raised {{}}. compute_loss(model, batch) gets each batch as the collate function returns it, moved "
-        "to the device"
+        f"{f'The loss function {name}'.rstrip()} raised {{}}. As fn(model, batch) it gets each batch as the collate "
+        "function returns it, moved to the device"
     )
 
     def compute(model: nn.Module, batch: Batch) -> torch.Tensor:
-        return checked_scalar(call_named(sentence, compute_loss, model, own_structure(batch)), "compute_loss function")
+        return checked_scalar(call_named(sentence, loss, model, own_structure(batch)), "loss function")
 
     return compute
 
@@ -110,7 +119,7 @@ def _loss_of_output(output: Any, batch: Batch) -> torch.Tensor:
         raise WorkloadError(
             f"The model was called with a batch {structure_text(batch)} and returned a {type(output).__name__} without "
             "a `.loss`. Have the batches bring what its loss needs (`labels`, mostly), or give a function "
-            "`fn(model, batch) -> scalar`: --compute-loss FILE.py:fn."
+            "`fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
     return checked_scalar(loss, "model")
 
@@ -123,7 +132,7 @@ def model_logits(output: Any) -> torch.Tensor:
         raise WorkloadError(
             f"The model returned a {type(output).__name__}. For cross entropy it has to return a tensor of shape "
             "(batch, classes), or an object with such a tensor as `.logits`, or a dict with the key 'logits' or 'out'. "
-            "Otherwise give a loss of your own: --loss FILE.py:fn, or loss=fn in Python."
+            "Otherwise give a loss of your own: --loss FILE.py:fn."
         )
     return logits
 
@@ -142,7 +151,7 @@ def class_dimension(logits: torch.Tensor, targets: torch.Tensor) -> Literal[1, -
         f"the model returned a tensor of shape {tuple(logits.shape)} for targets of shape {tuple(targets.shape)}; "
         "cross entropy needs outputs (batch, classes) for targets (batch,), and outputs (batch, classes, ...) or "
         "(batch, ..., classes) for targets (batch, ...). Change the targets or the model, or give a loss of "
-        "your own: --loss FILE.py:fn, or loss=fn in Python."
+        "your own: --loss FILE.py:fn."
     )
 
 

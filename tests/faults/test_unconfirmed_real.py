@@ -10,7 +10,7 @@ from loadtune.cli import app
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import TrialFailure
 
-SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision", "off", "--quiet", "--json")
+SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--precision", "fp32", "--quiet", "--json")
 
 
 def of(dataset):

@@ -13,7 +13,7 @@ W = "bench_workloads:"
 LINEAR, GOOD = f"--model {W}Linear", f"--dataset {W}Images"
 # (words, what the message says): found, allowed, what to do.
 BAD = {
-    "budget 0": ("--time-budget 0", ["--time-budget is 0", "above 0"]),
+    "budget 0": ("--time-budget 0", ["--time-budget is 0", "at least 5 seconds"]),
     "no such device": ("--device cuda:99", ["--device is 'cuda:99'", "--device cpu"]),
     "--out is a file": ("--out taken", ["--out is taken,"]),
     "unknown dataset": (f"--dataset FakeDate {LINEAR}", ["'FakeDate'", "Did you mean FakeData"]),
@@ -40,7 +40,7 @@ BAD = {
     "no tensors": (f"--dataset {W}Pictures {LINEAR}", ["cannot be collated", "mode=RGB size=8x8", "ToTensor"]),
     "a sample raises": (f"--dataset {W}RaisesAtOnce {LINEAR}", ["dataset[0] raised KeyError: 'label missing'"]),
     "a later sample raises": (
-        f"--dataset {W}RaisesAtIndex {LINEAR} --precision off --max-batch-size 8",
+        f"--dataset {W}RaisesAtIndex {LINEAR} --precision fp32 --max-batch-size 8",
         ["dataset[5] raised ValueError: broken sample"],
     ),
     "model rejects samples": (f"--dataset {W}Scalars {LINEAR}", ["does not train", "float32 tensor (4,)"]),
@@ -110,8 +110,8 @@ def test_it_is_told_in_a_message_and_nothing_is_kept(name, tmp_path, monkeypatch
     check_nothing_is_kept(tmp_path)
 
 
-def test_debug_adds_our_traceback_and_keeps_the_log(tmp_path):
-    command = Command(tmp_path, *RUN, *shlex.split(BAD["factory exits"][0]), "--debug")
+def test_verbose_adds_our_traceback_and_keeps_the_log(tmp_path):
+    command = Command(tmp_path, *RUN, *shlex.split(BAD["factory exits"][0]), "--verbose")
     try:
         ended = command.end()
     finally:

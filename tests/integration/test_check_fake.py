@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from pipeline_rig import GPU, tune_fake
 
-from loadtune.checking import baseline_of, check_on, same_device
+from loadtune.checking import Check, check_on, same_device
 from loadtune.errors import DeviceError, WorkloadError
 from loadtune.records.config import Fixed, TuneConfig
 from loadtune.records.facts import Device
-from loadtune.records.measurement import TrialFailure
+from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import TuningResult
-from loadtune.report.compare import Check
 from loadtune.testing import FakeBench, FakeSensor, Surface, fake_facts, fake_host
 
 
@@ -24,17 +23,23 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> TuningResult:
 def checked(
     stored: TuningResult, bench: FakeBench, *, tolerance: float = 0.1, budget_s: float = 60.0, cores: int = 16
 ) -> Check:
-    baseline = baseline_of(stored, tolerance)
-    host = fake_host(num_usable_cores=cores)
-    return check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, host, GPU, budget_s)
+    host, sensor = fake_host(num_usable_cores=cores), FakeSensor(bench.clock)
+    return check_on(bench, sensor, bench.clock, stored, host, GPU, tolerance_fraction=tolerance, time_budget_s=budget_s)
+
+
+def runs_of(check: Check) -> tuple[Measurement, ...]:
+    assert check.result is not None
+    return check.result.finalists[0].runs
 
 
 def test_an_unchanged_machine_holds(stored: TuningResult) -> None:
     check = checked(stored, FakeBench(seed=7))
     assert check.outcome == "held", check.reason
-    assert len(check.runs) >= 3
-    assert check.seconds < 60.0
-    assert check.changes == ()
+    assert len(runs_of(check)) >= 3
+    assert check.result is not None
+    assert check.result.seconds < 60.0
+    assert check.comparison is not None
+    assert check.comparison.changes == ()
 
 
 def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path: Path) -> None:
@@ -43,9 +48,9 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
     fix = (Fixed(name="persistent_workers", value=False), Fixed(name="num_workers", value=8))
     stored, told = tune_fake(FakeBench(facts=facts), tmp_path, TuneConfig(fix=fix)), list[str]()
     bench = FakeBench(facts=facts, seed=7)
-    baseline = baseline_of(stored, 0.1)
-    assert not baseline.winner.config.loader.persistent_workers
-    check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0, told.append)
+    assert stored.best is not None
+    assert not stored.best.config.loader.persistent_workers
+    check_on(bench, FakeSensor(bench.clock), bench.clock, stored, fake_host(), GPU, tell=told.append)
     shares = [int(line.split()[2].rstrip("%")) for line in told if line.startswith("run ")]
     assert shares
     assert all(85 < share < 115 for share in shares)
@@ -54,10 +59,11 @@ def test_what_is_told_of_a_run_is_of_one_kind_with_the_baselines_figure(tmp_path
 def test_a_slower_way_to_the_device_fell_and_compute_did_not(stored: TuningResult) -> None:
     check = checked(stored, FakeBench(Surface(pinned_per_s=2600.0), seed=7), cores=12)
     assert check.outcome == "fell", check.reason
-    assert check.ratio is not None
-    assert check.ratio.value == pytest.approx(2 / 3, abs=0.08)
-    assert [change.name for change in check.changes] == ["num_usable_cores"]
-    compute = next(change for change in check.figures if change.name == "compute_only_samples_per_s")
+    assert check.comparison is not None
+    assert check.comparison.ratio is not None
+    assert check.comparison.ratio.value == pytest.approx(2 / 3, abs=0.08)
+    assert [change.name for change in check.comparison.changes] == ["num_usable_cores"]
+    compute = next(change for change in check.comparison.figures if change.name == "compute_only_samples_per_s")
     assert isinstance(compute.before, float)
     assert compute.after == pytest.approx(compute.before, rel=0.05)
 
@@ -67,15 +73,15 @@ def test_an_unquiet_machine_cannot_tell_and_keeps_to_its_time(stored: TuningResu
     started = bench.clock.now()
     check = checked(stored, bench, tolerance=0.02, budget_s=40.0)
     assert check.outcome == "unclear"
-    assert len(check.runs) > 3
-    longest = max(run.seconds for run in check.runs)
+    assert len(runs_of(check)) > 3
+    longest = max(run.seconds for run in runs_of(check))
     assert bench.clock.now() - started <= 40.0 + longest / 4  # a run is begun if the longest so far would fit
     assert "--tolerance" in check.reason
 
 
 def test_a_short_time_allows_one_run_and_says_so(stored: TuningResult) -> None:
     check = checked(stored, FakeBench(), budget_s=1.0)
-    assert (check.outcome, len(check.runs)) == ("unclear", 1)
+    assert (check.outcome, len(runs_of(check))) == ("unclear", 1)
     assert "Raise --time-budget" in check.reason
 
 
@@ -84,15 +90,16 @@ def test_compiling_is_no_part_of_the_time(tmp_path: Path) -> None:
     stored = tune_fake(FakeBench(), tmp_path, TuneConfig(fix=fix, time_budget_s=1200.0))
     bench = FakeBench(Surface(compile_s=70.0), seed=7)
     check = checked(stored, bench)
-    assert check.baseline.config.recipe.compile
     assert check.outcome == "held", check.reason
-    assert 70.0 < check.seconds < 70.0 + 60.0
+    assert check.result is not None
+    assert check.result.finalists[0].config.recipe.compile
+    assert 70.0 < check.result.seconds < 70.0 + 60.0
 
 
 def test_a_run_that_fails_cannot_tell(stored: TuningResult) -> None:
     failure = TrialFailure(kind="oom", phase="training", message="out of memory at a batch of 256")
     check = checked(stored, FakeBench(fail=lambda config: failure))
-    assert (check.outcome, check.ratio) == ("unclear", None)
+    assert (check.outcome, check.comparison, check.result) == ("unclear", None, None)
     assert "Run 1 failed (oom): out of memory" in check.reason
 
 

@@ -34,6 +34,7 @@ def claiming(rate, folder):
         host=host,
         device=choose_device(host, "cpu"),
         config=TuneConfig(workload=spec_of("PacedImages"), time_budget_s=30.0),
+        facts=None,
         finalists=(Finalist(config=CONFIG, runs=runs),),
         best=dataclasses.replace(kept.best, config=CONFIG),
     )
@@ -43,7 +44,7 @@ def claiming(rate, folder):
 
 def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_thread):
     true, doubled = claiming(PACE_PER_S, tmp_path / "true"), claiming(2 * PACE_PER_S, tmp_path / "doubled")
-    command = Command(tmp_path / "run", "check", "--baseline", true, "--tolerance", "50%")
+    command = Command(tmp_path / "run", "compare", true, "--measure", "--tolerance", "50%")
     try:
         held = command.end()
     finally:
@@ -53,10 +54,13 @@ def test_what_is_true_holds_and_a_claim_of_twice_as_much_does_not(tmp_path, in_t
     assert held.stderr.count("of the baseline's samples/s") >= 3
     assert held.left_behind == []
     assert list((tmp_path / "run").glob("tmp-*/*")) == []
+    assert load_result(tmp_path / "run" / "cwd" / "loadtune-results").best.config == CONFIG
 
-    fell = CliRunner().invoke(app, ["check", "--baseline", doubled, "--tolerance", "10%", "--json"])
+    words = ["compare", doubled, "--measure", "--tolerance", "10%", "--json", "--out", str(tmp_path / "out")]
+    fell = CliRunner().invoke(app, words)
     found = json.loads(fell.stdout)
     assert (fell.exit_code, found["outcome"]) == (1, "fell"), found["reason"]
-    assert found["ratio"]["high"] < 0.9
-    assert found["ratio"]["value"] == pytest.approx(0.5, abs=0.2)
-    assert len(found["runs"]) >= 3
+    ratio = found["comparison"]["ratio"]
+    assert ratio["high"] < 0.9
+    assert ratio["value"] == pytest.approx(0.5, abs=0.2)
+    assert len(load_result(tmp_path / "out").finalists[0].runs) >= 3

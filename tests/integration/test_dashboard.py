@@ -1,4 +1,4 @@
-"""`loadtune dashboard` as a real server on loopback."""
+"""`loadtune report --live` as a real server on loopback."""
 
 import hashlib
 import importlib.util
@@ -32,7 +32,7 @@ def study(tmp_path):
 @pytest.fixture
 def served(study, tmp_path):
     """The command, listening, and its address."""
-    command = Command(tmp_path, "dashboard", "--port", "0")
+    command = Command(tmp_path, "report", "--live", "--port", "0")
     try:
         yield command, command.said("Dashboard: ")
     finally:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 STORED = ROOT / "tests" / "golden" / "result.json"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|dashboard|export|compare|check|exec)\b[^|>);&]*)")
+COMMAND = re.compile(r"\bloadtune ((?:run|doctor|memory|report|export|compare|exec)\b[^|>);&]*)")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 """A block that begins with a file's name is that file, for the blocks after it to import."""
 
@@ -60,7 +60,7 @@ def test_the_readme_tunes_a_dataset_of_ones_own(tmp_path: Path) -> None:
     page = ROOT / "README.md"
     job = next(code for code in blocks(page, "python") if code.startswith("# job.py"))
     command = next(code for code in blocks(page, "sh") if "job:make_dataset" in code)
-    short = ["--time-budget", "600", "--precision", "off", "--max-batch-size", "64", "--device", "cpu"]
+    short = ["--time-budget", "600", "--precision", "fp32", "--max-batch-size", "64", "--device", "cpu"]
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd" / "job.py").write_text(job, encoding="utf-8")
     running = Command(tmp_path, *shlex.split(command)[1:], *short)

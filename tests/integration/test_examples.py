@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,13 +23,16 @@ from bench_workloads import has_trial
 from cli_rig import until
 from torch.utils.data import DataLoader
 
-from loadtune import WorkloadSpec, load_result
+from loadtune import TuneConfig, load_result
 from loadtune.bench import BenchClient
 from loadtune.cli import app
+from loadtune.cli_options import settings
+from loadtune.options import TABLE, with_settings
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.records.memory import BatchTry
 from loadtune.step_memory import Wanted, step_report
+from loadtune.workload.tasks import takes_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -70,12 +73,13 @@ def named_functions(script: Path) -> dict[str, object]:
 
 def loss_of(functions: dict[str, object], model: torch.nn.Module, batch: object) -> torch.Tensor:
     """As loadtune computes it, from what the command names."""
-    if compute_loss := functions.get("--compute-loss"):
-        return compute_loss(model, batch)
+    loss = functions.get("--loss", torch.nn.functional.cross_entropy)
+    if takes_model(loss):
+        return loss(model, batch)
     if isinstance(batch, Mapping):
         return model(**batch).loss
     inputs, targets = batch
-    return functions.get("--loss", torch.nn.functional.cross_entropy)(model(inputs), targets)
+    return loss(model(inputs), targets)
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.stem)
@@ -129,8 +133,7 @@ def test_the_training_process_trains_it(script: Path, request, monkeypatch, tmp_
     if not through_a_worker:
         request.getfixturevalue("in_thread")
     monkeypatch.chdir(ROOT)
-    asked = parsed(script).params
-    spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
+    spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
     with BenchClient(spec, CPU, log_path=tmp_path / "bench.log", hang_s=60.0) as bench:
         facts = bench.describe()
         loader = replace(facts.own_loader or LoaderConfig(batch_size=16), num_workers=int(through_a_worker))
@@ -151,8 +154,7 @@ SHAPES_SUFFICE = [script for script in by_command() if script.stem not in ("dete
 @pytest.mark.parametrize("script", SHAPES_SUFFICE, ids=lambda script: script.stem)
 def test_its_memory_is_estimated(script: Path, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
-    asked = parsed(script).params
-    spec = WorkloadSpec(**{field.name: asked[field.name] for field in fields(WorkloadSpec) if field.name in asked})
+    spec = with_settings(TuneConfig(), settings(TABLE, parsed(script).params)).workload
     few, many = (step_report(spec, Wanted(precision="fp32", batch_size=size), None).account for size in (4, 64))
     assert many.num_parameters == few.num_parameters > 0
     assert few.peak_bytes < many.peak_bytes

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from pipeline_rig import GPU, tune_fake
 
-from loadtune.checking import baseline_of, check_on
+from loadtune.checking import Check, check_on
 from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
-from loadtune.report.compare import Check
 from loadtune.report.page.board import board_view
 from loadtune.report.page.view import page_view
 from loadtune.seams import Listener
@@ -49,7 +48,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], TuningResu
 
 def checked(stored: TuningResult, bench: FakeBench) -> Check:
     sensor = FakeSensor(bench.clock, power_w=bench.power_w)
-    return check_on(bench, sensor, bench.clock, baseline_of(stored, 0.1), fake_host(), GPU, 60.0)
+    return check_on(bench, sensor, bench.clock, stored, fake_host(), GPU, tolerance_fraction=0.1)
 
 
 def samples_per_joule(config: TrialConfig) -> float:
@@ -144,18 +143,18 @@ def test_a_check_holds_it_to_its_samples_per_joule(sparing: Callable[[int], Tuni
     capped = replace(FED, compute_per_s={p: 0.8 * r for p, r in FED.compute_per_s.items()}, idle_w=60.0)
     capped = replace(capped, full_w={precision: 0.5 * watts for precision, watts in FED.full_w.items()})
     check = checked(stored, FakeBench(capped, seed=7))
-    assert (check.outcome, check.objective) == ("held", "samples-per-joule")
-    assert check.throughput is not None
-    assert check.throughput.value < 0.9 * check.baseline.samples_per_s
+    assert (check.outcome, "samples/J" in check.reason) == ("held", True)
+    assert check.result is not None
+    assert check.result.best is not None
+    assert check.result.best.samples_per_s < 0.9 * stored.best.samples_per_s
     hungry = replace(FED, full_w={precision: 1.4 * watts for precision, watts in FED.full_w.items()})
     assert checked(stored, FakeBench(hungry, seed=7)).outcome == "fell"
 
 
 def test_a_check_without_a_reading_cannot_tell(sparing: Callable[[int], TuningResult]) -> None:
     bench = FakeBench(FED, seed=7)
-    baseline = baseline_of(sparing(0), 0.1)
-    check = check_on(bench, FakeSensor(bench.clock), bench.clock, baseline, fake_host(), GPU, 60.0)
-    assert (check.outcome, check.runs) == ("unclear", ())
+    check = check_on(bench, FakeSensor(bench.clock), bench.clock, sparing(0), fake_host(), GPU)
+    assert (check.outcome, check.result) == ("unclear", None)
     assert "energy counter could not be read" in check.reason
 
 

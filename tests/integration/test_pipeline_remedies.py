@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtune.arguments import fixed_of
 from loadtune.changes import REMEDIES
 from loadtune.errors import WorkloadError
+from loadtune.options import fixed_of
 from loadtune.records.config import TrialConfig, TuneConfig
 from loadtune.records.facts import Device
 from loadtune.records.measurement import TrialFailure

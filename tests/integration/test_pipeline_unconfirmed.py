@@ -10,9 +10,9 @@ import pytest
 from pipeline_rig import tune_fake
 
 import loadtune
-from loadtune.arguments import fixed_of
 from loadtune.ending import exit_code
 from loadtune.errors import ResultError
+from loadtune.options import fixed_of
 from loadtune.records.config import Recipe, TrialConfig, TuneConfig
 from loadtune.records.measurement import ComputePoint, TrialFailure
 from loadtune.records.result import TuningResult

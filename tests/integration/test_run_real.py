@@ -16,7 +16,7 @@ from loadtune.run_file import read_run
 SHORT = ("--device", "cpu", "--time-budget", "50", "--trials", "1", "--max-workers", "2", "--out", "kept")
 # Of a run that a signal ends: few sizes to probe before the search, whose workers wait from the first trial kept on.
 HELD = ("--dataset", "bench_workloads:HeldOnceATrialIsKept", "--model", "bench_workloads:Linear", "--device", "cpu")
-LONG = ("--time-budget", "300", "--max-batch-size", "16", "--max-workers", "2", "--precision", "off")
+LONG = ("--time-budget", "300", "--max-batch-size", "16", "--max-workers", "2", "--precision", "fp32")
 RUN_FILES = ["bench.log", "report.html", "result.json", "run.json", "study.db"]
 
 

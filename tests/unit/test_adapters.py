@@ -16,7 +16,7 @@ BATCH = (torch.rand(4, 3), torch.rand(4, 1))
 
 def unpickled(job):
     """(model, optimizer function, loss function), pickled together as for the training process."""
-    return cloudpickle.loads(cloudpickle.dumps((job.model, job.optimizer, job.compute_loss)))
+    return cloudpickle.loads(cloudpickle.dumps((job.model, job.optimizer, job.loss)))
 
 
 def assert_optimizer_belongs_to(optimizer, model):
@@ -85,7 +85,7 @@ class TestLightning:
         job = from_lightning(module)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            loss = job.compute_loss(job.model, BATCH)
+            loss = job.loss(job.model, BATCH)
         assert torch.isfinite(loss)
 
     @pytest.mark.parametrize(("form", "said"), [("two", "2 optimizers"), ("none", "NoneType")])
@@ -102,13 +102,13 @@ class TestLightning:
     def test_a_step_without_an_index_that_returns_a_dict(self, module):
         type(module).training_step = lambda self, batch: {"loss": self.layer(batch[0]).sum()}
         job = from_lightning(module)
-        assert job.compute_loss(job.model, BATCH).shape == ()
+        assert job.loss(job.model, BATCH).shape == ()
 
     def test_a_step_without_a_loss_is_an_error(self, module):
         type(module).training_step = lambda self, batch: None
         job = from_lightning(module)
         with pytest.raises(WorkloadError, match="NoneType without a loss"):
-            job.compute_loss(job.model, BATCH)
+            job.loss(job.model, BATCH)
 
     def test_what_needs_a_trainer_is_named(self, module):
         type(module).configure_optimizers = lambda self: torch.optim.SGD(
@@ -156,7 +156,7 @@ class TestLightning:
         del module.layer
         job = from_lightning(module, Data())
         assert called == ["data fit", "module fit", "model"]
-        assert job.compute_loss(job.model, BATCH).requires_grad
+        assert job.loss(job.model, BATCH).requires_grad
 
     @pytest.mark.parametrize("of_datamodule", [False, True])
     def test_hooks_around_the_transfer_are_those_that_a_trainer_would_call(self, module, of_datamodule):
@@ -228,7 +228,7 @@ class TestTrainer:
         assert (loader.batch_size, loader.num_workers, loader.pin_memory) == (5, 1, False)
         assert (loader.prefetch_factor, loader.persistent_workers, loader.drop_last) == (3, True, True)
         assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
-        assert (job.accumulate, job.precision, job.compute_loss) == (4, "bf16", None)
+        assert (job.accumulate, job.precision, job.loss) == (4, "bf16", None)
 
     def test_unused_columns_are_removed(self, made):
         batch = next(iter(from_trainer(made()).loader))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
-from loadtune import ResultError, UsageError
-from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, TuneConfig
+from loadtune import UsageError
+from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.result import TuningResult
 from loadtune.report.store import load_result
 from loadtune.workload import LoaderParts
@@ -122,13 +122,6 @@ def test_the_settings_are_the_winners_and_the_rest_is_kept() -> None:
     assert (loader.batch_size, loader.num_workers) == (8, 1)
 
 
-def test_a_batch_sampler_stays_and_its_batches_too() -> None:
-    sampler = Growing()
-    tuned = won(settings(1)).apply(DataLoader(Numbers(), batch_sampler=sampler))
-    assert tuned.batch_sampler is sampler
-    assert [len(batch) for batch in tuned] == [1, 2, 3, 4, 5]
-
-
 def test_the_batch_size_of_the_run_can_be_kept() -> None:
     result = won(settings(0))
     assert result.best is not None
@@ -151,15 +144,6 @@ def test_a_loader_of_another_class_is_warned_about() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         won(settings(0)).apply(DataLoader(Numbers(), 8))
-
-
-def test_nothing_unconfirmed_is_applied() -> None:
-    result = load_result(KEPT)
-    with pytest.raises(ResultError, match="no confirmed winner"):
-        dataclasses.replace(result, best=None).apply(DataLoader(Numbers()))
-    unnamed = dataclasses.replace(result, config=TuneConfig(), best_at_your_batch=None)
-    with pytest.raises(ResultError, match="--batch-size"):
-        unnamed.apply(DataLoader(Numbers()), keep_batch_size=True)
 
 
 def test_what_is_no_loader_is_refused() -> None:

@@ -46,22 +46,17 @@ def test_the_help_names_every_form_and_no_other() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("export RESULT --format yaml", "--format is 'yaml'. Allowed: python, pytorch"),
+        ("export RESULT --format yaml", "--format is 'yaml'; it must be python, pytorch"),
         ("export RESULT --out FOLDER/none/x.py", "cannot be written"),
-        ("export RESULT --out FOLDER", "cannot be written"),
         ("export FOLDER/none", "does not exist"),
         ("export FOLDER", "holds no result"),
         ("compare RESULT FOLDER/none", "does not exist"),
-        ("compare RESULT", "after"),
-        ("check", "--baseline"),
-        ("check --baseline FOLDER/none", "does not exist"),
-        ("check --baseline RESULT --tolerance 5", "--tolerance is '5'; it must be above 0% and below 100%"),
-        ("check --baseline RESULT --tolerance 0%", "as 5% or 0.05"),
-        ("check --baseline RESULT --tolerance 100%", "as 5% or 0.05"),
-        ("check --baseline RESULT --tolerance some", "as 5% or 0.05"),
-        ("check --baseline RESULT --tolerance -5%", "as 5% or 0.05"),
-        ("check --baseline RESULT --time-budget 0", "--time-budget is 0;"),
-        ("check --baseline RESULT --time-budget nan", "--time-budget is nan;"),
+        ("compare RESULT", "two results, or one and --measure"),
+        ("compare RESULT RESULT --measure", "two results, or one and --measure"),
+        ("compare FOLDER/none --measure", "does not exist"),
+        ("compare RESULT --measure --tolerance 5", "--tolerance is '5'; it must be above 0% and below 100%"),
+        ("compare RESULT --measure --tolerance 0%", "as 5% or 0.05"),
+        ("compare RESULT --measure --time-budget nan", "--time-budget is nan;"),
     ],
 )
 def test_bad_input_is_told_in_a_message(tmp_path: Path, words: str, told: str) -> None:
@@ -112,13 +107,17 @@ def test_an_option_that_one_run_was_not_given_is_called_so(slower: Path) -> None
     assert "num_classes: not given and 10" in invoke("compare", str(KEPT), str(slower)).stderr
 
 
-def test_another_device_cannot_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("strict", "code"), [((), 0), (("--strict",), 3)])
+def test_another_device_cannot_be_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strict: tuple[str, ...], code: int
+) -> None:
     host = dataclasses.replace(load_result(KEPT).host, gpus=())
     monkeypatch.setattr("loadtune.checking.read_host", lambda: host)
-    ended = invoke("check", "--baseline", str(KEPT), "--json")
+    ended = invoke("compare", str(KEPT), "--measure", "--json", "--out", str(tmp_path / "out"), *strict)
     found = json.loads(ended.stdout)
-    assert (ended.exit_code, found["outcome"], found["ratio"]) == (3, "unclear", None)
+    assert (ended.exit_code, found["outcome"], found["comparison"]) == (code, "unclear", None)
     assert "measured on NVIDIA H200, and this machine has no GPU" in found["reason"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
@@ -128,7 +127,14 @@ def test_a_baseline_without_an_interval_is_refused_before_anything_is_measured(
     once = tuple(dataclasses.replace(finalist, runs=finalist.runs[:1]) for finalist in kept.finalists)
     write_result(dataclasses.replace(kept, finalists=once), slower.parent)
     monkeypatch.setattr("loadtune.checking.read_host", lambda: pytest.fail("it went on to measure"))
-    ended = invoke("check", "--baseline", str(slower))
+    ended = invoke("compare", str(slower), "--measure")
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert "confirmed its winner by one run" in ended.stderr
+    assert "confirmed its answer by one run" in ended.stderr
     assert "with a --time-budget above 5 min 00 s" in ended.stderr
+
+
+def test_a_printed_result_is_the_short_answer() -> None:
+    shown = str(load_result(KEPT))
+    assert shown == repr(load_result(KEPT))
+    assert len(shown.splitlines()) <= 22
+    assert "DataLoader(" in shown

@@ -7,13 +7,13 @@ import pytest
 from account_rig import FakeMeter
 
 from loadtune.errors import NothingFitsError
-from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, estimate_step, largest_batch
-from loadtune.footprint.plan import plan_of_spec, varied
+from loadtune.footprint.estimate import CUDA_CONTEXT_BYTES, largest_batch
+from loadtune.footprint.plan import plan_of_spec
 from loadtune.records.config import WorkloadSpec
 from loadtune.records.footprint import FootprintReport, StepVariant
 from loadtune.records.measurement import TrialFailure
 from loadtune.report.footprint import footprint_view
-from loadtune.step_memory import Wanted, step_report, variants
+from loadtune.step_memory import Wanted, step_report
 from loadtune.testing import GIB
 
 SPEC = WorkloadSpec(dataset="bench_workloads:Images", model="account_rig:Blocks")
@@ -75,25 +75,6 @@ def test_what_a_gpu_has_free_is_without_its_context_and_a_memory_that_is_named_i
     assert named.what_if[0].largest_batch == found.batch_size
     more = CUDA_CONTEXT_BYTES / found.bytes_per_sample
     assert report.what_if[0].largest_batch == pytest.approx(found.batch_size + more, abs=1)
-
-
-def test_a_size_of_images_is_changed_where_there_are_images() -> None:
-    wanted = Wanted(precision="fp32", batch_size=4)
-    assert [name for name, _ in variants(wanted, "adamw", (256,), ("fp32",))] == [
-        "as given: fp32, AdamW",
-        "SGD with momentum 0.9",
-        "SGD without momentum",
-        "activation checkpointing",
-    ]
-
-
-def test_each_row_names_the_optimizer_that_it_was_made_with() -> None:
-    named = dict(variants(Wanted(precision="fp32", batch_size=4), "sgd", (256,), ("fp32",)))
-    without, with_momentum, adamw = (
-        estimate_step(varied(plan_of_spec(SPEC), named[name]), 4).largest.optimizer_state_bytes
-        for name in ("SGD without momentum", "as given: fp32, SGD with momentum 0.9", "AdamW")
-    )
-    assert 0 == without < with_momentum == adamw / 2
 
 
 def test_a_step_without_a_loss_is_estimated_although_there_is_a_gpu() -> None:

@@ -1,37 +1,208 @@
-"""What a caller of `tune` can mend is said before anything is measured or written."""
+"""What `tune` was given: objects, names and keywords; labelled, packed, or refused before anything is written."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from loadtune import TuneConfig, YourSettings, tune
+from loadtune import Job, TuneConfig, UsageError, WorkloadSpec, YourSettings, tune
 from loadtune.bench import BenchClient
-from loadtune.errors import UsageError, WorkloadError
+from loadtune.errors import WorkloadError
+from loadtune.objects import refuse_missing, with_objects
+from loadtune.records.config import Fixed
 from loadtune.records.telemetry import Progress
+from loadtune.workload.loaders import LoaderParts
+
+DATASET, MODEL = TensorDataset(torch.zeros(8, 4), torch.zeros(8, dtype=torch.long)), nn.Linear(4, 2)
+LOADER: "DataLoader[object]" = DataLoader(DATASET, batch_size=4)
+
+
+class Parts:
+    """Stands in for `LiveParts`: keeps what would be packed."""
+
+    def __init__(self, **parts: object) -> None:
+        vars(self).update(parts)
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    found = []
+    monkeypatch.setattr("loadtune.workload.live.LiveParts", Parts)
+    monkeypatch.setattr("loadtune.workload.live.pack_parts", lambda parts: found.append(parts) or "packed")
+    return found
+
+
+def taken(spec=None, **parts):
+    return with_objects(TuneConfig(workload=spec or WorkloadSpec()), Job(**parts))
+
+
+def compute_loss(model, batch):
+    return model(batch).sum()
+
+
+def make_step(device):
+    return lambda batch: None
+
+
+def make_optimizer(parameters):
+    return torch.optim.Adam(parameters)
+
+
+def test_the_record_keeps_labels_and_which_parts_were_objects():
+    config, objects = taken(dataset=DATASET, model=lambda: MODEL, loss=nn.MSELoss())
+    assert (config.workload.dataset, config.workload.model) == ("TensorDataset", "<lambda>")
+    assert config.workload.objects == ("dataset", "model", "loss")
+    assert objects is not None
+    config, _ = taken(WorkloadSpec(model="resnet18"), dataset=DATASET)
+    assert (config.workload.model, config.workload.objects) == ("resnet18", ("dataset",))
+
+
+def test_a_live_loader_is_taken_apart_and_a_function_is_not(packed):
+    config, objects = taken(loader=LOADER, model=MODEL, loss=compute_loss, optimizer=make_optimizer)
+    assert objects == "packed"
+    assert isinstance(packed[0].loader, LoaderParts)
+    assert packed[0].loader.dataset is DATASET
+    spec = config.workload
+    assert (spec.loader, spec.loss, spec.optimizer) == ("DataLoader", "compute_loss", "make_optimizer")
+    assert spec.title == "DataLoader + Linear"
+    assert spec.named_optimizer is None
+    taken(loader=lambda: LOADER, step=make_step)
+    assert not isinstance(packed[1].loader, LoaderParts)
+
+
+def test_a_job_stands_alone():
+    with pytest.raises(UsageError, match="a Job and also model"):
+        tune(Job(loader=LOADER, model=MODEL), model=MODEL)
+
+
+def test_keywords_of_the_table_reach_the_config(monkeypatch):
+    found = []
+    monkeypatch.setattr("loadtune.tuner.tune_config", lambda config, *_, **how: found.append(config))
+    tune(dataset="CIFAR10", model="resnet18", batch_size=8, precision="bf16", time_budget_s=60, fix={"num_workers": 2})
+    tune(config=TuneConfig(num_trials=3), precisions=["fp32"], seed=4)
+    tune(Job(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4, precision="bf16"))
+    assert found == [
+        TuneConfig(
+            workload=WorkloadSpec(dataset="CIFAR10", model="resnet18"),
+            yours=YourSettings(batch_size=8, precision="bf16"),
+            time_budget_s=60,
+            fix=(Fixed(name="num_workers", value=2),),
+        ),
+        TuneConfig(workload=WorkloadSpec(seed=4), num_trials=3, precisions=("fp32",), seed=4),
+        TuneConfig(
+            workload=WorkloadSpec(loader="a:b", model="resnet18", optimizer="adamw", accumulate=4),
+            yours=YourSettings(precision="bf16"),
+        ),
+    ]
 
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
+        ({"bach_size": 8}, "no argument bach_size. Did you mean batch_size"),
         ({"time_budget_s": -1}, "time_budget_s is -1"),
         ({"num_trials": 0}, "num_trials is 0"),
+        ({"batch_size": 64, "max_batch_size": 32}, "batch_size is 64, more than max_batch_size 32"),
         (
-            {"yours": YourSettings(batch_size=64), "max_batch_size": 32},
-            r"YourSettings\(.* is 64, .* max_batch_size 32",
+            {"step": make_step, "model": None, "precisions": ("fp32",)},
+            "step is given together with precisions",
         ),
+        ({"loss": "mse"}, "loss is 'mse'; it must be an import path"),
     ],
 )
-def test_numbers_out_of_range_are_refused(wrong, words, tmp_path: Path) -> None:
+def test_messages_name_the_keywords(wrong, words, tmp_path):
+    parts = {"loader": LOADER, "model": MODEL, "out": str(tmp_path / "out")} | wrong
     with pytest.raises(UsageError, match=words):
-        tune(config=TuneConfig(**wrong, out=str(tmp_path / "out")))
+        tune(**parts)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_step_beside_precisions_is_refused_in_pythons_names(tmp_path: Path) -> None:
-    config = TuneConfig(precisions=("fp32",), out=str(tmp_path / "out"))
-    with pytest.raises(UsageError, match=r"step=\.\.\. is given together with TuneConfig\(precisions=\.\.\.\)"):
-        tune(lambda: None, step=lambda device: None, config=config)  # type: ignore[arg-type,return-value]
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({}, "no data"),
+        ({"model": MODEL}, "no data"),
+        ({"loader": LOADER}, "no model"),
+        ({"dataset": DATASET, "loss": nn.MSELoss()}, "no model"),
+    ],
+)
+def test_without_a_config_data_and_a_model_are_needed(parts, words):
+    with pytest.raises(UsageError, match=words):
+        tune(**parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "spec", "words"),
+    [
+        ({"loader": LOADER}, WorkloadSpec(), "no model"),
+        ({"loader": LOADER}, WorkloadSpec(accumulate=2), "no model"),
+        ({"model": MODEL}, WorkloadSpec(), "no data"),
+        ({"model": MODEL}, WorkloadSpec(model="resnet18"), "no data"),
+        ({"optimizer": make_optimizer}, WorkloadSpec(dataset="CIFAR10"), "no model"),
+    ],
+)
+def test_defaults_of_a_config_do_not_complete_a_job_of_objects(parts, spec, words):
+    with pytest.raises(UsageError, match=words):
+        tune(**parts, config=TuneConfig(device="cpu", workload=spec))
+
+
+@pytest.mark.parametrize(
+    ("parts", "spec"),
+    [
+        ({"loader": LOADER}, WorkloadSpec(model="resnet18")),
+        ({"model": MODEL}, WorkloadSpec(dataset="CIFAR10")),
+        ({"model": MODEL}, WorkloadSpec(loader="job.py:make_loader")),
+        ({"dataset": DATASET}, WorkloadSpec(step="job.py:make_step")),
+        ({"loader": LOADER, "step": make_step}, WorkloadSpec()),
+    ],
+)
+def test_names_that_were_chosen_complete_it(parts, spec):
+    assert refuse_missing(Job(**parts), spec, needed=False) is None  # and raises nothing
+
+
+def test_the_config_is_checked_beside_the_objects(packed):
+    config = TuneConfig(yours=YourSettings(precision="bf16"))
+    with pytest.raises(UsageError, match="step is given together with precision"):
+        tune(LOADER, step=make_step, config=config)
+
+
+@pytest.mark.parametrize("part", ["dataset", "model"])
+def test_an_object_in_the_spec_is_refused_with_where_it_goes(part):
+    config = TuneConfig(workload=WorkloadSpec(**{part: {"dataset": DATASET, "model": MODEL}[part]}))
+    with pytest.raises(UsageError) as raised:
+        tune(config=config)
+    assert f"tune({part}=...)" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"dataset": LOADER}, ["dataset is a DataLoader", "Pass it as loader"]),
+        ({"dataset": 7}, ["is a int", "`__getitem__`"]),
+        ({"dataset": iter([1, 2])}, ["dataset is a list_iterator, which can be read only once"]),
+        ({"precision": "float16"}, ["precision is 'float16'; it must be fp32, fp16 or bf16"]),
+        ({"loader": DATASET}, ["loader is a TensorDataset", "as dataset"]),
+        ({"collate": 7}, ["collate is 7", "list of samples"]),
+        ({"model": 7}, ["is 7", "torch.nn.Module"]),
+        ({"loss": 7}, ["(outputs, targets)"]),
+        ({"optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1)}, ["is a SGD", "function that makes"]),
+        ({"accumulate": "4"}, ["accumulate is '4'", "whole number of at least 1"]),
+        ({"accumulate": 2.5}, ["accumulate is 2.5"]),
+    ],
+)
+def test_what_cannot_be_used_is_told(parts, words):
+    with pytest.raises(UsageError) as raised:
+        taken(**parts)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+
+
+def test_missing_objects_of_a_run_are_named():
+    spec = WorkloadSpec(loader="DataLoader", step="make_step", objects=("loader", "step"))
+    with pytest.raises(UsageError, match=r"The loader and the step of this run were .* the same loader, step"):
+        taken(spec)
 
 
 @pytest.fixture

@@ -39,22 +39,6 @@ def test_the_long_run_is_the_slower_of_what_was_made_and_what_steps_take(
     assert delivered_samples([ten_batches(wait_s, ahead)]) == pytest.approx(samples)
 
 
-@pytest.mark.parametrize(
-    ("least_unpinned", "num_pinned", "samples"),
-    [
-        (3, 7, 7.0),  # the other three were pinned before
-        (3, 12, 10.0),  # the steps never waited: they are the slower side
-        (0, 7, 10.0),  # it waited for workers: the queue's own count is the better one
-        (None, None, 10.0),
-    ],
-)
-def test_a_pinning_thread_that_seldom_rests_is_the_rate(
-    least_unpinned: int | None, num_pinned: int | None, samples: float
-) -> None:
-    window = replace(ten_batches(0.0, (20.0, 20.0)), least_unpinned=least_unpinned, num_pinned=num_pinned)
-    assert delivered_samples([window]) == pytest.approx(samples)
-
-
 def test_batches_that_pile_up_before_the_pinning_thread_are_no_rate() -> None:
     """Steps that waited most of the time, beside workers that made five more than were pinned."""
     window = replace(ten_batches(9.0, (3.0, 8.0)), least_unpinned=2, num_pinned=9)

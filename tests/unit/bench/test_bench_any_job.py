@@ -216,7 +216,7 @@ def no_loss(*given: Any) -> Any:
     [
         (
             {"compute_loss": own_computation(no_loss, "bad.py:fn")},
-            "The compute_loss function bad.py:fn raised",
+            "The loss function bad.py:fn raised",
         ),
         (
             {"compute_loss": on_pairs(own_loss_task(no_loss, "bad.py:fn"), any_structure=False)},
@@ -241,7 +241,7 @@ def test_a_part_of_the_users_code_that_fails_is_named_in_every_phase(given: Any,
 
 def test_a_mapping_does_not_go_with_a_loss_function() -> None:
     loss = on_pairs(own_loss_task(lambda outputs, targets: outputs.mean()), any_structure=False)
-    with pytest.raises(WorkloadError, match=r"--loss needs batches \(inputs.*a batch is \{x.*--compute-loss"):
+    with pytest.raises(WorkloadError, match=r"needs batches \(inputs.*a batch is \{x.*fn\(model, batch\).*--loss"):
         loss(nn.Linear(3, 1), {"x": torch.rand(2, 3)})
 
 

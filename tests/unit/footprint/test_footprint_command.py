@@ -19,7 +19,7 @@ from loadtune.testing import fake_host
 
 BLOCKS = ("--dataset", "bench_workloads:Images", "--model", "account_rig:Blocks")
 DEEP = (*BLOCKS[:3], "account_rig:Deep")
-SMALL = (*BLOCKS, "--batch-size", "4", "--estimate")
+SMALL = (*BLOCKS, "--batch-size", "4", "--device", "cpu")
 
 
 def invoke(*words: str) -> Result:
@@ -45,7 +45,7 @@ def test_tables_fit_80_columns_and_lines_are_named() -> None:
 
 
 def test_a_plain_sequential_says_how_many_segments_were_used() -> None:
-    words = (*DEEP, "--estimate", "--checkpoint")
+    words = (*DEEP, "--device", "cpu", "--checkpoint")
     for more, segments in (((), 4), (("--checkpoint-segments", "8"), 8)):
         ended = invoke(*words, *more)
         assert ended.exit_code == 0, ended.output
@@ -86,7 +86,7 @@ def test_a_loss_may_hold_tensors_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "weighted_job.py").write_text(JOB)
     job = tmp_path / "weighted_job.py"
     ended = invoke(
-        "--loader", f"{job}:make_loader", "--model", f"{job}:make_model", "--loss", f"{job}:loss", "--estimate"
+        "--loader", f"{job}:make_loader", "--model", f"{job}:make_model", "--loss", f"{job}:loss", "--device", "cpu"
     )
     assert ended.exit_code == 0, ended.output
 
@@ -94,7 +94,7 @@ def test_a_loss_may_hold_tensors_of_its_own(tmp_path: Path) -> None:
 def test_a_stream_that_raises_is_said_in_one_message(tmp_path: Path) -> None:
     (tmp_path / "broken_job.py").write_text(JOB)
     job = tmp_path / "broken_job.py"
-    ended = invoke("--loader", f"{job}:make_stream", "--model", f"{job}:make_model", "--estimate")
+    ended = invoke("--loader", f"{job}:make_stream", "--model", f"{job}:make_model", "--device", "cpu")
     assert ended.exit_code == 2
     assert "Reading the stream raised OSError: the shard is gone" in " ".join(ended.output.split())
 
@@ -110,14 +110,14 @@ def test_layers_of_a_model_without_class_scores_have_a_total(dataset: str) -> No
 
 
 def test_parameters_that_no_call_brings_stand_in_a_row_of_their_own() -> None:
-    words = ("--model", "account_rig:Uncalled", "--per-layer", "--estimate")
+    words = ("--model", "account_rig:Uncalled", "--per-layer", "--device", "cpu")
     lines = invoke(*BLOCKS[:2], *words).stdout.splitlines()
     assert next(line for line in lines if line.startswith("(not called)")).split()[-1:] == ["12"]
     assert next(line for line in lines if line.startswith("total")).split()[1] == "591"
 
 
 def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
-    ended = invoke(*BLOCKS, "--estimate", "--what-if", "--memory", "2GiB")
+    ended = invoke(*BLOCKS, "--device", "cpu", "--what-if", "--memory", "2GiB")
     assert ended.exit_code == 0, ended.output
     assert max(map(len, ended.stdout.splitlines())) <= 80
     rows = [line for line in ended.stdout.splitlines() if "≈ " in line]
@@ -131,7 +131,7 @@ def test_what_if_fits_80_columns_and_says_what_is_an_estimate() -> None:
 
 
 def test_what_if_without_a_memory_has_no_column_for_the_batch_that_it_holds() -> None:
-    told = invoke(*BLOCKS, "--estimate", "--what-if").stdout
+    told = invoke(*BLOCKS, "--device", "cpu", "--what-if").stdout
     assert "largest batch\n" not in told
     assert "any memory" not in told
     assert "Add --memory 24GiB, the memory of your GPU, for the largest batch" in told
@@ -160,8 +160,7 @@ def test_on_a_gpu_it_is_measured_beside_the_estimate(monkeypatch: pytest.MonkeyP
     assert report["account"]["estimated"] is False
     assert report["account"]["outside_bytes"] == 1 << 29
     assert len(benches) == 2
-    invoke(*BLOCKS, "--estimate")
-    assert "Memory can be measured on a CUDA GPU only" in invoke(*BLOCKS, "--device", "cpu").stderr
+    assert invoke(*BLOCKS, "--device", "cpu").stderr == ""
     assert len(benches) == 2
 
 
@@ -177,7 +176,7 @@ def test_json_holds_the_whole_report() -> None:
 
 
 def test_without_a_gpu_it_says_why_it_estimates() -> None:
-    ended = invoke(*SMALL[:-1])
+    ended = invoke(*SMALL[:-2])
     assert ended.exit_code == 0
     assert "estimating from tensor shapes" in ended.stderr
     assert "estimating from tensor shapes" not in invoke(*SMALL).stderr
@@ -191,7 +190,7 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
         ("--precision fp8", "--precision is 'fp8';"),
         ("--optimizer lion", "--optimizer is 'lion';"),
         ("--memory 24Gb/s", "--memory is '24Gb/s';"),
-        ("--memory 0GiB", "--memory is '0GiB';"),
+        ("--memory 0GiB", "--memory is '0GiB', which is 0 B"),
         ("--memory 24", "--memory is '24', which is 24 B; it must be 1 MiB or more"),
         ("resnet18", "write --model resnet18"),
         ("--only train.py", "--only is 'train.py'; it needs --trace SCRIPT."),
@@ -209,7 +208,7 @@ def test_without_a_gpu_it_says_why_it_estimates() -> None:
     ],
 )
 def test_what_cannot_be_used_is_said_with_code_2(words: str, told: str) -> None:
-    ended = invoke("--estimate", *words.split())
+    ended = invoke("--device", "cpu", *words.split())
     assert ended.exit_code == 2, ended.output
     assert told in ended.stderr
     assert ended.stdout == ""
@@ -228,7 +227,7 @@ def test_a_script_is_followed_without_the_options_of_a_step(tmp_path: Path) -> N
 def test_a_model_that_refuses_the_sample_is_told_without_pytorchs_log(tmp_path: Path) -> None:
     job = tmp_path / "other_job.py"
     job.write_text(JOB)
-    words = ["--loader", f"{job}:make_loader", "--model", f"{job}:make_other", "--estimate"]
+    words = ["--loader", f"{job}:make_loader", "--model", f"{job}:make_other", "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, "-m", "loadtune", "memory", *words],
         capture_output=True,

@@ -98,22 +98,25 @@ def test_a_mapping_is_what_the_model_is_called_with() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("own_loss", [False, True])
-def test_gradients_are_summed_over_batches(precision: Any, own_loss: bool) -> None:
+@pytest.mark.parametrize("own_batches", [False, True])
+def test_gradients_are_summed_over_batches(precision: Any, own_batches: bool) -> None:
     num_steps = list[int]()
 
     class Counted(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:
             num_steps.append(1)
 
-    spec = WorkloadSpec(accumulate=3, optimizer="a:make", compute_loss="a:loss" if own_loss else None)
+    def of_batch(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    spec = WorkloadSpec(accumulate=3, optimizer="a:make")
     names: dict[str, Any] = {
         "model": net(),
-        "loss_fn": LOSS,
-        "compute_loss": lambda model, batch: LOSS(model(batch[0]), batch[1]),
+        "loss_fn": (lambda model, batch: LOSS(model(batch[0]), batch[1])) if own_batches else LOSS,
         "make_optimizer": lambda parameters: Counted(parameters, lr=0.1),
         "loader": [batch()] * 7,
     }
-    exec(recipe_code(replace(PLAIN, recipe=Recipe(precision=precision)), spec, "cpu"), names)
+    config = replace(PLAIN, recipe=Recipe(precision=precision))
+    exec(recipe_code(config, spec, "cpu", own_batches=own_batches), names)
     assert len(num_steps) <= 2, "GradScaler may leave out steps that overflow"
     assert len(num_steps) == 2 or precision == "fp16"

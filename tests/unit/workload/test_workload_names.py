@@ -86,7 +86,7 @@ def test_the_file_that_was_named_is_run_wherever_imports_are_looked_for(in_folde
             ["LitClassifier is a LightningModule", "training_step", "configure_optimizers", "from_lightning"],
         ),
         ({"model": "bench_workloads:frozen"}, ["no trainable parameter"]),
-        ({"model": "raft_small"}, ["no loss", "--compute-loss"]),
+        ({"model": "raft_small"}, ["no loss", "--loss"]),
         ({"dataset": "Kinetics", "data_root": "/nowhere"}, ["frames_per_clip", "factory"]),
     ],
 )

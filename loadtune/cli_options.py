@@ -1,0 +1,133 @@
+"""The table of options as parameters of a command, and help that shows them by panel.
+
+Help needs no rich: that would add half to the time that it takes.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from loadtune.options import Row, parsed
+from loadtune.records.config import PANELS
+
+F = TypeVar("F", bound=Callable[..., None])
+
+_META = "help-all"
+_TYPES = re.compile(r" +(<.*>|\[[^\]]*x[<>][^\]]*\])$")
+"""What typer adds to a help text: ``<list[str]>``, ``[x>=1]``."""
+NEWEST = ":newest"
+"""Stands for the newest run; no folder of a run has a colon in its name."""
+
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, all else on stderr.", rich_help_panel="Output")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress; warnings stay.", rich_help_panel="Output")]
+Verbose = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Tracebacks; keep the log of a run that failed.", rich_help_panel="Output"),
+]
+KeepBatchSize = Annotated[
+    bool, typer.Option("--keep-batch-size", help="Take the best at the batch size that the run was given.")
+]
+
+
+def takes(rows: Iterable[Row]) -> Callable[[F], F]:
+    """Gives a command these options. It gets those that were given as keywords, by `settings`."""
+
+    def decorated(command: F) -> F:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [each.replace(kind=each.KEYWORD_ONLY) for each in own if each.kind is not each.VAR_KEYWORD]
+        found = [*map(_parameter, rows), *kept]
+        command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+        command.__annotations__ = {each.name: each.annotation for each in found}
+        return command
+
+    return decorated
+
+
+def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that were given on the command line."""
+    given = {row: words[row.name] for row in rows if words.get(row.name) not in (None, [], ())}
+    return {row.name: parsed(row, value) for row, value in given.items()}
+
+
+def _parameter(row: Row) -> inspect.Parameter:
+    option = row.option
+    kind: Any = list[str] if row.kind is tuple else str if option.value == "SIZE" else row.kind
+    flags = option.flags or ((f"{row.flag}/--no-{row.flag[2:]}",) if kind is bool else (row.flag,))
+    info = typer.Option(
+        *flags,
+        help=f"{option.help} [default: {row.default}]" if row.default else option.help,
+        metavar="|".join(option.allowed) or option.value or {int: "N", float: "SECONDS"}.get(row.kind, "NAME"),
+        rich_help_panel=option.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(
+        row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def _help_all(context: typer.Context, asked: bool) -> None:
+    if asked:
+        context.meta[_META] = True
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", help="Show every option.", is_eager=True, callback=_help_all, rich_help_panel="Output"),
+]
+
+
+class PanelCommand(TyperCommand):
+    """Shows its options by panel."""
+
+    common: frozenset[str] = frozenset()
+    """Options that ``--help`` shows; ``--help-all`` shows every option. Empty: all are common."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        shown: dict[str, list[tuple[str, str]]] = {panel: [] for panel in (*PANELS[:-1], "Options", PANELS[-1])}
+        parameters: list[Any] = self.get_params(ctx)
+        for parameter in parameters:
+            parameter.hidden = bool(self.common) and parameter.name not in self.common and _META not in ctx.meta
+            if (record := parameter.get_help_record(ctx)) is not None:
+                name, text = (re.sub(_TYPES, "", words) for words in record)
+                usual = PANELS[-1] if parameter.name == "help" else "Options"
+                shown[getattr(parameter, "rich_help_panel", None) or usual].append((name, text))
+        for panel, records in shown.items():
+            if records:
+                with formatter.section(panel):
+                    formatter.write_dl(records)
+
+
+class RunCommand(PanelCommand):
+    """Takes options only, and lets ``--resume`` come without a folder; typer can declare neither."""
+
+    common = frozenset(
+        {
+            *("loader", "dataset", "model", "loss", "optimizer", "step"),
+            *("batch_size", "num_workers", "pin_memory", "precision"),
+            *("device", "time_budget_s", "out", "quiet", "help_all", "help"),
+        }
+    )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for at, word in enumerate(args):
+            if word == "--resume" and (at + 1 == len(args) or args[at + 1].startswith("-")):
+                args = [*args[:at], f"--resume={NEWEST}", *args[at + 1 :]]
+        ctx.allow_extra_args = True
+        rest = super().parse_args(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            ctx.fail(stray(rest[0]))
+        return rest
+
+
+def stray(word: str) -> str:
+    """The message for a word before which no option stands, such as a model's name without ``--model``."""
+    found = f"{word!r} stands without an option. "
+    if not word[:1].isalpha():
+        return f"{found}Each option takes one value. Remove the word, or put its option before it."
+    return f"{found}If it is the model, write --model {word}; if it is the dataset, write --dataset {word}."

@@ -1,0 +1,48 @@
+"""docs/options.md lists the options of `loadtune run` as the command has them.
+
+``LOADTUNE_REGENERATE=1 pytest tests/golden`` writes its tables again.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from loadtune.cli import app
+from loadtune.options import TABLE
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
+GENERATED = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def row(parameter: Any, keywords: dict[str, str]) -> str:
+    flags = [f"`{flag}`" for flag in (*parameter.opts, *parameter.secondary_opts)]
+    if not parameter.is_flag:
+        flags[-1] = f"`{parameter.opts[-1]} {parameter.metavar}`".replace("|", r"\|")
+    found = re.fullmatch(r"(.*?)(?: \[default: (.*)\])?", parameter.help)
+    assert found is not None
+    keyword = f"`{keywords[parameter.name]}`" if parameter.name in keywords else ""
+    return f"| {', '.join(flags)} | {keyword} | {found[2] or ''} | {found[1]} |\n"
+
+
+def tables() -> dict[str, str]:
+    """Of each panel, as the command shows it."""
+    keywords, found = {row.name: row.name for row in TABLE}, dict[str, str]()
+    parameters: list[Any] = typer.main.get_group(app).commands["run"].params
+    for parameter in parameters:
+        panel = parameter.rich_help_panel
+        head = "| option | in Python | default | |\n|---|---|---|---|\n"
+        if parameter.name != "help_all":
+            found[panel] = found.get(panel, head) + row(parameter, keywords)
+    return found
+
+
+def test_the_page_has_every_option_as_it_is() -> None:
+    text, shown = PAGE.read_text(encoding="utf-8"), tables()
+    assert {panel for _, panel, _ in GENERATED.findall(text)} == shown.keys()
+    current = GENERATED.sub(lambda found: f"{found[1]}\n{shown[found[2]]}\n{found[3]}", text)
+    if os.environ.get("LOADTUNE_REGENERATE"):
+        PAGE.write_text(current, encoding="utf-8")
+    assert text == current or os.environ.get("LOADTUNE_REGENERATE")
