@@ -14,7 +14,7 @@ from loadtune.errors import UsageError, WorkloadError
 from loadtune.host import choose_device, read_host
 from loadtune.objects import Job, is_loader, pack_job, refuse_beside_job, refuse_missing, refuse_recursion
 from loadtune.options import check, check_at_least, one_of, python_names, whole
-from loadtune.probe.tries import StepLimit
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records.config import PRECISIONS, MemoryFormat, Precision, Recipe, TuneConfig, WorkloadSpec
 from loadtune.records.facts import WorkloadFacts
 from loadtune.records.measurement import ComputePoint

@@ -10,7 +10,7 @@ from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe, verifying_seconds
 from loadtune.probe.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
-from loadtune.probe.tries import StepLimit
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records.config import MEMORY_FORMATS, Precision, Recipe, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
 from loadtune.records.measurement import ComputePoint, RecipeChoice, Window

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
-from loadtune.footprint.blocks import Event, Mark
+from loadtune.footprint.account import Event, Mark
 from loadtune.footprint.estimate import estimate_step
 from loadtune.footprint.plan import plan_of_spec, varied
 from loadtune.objects import Job, pack_job

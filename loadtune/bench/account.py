@@ -1,14 +1,14 @@
 """The account of one training step, measured on the device: whose memory was in use when most of it was.
 
-In: a trainer, a batch, the allocator's books. Out: a `StepAccount`'s figures. The peak itself is read in steps that
-nobody watches; a further step is watched operation by operation, and every block in use at its peak is put down to the
+In: a trainer, a batch, the allocator's books. Out: a `StepAccount`. The peak itself is read in steps that
+nobody watches. A further step is watched operation by operation. Every block in use at its peak is put down to the
 tensor that owned it. No line is what the others leave over.
 """
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,30 +16,14 @@ from loadtune.bench.allocator_log import AllocatorLog
 from loadtune.bench.failures import classify_error
 from loadtune.bench.memory import DeviceMemory
 from loadtune.bench.protocol import Line
+from loadtune.bench.steps import warm_up
 from loadtune.bench.training import Trainer
-from loadtune.footprint.blocks import Claim, PeakLines
-from loadtune.footprint.watch import StepWatch
-from loadtune.records.footprint import MemoryLines
+from loadtune.footprint.account import Claim, PeakLines, StepWatch
+from loadtune.records.footprint import StepAccount
 from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.workload import Batch
 
-# The first step makes the optimizer's state, the second chooses kernels with it in place, the third finds the cache
-# settled; a gradient scaler may need more until a step is not skipped, and 16 halvings take its scale to 1.
-_WARM_STEPS, _MOST_WARM_STEPS = 3, 20
 _TIMED_STEPS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What was read and what was watched."""
-
-    lines: PeakLines
-    peak_bytes: int
-    fragmentation_bytes: int | None
-    outside_bytes: int | None
-    step_s: float
-    forward_only: MemoryLines | None
-    forward_only_peak_bytes: int | None
 
 
 class StepMeter:
@@ -55,8 +39,10 @@ class StepMeter:
         if self._watch is not None:
             self._watch.keep(tensor)
 
-    def measure(self) -> Measured:
-        self._warm_up()
+    def measure(self, **step: Any) -> StepAccount:
+        """``step``: the fields of the account that say what was measured."""
+        self._line.enter("warm-up")
+        warm_up(self._trainer, self._batch, self._line)
         self._line.enter("steps")
         seconds = self._peaks_of(lambda: self._trainer.step(self._batch), _TIMED_STEPS)
         peak, reserved = self._memory.peak_bytes(), self._memory.peak_reserved_bytes()
@@ -66,8 +52,11 @@ class StepMeter:
         self._line.enter("evaluation")
         self._trainer.close()  # inference has neither gradients nor the optimizer's state
         forward_peak = self._evaluation_peak()
-        return Measured(
-            lines=lines,
+        return StepAccount(
+            **step,
+            estimated=False,
+            largest=lines.largest,
+            at_peak=lines.at_peak,
             peak_bytes=peak,
             fragmentation_bytes=None if reserved is None else reserved - peak,
             outside_bytes=outside,
@@ -89,14 +78,6 @@ class StepMeter:
             return None
         self._peaks_of(self._evaluate, 1)
         return self._memory.peak_bytes()
-
-    def _warm_up(self) -> None:
-        self._line.enter("warm-up")
-        for number in range(1, _MOST_WARM_STEPS + 1):
-            halvings = self._trainer.num_halvings()
-            self._run(lambda: self._trainer.step(self._batch))
-            if number >= _WARM_STEPS and self._trainer.num_halvings() == halvings:
-                return
 
     def _run(self, work: Callable[[], None]) -> float:
         started = time.monotonic()

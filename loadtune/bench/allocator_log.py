@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from loadtune.errors import BenchError
-from loadtune.footprint.blocks import Event, Mark
+from loadtune.footprint.account import Event, Mark
 from loadtune.host import read_alloc_conf
 from loadtune.records.memory import AllocationTrace
 

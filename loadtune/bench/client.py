@@ -6,21 +6,15 @@ torch: the controller never needs it.
 
 import dataclasses
 import math
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from loadtune.bench.lifeline import Scratch
-from loadtune.bench.process import (
-    LAST_WORDS_LINES,
-    BenchProcess,
-    classify_exit,
-    exit_text,
-    hang_text,
-    ram_failure,
-)
+from loadtune.bench.lifeline import make_scratch
+from loadtune.bench.process import LAST_WORDS_LINES, BenchProcess, cause_of_exit, ram_failure
 from loadtune.bench.protocol import (
     COMPILING,
     Answer,
@@ -34,7 +28,6 @@ from loadtune.bench.protocol import (
     Stop,
     TimeCompute,
     TimeTraining,
-    failed_value,
 )
 from loadtune.errors import BenchError, NothingFitsError, OutOfTimeError, WorkloadError
 from loadtune.host.memory import read_oom_kills
@@ -64,8 +57,8 @@ _POLL_S = 0.1
 _MAX_FAILED_STARTS = 2
 # Of what the fault handler writes of one worker and of the training process.
 _STACKS_LINES = 100
-# A sample is named as what a request waited for where it took so much of the silence, so many seconds at the least, and
-# so many times what samples took when the workload was described.
+# A sample is named as what a request waited for where it took so much of the silence. It took so many seconds at the
+# least, and so many times what samples took when the workload was described.
 _STUCK_OF_SILENCE, _STUCK_S, _STUCK_SAMPLES = 0.5, 1.0, 10
 
 
@@ -86,8 +79,8 @@ class BenchClient:
         """``log_path`` None: the log goes with the temporary folder. ``cores`` None: the bench runs on any."""
         self._begin = Begin(spec=spec, device=device, objects=objects, max_memory_bytes=max_memory_bytes)
         self._cores = cores or ()
-        self._scratch = Scratch()
-        self._given_log_path = log_path
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._log_path = log_path
         self._hang_s = hang_s
         self._process: BenchProcess | None = None
         self._phase = "start"
@@ -103,14 +96,13 @@ class BenchClient:
     def start(self) -> None:
         """Launch the process and return at once; it builds the workload while the caller does other things."""
         if self._process is None:
+            self._scratch = self._scratch or make_scratch()
+            scratch = Path(self._scratch.name)
             self._phase = "start"
             self._oom_kills = read_oom_kills()
-            self._process = BenchProcess(self._begin.device, self._log_path, self._scratch.folder(), self._cores)
+            log_path = self._log_path or scratch / "bench.log"
+            self._process = BenchProcess(self._begin.device, log_path, scratch, self._cores)
             self._process.send(self._begin)
-
-    @property
-    def _log_path(self) -> Path:
-        return self._given_log_path or self._scratch.folder() / "bench.log"
 
     @property
     def pid(self) -> int | None:
@@ -122,7 +114,9 @@ class BenchClient:
         try:
             self._end(goodbye=Exit())
         finally:
-            self._scratch.remove()
+            if self._scratch is not None:
+                self._scratch.cleanup()
+                self._scratch = None
 
     def __enter__(self) -> "BenchClient":
         return self
@@ -150,9 +144,12 @@ class BenchClient:
 
     def try_batch(self, asked: BatchTry) -> FitReport:
         """Train a few steps from a fresh state; whatever goes wrong is in the report."""
+        started = time.monotonic()
         value = self._ask(asked, FitReport)
-        assert isinstance(value, FitReport)
-        return value
+        if isinstance(value, FitReport):
+            return value
+        seconds = time.monotonic() - started
+        return FitReport(precision=asked.recipe.precision, batch_size=asked.batch_size, failure=value, seconds=seconds)
 
     def account(self, asked: StepVariant) -> StepAccount | TrialFailure:
         """Where the memory of one training step goes, measured; a CPU keeps no books of it: unsupported."""
@@ -171,8 +168,7 @@ class BenchClient:
         return self._ask(Examine(config=config, names=names), tuple)
 
     def _ask(self, request: Request, kind: type[_Value], watch: "_Watched | None" = None) -> _Value | TrialFailure:
-        started = time.monotonic()
-        if started >= self._until_s:
+        if time.monotonic() >= self._until_s:
             raise OutOfTimeError("The time budget is spent.")
         self.start()
         assert self._process is not None
@@ -185,20 +181,17 @@ class BenchClient:
         if isinstance(reply, RamShort):
             self._end()
             assert isinstance(request, TimeTraining), "no other request is guarded"
-            trained, sample_bytes = watch.num_samples if watch else 0, self._facts.sample_bytes if self._facts else None
-            reply = ram_failure(reply, request.config.loader, self._phase, trained, sample_bytes)
+            reply = ram_failure(reply, request.config.loader, self._phase, watch.num_samples if watch else 0)
         if isinstance(reply, TrialFailure):
             self._count_failed_start(reply)
-            value = failed_value(request, reply, time.monotonic() - started)
-        else:
-            self._failed_starts, self._oom_kills = 0, read_oom_kills()
-            if isinstance(reply, Refused):
-                raise reply.error
-            if not reply.healthy:
-                self._end()
-            value = reply.value
-        assert isinstance(value, (kind, TrialFailure))
-        return value
+            return reply
+        self._failed_starts, self._oom_kills = 0, read_oom_kills()
+        if isinstance(reply, Refused):
+            raise reply.error
+        if not reply.healthy:
+            self._end()
+        assert isinstance(reply.value, (kind, TrialFailure))
+        return reply.value
 
     def _await(
         self, process: BenchProcess, watch: "_Watched | None", *, guarded: bool
@@ -245,8 +238,8 @@ class BenchClient:
         now, words = read_oom_kills(), process.log.tail(LAST_WORDS_LINES)
         kills = None if now is None or self._oom_kills is None else now - self._oom_kills
         own = next((f" while it loaded {samples_text(each)}" for each in process.loading() if each.worker is None), "")
-        message = f"The training process {exit_text(returncode, oom_kills=kills, log=words)}{own}."
-        kind = classify_exit(returncode, oom_kills=kills, log=words)
+        kind, ended = cause_of_exit(returncode, oom_kills=kills, log=words)
+        message = f"The training process {ended}{own}."
         return TrialFailure(kind=kind, phase=self._phase, message=message, log_tail=process.log.tail())
 
     def _hung(self, process: BenchProcess, silence_s: float, stuck: Sequence[Loading], stuck_s: float) -> TrialFailure:
@@ -255,9 +248,7 @@ class BenchClient:
         if stuck:
             ended = "; the training process was ended." if stuck[0].worker is not None else ", which was ended."
             message = did_not_return_text(stuck, stuck_s) + ended
-        message += hang_text(process.log.tail(LAST_WORDS_LINES))
-        log_tail = process.log.tail(_STACKS_LINES)
-        return TrialFailure(kind="hang", phase=self._phase, message=message, log_tail=log_tail)
+        return TrialFailure(kind="hang", phase=self._phase, message=message, log_tail=process.log.tail(_STACKS_LINES))
 
     def _out_of_time(self, process: BenchProcess, stuck: Sequence[Loading], stuck_s: float) -> OutOfTimeError:
         if stuck:
@@ -283,7 +274,7 @@ class BenchClient:
         if self._failed_starts >= _MAX_FAILED_STARTS:
             raise BenchError(
                 f"The training process failed {self._failed_starts} times in a row before it had built the workload. "
-                f"{failure.message} Its log, {self._log_path}, ends:\n{failure.log_tail}"
+                f"{failure.message} Its log{f', {self._log_path},' if self._log_path else ''} ends:\n{failure.log_tail}"
             )
 
 

@@ -5,7 +5,6 @@ through PyTorch's own callbacks wherever it happens, the lazily compiled backwar
 """
 
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -26,7 +25,6 @@ class Compiler:
         dynamo.config.recompile_limit = dynamo.config.accumulated_recompile_limit = _MOST_GRAPHS
         dynamo.config.fail_on_recompile_limit_hit = True
         dynamo.config.suppress_errors = False  # else what does not compile is run as it is written, in silence
-        _keep_headers_in_cache()
         dynamo.callback.on_compile_start(lambda *_: self._begin())
         dynamo.callback.on_compile_end(lambda *_: self._end())
         self._line, self._phase = line, ""
@@ -54,18 +52,3 @@ class Compiler:
             self.num_compiled += 1
             self._begun = None
             self._line.enter(self._phase)
-
-
-def _keep_headers_in_cache() -> None:
-    """PyTorch keeps precompiled C++ headers outside of its cache's folder, where they would stay.
-
-    Without them a small model took 27 to 46 s a batch size instead of 7 to 9 (2 busy cores, torch 2.15).
-    """
-    from torch._inductor import codecache, config
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    if hasattr(codecache, "_HEADER_DIR") and hasattr(codecache, "_HEADER_LOCK_DIR"):
-        headers = Path(cache_dir()) / "precompiled_headers"
-        codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = str(headers), str(headers / "locks")
-    else:
-        config.cpp_cache_precompile_headers = False

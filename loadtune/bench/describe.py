@@ -16,6 +16,7 @@ from loadtune.bench.training import ResidentModel, Trainer
 from loadtune.errors import WorkloadError
 from loadtune.records.config import Precision
 from loadtune.records.facts import Device, WorkloadFacts
+from loadtune.records.measurement import MEMORY_KINDS
 from loadtune.units import counted
 from loadtune.workload import (
     IGNORED_TARGET,
@@ -35,8 +36,6 @@ from loadtune.workload import (
     tensors_of,
     user_traceback,
 )
-
-_OF_MEMORY = ("oom", "host_oom")
 
 
 def check_labels(batch: Batch, num_classes: int) -> None:
@@ -90,32 +89,28 @@ def model_errors(workload: Workload, sample: Any) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, KeyError, AssertionError) as error:
-        if classify_error(error) in _OF_MEMORY:
+        if classify_error(error) in MEMORY_KINDS:
             raise
-        like = f"a batch of samples like {sample_text(sample)}"
-        named = cause(error)
+        like, named = f"a batch of samples like {sample_text(sample)}", cause(error)
+        advice = _shape_advice(workload, sample)
         if named is None:
-            advice = _shape_advice(workload, sample)
             message = f"model {workload.spec.model} does not train on {like}: {last_line(error)}. {advice}"
         else:
             shapes = isinstance(workload.dataset, RandomSamples)
-            advice = _shape_advice(workload, sample) if shapes else "Correct it, and run again."
-            message = f"{named}. It was called with {like}. {advice}"
+            message = f"{named}. It was called with {like}. {advice if shapes else 'Correct it, and run again.'}"
         raise WorkloadError(message, user_traceback(error) if workload.has_own_code else None) from error
 
 
 def _shape_advice(workload: Workload, sample: Any) -> str:
-    samples = workload.dataset
     if isinstance(sample, Mapping) and not workload.own_loss:
         return (
             "The model is called as model(**batch) and has to return an object with `.loss`. Rename the keys, or give "
             "a function `fn(model, batch) -> scalar`: --loss FILE.py:fn."
         )
-    if not isinstance(samples, RandomSamples) and workload.own_loader:
-        return "The model cannot use these inputs. Change the model or the dataset."
-    if not isinstance(samples, RandomSamples):
-        return "The model has to take what the dataset delivers: change --image-size, the dataset or the model."
-    if samples.output_shape is not None:
+    if not isinstance(workload.dataset, RandomSamples):
+        size = "" if workload.own_loader else "--image-size, "
+        return f"The model has to take what the dataset delivers: change {size}the dataset or the model."
+    if workload.dataset.output_shape is not None:
         return "Change the input shape, output_shape, the loss or the model so that they fit together."
     advice = "The model has to take the input shape: change the shape or the model."
     if not workload.own_loss:
@@ -176,7 +171,7 @@ def _smallest_batch(trainer: Trainer, samples: Samples, line: Line) -> int:
         trainer.step(samples.resident(1, trainer))
         trainer.synchronize()
     except (ValueError, TypeError, RuntimeError, IndexError, AssertionError, WorkloadError) as error:
-        if classify_error(error) in _OF_MEMORY:
+        if classify_error(error) in MEMORY_KINDS:
             raise
         return 2
     return 1

@@ -4,7 +4,7 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from multiprocessing import reduction
 from typing import Any
 
@@ -18,6 +18,7 @@ from loadtune.stream.counters import Depth
 from loadtune.stream.sample_table import SampleTable
 from loadtune.stream.switching import SwitchingIterator, SwitchingLoader
 from loadtune.stream.worker_rows import WorkerTimes, num_made
+from loadtune.units import counted
 from loadtune.workload import Batch, Endless, LoaderParts, NamedCollate, Workload, note_cause, note_index
 
 # From a connection that a dying worker closed until its death can be seen.
@@ -26,25 +27,16 @@ _DEATH_S = 5.0
 _PATIENCE_S = 0.05
 
 
-@dataclass(slots=True)
-class _Waited:
-    """For the batches of one worker; grows in every step."""
-
-    num_batches: int = 0
-    wait_s: float = 0.0
-    max_wait_s: float = 0.0
-
-
 class NoBatchError(Exception):
-    """An epoch has no full batch."""
+    """An epoch has no full batch: what to do about it."""
 
 
 class EndlessShuffle(Sampler[int]):
     """The whole dataset in a random order, then in another, without end.
 
-    The last batches of an epoch leave the workers nothing to make: the queue runs down, the next epoch's first batches
-    fill it again, and a window that sees the one without the other is wrong (of a dataset of 20 batches, 52 samples/s
-    where 867 trained). What an epoch's end costs is timed apart.
+    The last batches of an epoch leave the workers nothing to make. The queue runs down, and the next epoch's first
+    batches fill it again. A window that sees the one without the other is wrong: of a dataset of 20 batches, 52
+    samples/s where 867 trained. What an epoch's end costs is timed apart.
     """
 
     def __init__(self, length: int, seed: int) -> None:
@@ -80,8 +72,8 @@ class EndlessLoader:
     ) -> None:
         """``table``: says which samples are being loaded, to whoever else can read it."""
         seed = workload.spec.seed + number
-        parts = workload.loader
-        self._parts = parts
+        parts = self._parts = workload.loader
+        self.config = config
         given = _drawn(workload, seed)
         if parts.batch_size_is_free:
             given["drop_last"] = True
@@ -90,7 +82,8 @@ class EndlessLoader:
         loader = parts.make(config, **given, generator=torch.Generator().manual_seed(seed))
         self._loader = SwitchingLoader(loader, table=table, sample_error=note_index)
         self._iterator: SwitchingIterator | None = None
-        self._waits = [_Waited() for _ in range(config.num_workers)]
+        self._waits_s: list[list[float]] = [[] for _ in range(config.num_workers)]
+        """For each batch of each worker."""
         self._position = 0
         self._first_s: float | None = None
 
@@ -98,12 +91,8 @@ class EndlessLoader:
         """Start the workers, where they are not running."""
         if self._iterator is None:
             self._begun_s = time.monotonic()
-            try:
+            with _unpicklable_named(self._parts):
                 self._iterator = iter(self._loader)
-            except Exception as error:
-                if is_of_a_start(error):
-                    _name_unpicklable(error, self._parts)
-                raise
         return self._iterator
 
     def ready_s(self) -> float:
@@ -113,7 +102,7 @@ class EndlessLoader:
     def first_batch_s(self) -> float:
         """Seconds from there to its first batch, as far as they were seen: until all workers were ready, and until the
         first had made one. Later batches were begun meanwhile."""
-        if not self._waits:
+        if not self._waits_s:
             return self._first_s or 0.0
         return self.ready_s() + min((times.first_s for times in self._clocks() if times.first_s), default=0.0)
 
@@ -125,7 +114,16 @@ class EndlessLoader:
             self._iterator = iter(self._loader)
             batch = self._next(self._iterator)
             if batch is None:
-                raise NoBatchError
+                size, num_workers = self.config.batch_size, self.config.num_workers
+                if num_workers == 0:
+                    raise NoBatchError(
+                        f"an epoch of the stream has no full batch of {size} samples: use a smaller batch or a longer "
+                        "stream"
+                    )
+                raise NoBatchError(
+                    f"none of {counted(num_workers, 'worker')} returned a full batch of {size} samples: check that the "
+                    "stream gives each worker its share of the samples"
+                )
         if self._first_s is None:
             self._first_s = time.monotonic() - self._begun_s
         self._position += 1
@@ -137,7 +135,9 @@ class EndlessLoader:
             return next(batches, None)
         except (OSError, EOFError, RuntimeError) as error:
             closed = not isinstance(error, RuntimeError) or "ancdata" in str(error)  # what a closed socket gives
-            if self._waits and closed and not str(error).startswith("Caught "):  # as an exception out of a worker does
+            if (
+                self._waits_s and closed and not str(error).startswith("Caught ")
+            ):  # as an exception out of a worker does
                 _raise_worker_end()
             raise
 
@@ -154,11 +154,8 @@ class EndlessLoader:
 
     def waited(self, seconds: float) -> None:
         """Book the wait for the batch that was just handed out with the worker that made it: they take turns."""
-        if self._waits:
-            waits = self._waits[(self._position - 1) % len(self._waits)]
-            waits.num_batches += 1
-            waits.wait_s += seconds
-            waits.max_wait_s = max(waits.max_wait_s, seconds)
+        if self._waits_s:
+            self._waits_s[(self._position - 1) % len(self._waits_s)].append(seconds)
 
     def shares(self) -> tuple[WorkerShare, ...]:
         """What each worker did so far. Empty: there are none, or they have no clocks, as those of a stream."""
@@ -167,16 +164,16 @@ class EndlessLoader:
                 num_made=times.num_timed,
                 made_s=times.made_s,
                 max_made_s=times.max_made_s,
-                num_batches=waits.num_batches,
-                wait_s=waits.wait_s,
-                max_wait_s=waits.max_wait_s,
+                num_batches=len(waits_s),
+                wait_s=sum(waits_s),
+                max_wait_s=max(waits_s, default=0.0),
             )
-            for waits, times in zip(self._waits, self._clocks(), strict=False)
+            for waits_s, times in zip(self._waits_s, self._clocks(), strict=False)
         )
 
     def _clocks(self) -> list[WorkerTimes]:
         """Of the workers of this configuration. Empty: there are none, or they tell no times."""
-        return [] if not self._waits or self._iterator is None else self._iterator.workers()
+        return [] if not self._waits_s or self._iterator is None else self._iterator.workers()
 
     def close(self) -> None:
         """End the workers."""
@@ -185,24 +182,28 @@ class EndlessLoader:
         self._iterator = None
 
 
-def is_of_a_start(error: BaseException) -> bool:
-    """Whether it was raised while a new process was given its objects."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(frame.filename == reduction.__file__ and frame.name == "dump" for frame in frames)
-
-
-def _name_unpicklable(error: BaseException, parts: LoaderParts) -> None:
-    for name in ("collate_fn", "worker_init_fn", "dataset"):
-        try:
-            reduction.ForkingPickler.dumps(getattr(parts, name))
-        except Exception:
-            note_cause(
-                error,
-                f"The {name} of the loader cannot be pickled, which workers started with "
-                f'"{parts.multiprocessing_context or multiprocessing.get_start_method()}" need: {{}}. Define it at the '
-                'top level of a module, or use multiprocessing_context="fork"',
-            )
-            return
+@contextmanager
+def _unpicklable_named(parts: LoaderParts) -> Iterator[None]:
+    """What starting workers raises names the part of the loader that cannot be pickled."""
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(frame.filename == reduction.__file__ and frame.name == "dump" for frame in frames):
+            raise
+        for name in ("collate_fn", "worker_init_fn", "dataset"):
+            try:
+                reduction.ForkingPickler.dumps(getattr(parts, name))
+            except Exception:
+                start_method = parts.multiprocessing_context or multiprocessing.get_start_method()
+                note_cause(
+                    error,
+                    f"The {name} of the loader cannot be pickled, which workers started with "
+                    f'"{start_method}" need: {{}}. Define it at the top level of a module, or use '
+                    'multiprocessing_context="fork"',
+                )
+                break
+        raise
 
 
 def _raise_worker_end() -> None:

@@ -25,34 +25,18 @@ _BELOW = len(f"/{_PREFIX}abcdefgh/torch-shm-dir-abcdef/manager.sock")
 """Of the longest one that PyTorch or multiprocessing opens in a temporary folder below this one's parent."""
 
 
-class Scratch:
-    """The controller's temporary folder: there from its first use until it is removed."""
+def make_scratch() -> "tempfile.TemporaryDirectory[str]":
+    """A folder for everything temporary, where a worker can open a socket.
 
-    def __init__(self) -> None:
-        self._folder: Path | None = None
-
-    def folder(self) -> Path:
-        """Where a worker can open a socket: below the temporary folder, unless its path is too long."""
-        if self._folder is None:
-            usual = tempfile.gettempdir()
-            short = (
-                folder
-                for folder in (usual, "/tmp", "/var/tmp")
-                if len(os.fsencode(folder)) + _BELOW <= _LONGEST_SOCKET and os.access(folder, os.W_OK | os.X_OK)
-            )
-            self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=next(short, usual)))
-        return self._folder
-
-    def remove(self) -> None:
-        """Remove it with all that is in it; where there is none, nothing happens."""
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            remove_scratch(folder)
-
-
-def remove_scratch(folder: Path) -> None:
-    """The folder and all that is in it. It may be gone already."""
-    shutil.rmtree(folder, ignore_errors=True)
+    It lies below the temporary folder, unless the path of that is too long.
+    """
+    usual = tempfile.gettempdir()
+    short = (
+        folder
+        for folder in (usual, "/tmp", "/var/tmp")
+        if len(os.fsencode(folder)) + _BELOW <= _LONGEST_SOCKET and os.access(folder, os.W_OK | os.X_OK)
+    )
+    return tempfile.TemporaryDirectory(prefix=_PREFIX, dir=next(short, usual), ignore_cleanup_errors=True)
 
 
 _CLOSING_S = 0.2
@@ -76,7 +60,7 @@ def leave(status: int) -> NoReturn:
     """End this process with whatever is left of its group, without Python's teardown, which takes seconds with CUDA.
 
     A controller that dies is noticed twice, by the lifeline and by the loop that speaks to it or whose workers were
-    just killed: whoever comes second waits, or it would end the process before the other has taken away what they left.
+    just killed. Whoever comes second waits: it would end the process before the other has taken away what they left.
     """
     while True:
         with contextlib.suppress(BaseException):  # the DataLoader's handler raises for each worker killed, anywhere
@@ -103,4 +87,4 @@ def _remove_scratch_of_the_dead() -> None:
     for descriptor, scratch in _watched:
         is_closed, _, _ = select.select([descriptor], [], [], _CLOSING_S)
         if is_closed:
-            remove_scratch(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)

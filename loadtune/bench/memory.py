@@ -14,8 +14,8 @@ from loadtune.host.memory import read_ram
 from loadtune.host.processes import field_bytes
 from loadtune.records.config import LoaderConfig
 
-# Left behind by a healthy failure at most: cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, the
-# backward pass runs in a thread with handles of its own, and cuBLASLt keeps as much again. What a step leaks is
+# Left behind by a healthy failure at most. cuBLAS keeps a workspace of 32 MiB a handle and stream on Hopper, and
+# cuBLASLt keeps as much again. The backward pass runs in a thread with handles of its own. What a step leaks is
 # activations, which are far more.
 _CUDA_SLACK_BYTES = 256 << 20
 
@@ -25,9 +25,6 @@ largest process; and it is what page cache, loader workers and everybody else's 
 
 # Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
-
-_LATER_BYTES = 1 << 30
-"""What an idle bench may still take outside the allocator, for kernels and libraries' workspaces."""
 
 
 class DeviceMemory(ABC):
@@ -75,10 +72,6 @@ class DeviceMemory(ABC):
         """Page-locked host memory that PyTorch holds, in use or kept."""
         return None
 
-    def is_the_hosts(self) -> bool:
-        """Whether the device has no memory of its own."""
-        return True
-
 
 class CudaMemory(DeviceMemory):
     """Figures of the caching allocator for one device; `free_before`: what was free before this process had a context.
@@ -92,7 +85,6 @@ class CudaMemory(DeviceMemory):
         self._free_before = free_before
         self._most_bytes = most_bytes
         self._idle_bytes = 0
-        self._idle_outside_bytes: int | None = None
 
     def capacity_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]
@@ -101,10 +93,7 @@ class CudaMemory(DeviceMemory):
         available = self._available_bytes()
         if self._most_bytes is None:
             return available
-        outside = self.outside_bytes() or 0
-        if self._idle_outside_bytes is not None:  # more than a little beyond what the idle bench had is others'
-            outside = min(outside, self._idle_outside_bytes + _LATER_BYTES)
-        return min(available, max(0, self._most_bytes - outside))
+        return min(available, max(0, self._most_bytes - (self.outside_bytes() or 0)))
 
     def _available_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
@@ -136,7 +125,7 @@ class CudaMemory(DeviceMemory):
             self._allow_most()
 
     def _allow_most(self) -> None:
-        """Where a limit was asked for it holds for every run, so that a trial above it fails instead of passing it."""
+        """A limit that was asked for holds for every run, so that a trial above it fails instead of passing it."""
         self._allow(self.capacity_bytes() if self._most_bytes is None else self.budget_bytes())
 
     def _allow(self, allocated_bytes: int) -> None:
@@ -154,8 +143,6 @@ class CudaMemory(DeviceMemory):
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
-        if self._idle_outside_bytes is None:
-            self._idle_outside_bytes = self.outside_bytes()
         self._allow_most()
 
     def free_pinned(self) -> None:
@@ -166,16 +153,17 @@ class CudaMemory(DeviceMemory):
     def pinned_bytes(self) -> int | None:
         return host_books("allocated_bytes", "current")
 
-    def is_the_hosts(self) -> bool:
-        return bool(getattr(torch.cuda.get_device_properties(self._device), "is_integrated", False))
-
 
 class CpuMemory(DeviceMemory):
-    """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`."""
+    """Resident memory of this process: the CPU's allocator keeps no books. `most_bytes` is as in `CudaMemory`.
+
+    The peak is the kernel's high-water mark, started anew where that works. Where it does not, a mark that has risen
+    since is still the peak. One that has not only bounds it, and what is resident when it is read has to do.
+    """
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self._most_bytes = most_bytes
-        self._peak = PeakRss()
+        self._stale_mark = 0
 
     def capacity_bytes(self) -> int:
         return read_ram().limit_bytes
@@ -192,10 +180,16 @@ class CpuMemory(DeviceMemory):
         return free if self._most_bytes is None else min(free, self._most_bytes)
 
     def reset_peaks(self) -> None:
-        self._peak.reset()
+        with suppress(OSError):  # sandboxes may refuse it, or ignore it
+            (_OWN / "clear_refs").write_text("5")  # see proc(5)
+        mark = status_bytes("VmHWM") or 0
+        # Believed where it came down to what is resident: a stale mark would be some earlier, larger batch's.
+        # 5%: the two numbers are read one after the other.
+        self._stale_mark = 0 if mark <= rss_bytes() * 1.05 else mark
 
     def peak_bytes(self) -> int:
-        return self._peak.read_bytes()
+        mark = status_bytes("VmHWM") or 0
+        return max(mark if mark > self._stale_mark else 0, rss_bytes())
 
     def capped(self) -> AbstractContextManager[None]:
         """Refuse allocations beyond the budget, before the kernel has to kill for them."""
@@ -205,7 +199,8 @@ class CpuMemory(DeviceMemory):
 
     def recovers(self) -> bool:
         gc.collect()
-        give_back_memory()
+        with suppress(OSError, AttributeError):  # glibc keeps freed heap, in which one batch's peak would stand
+            ctypes.CDLL(None).malloc_trim(0)
         return True  # what is not freed shows as resident memory and cannot be told from caches
 
 
@@ -222,15 +217,9 @@ def memory_of(device: torch.device, free_before: int | None = None, most_bytes: 
     return CudaMemory(device, free_before, most_bytes) if device.type == "cuda" else CpuMemory(most_bytes)
 
 
-_LOCKED_SHARE = 0.5
-"""Of the RAM that is available: what may be locked before blocks of other sizes are given back for it."""
-
 _KEPT_SHARE = 0.15
 """Of the RAM that would be available without them: what a run may find locked that it has no use for. The queues of 16
 workers and 128 and 256 images are 13 GiB, 11% of an H200's host; a run that locks either anew takes 2 to 5 s more."""
-
-_KEPT_SHARE_OF_ONE = 0.01
-"""The same where RAM and the device's memory are one, and every step would miss it: room for the run's own labels."""
 
 
 class PinnedBlocks:
@@ -244,20 +233,13 @@ class PinnedBlocks:
         """Size of a block, and of all that were asked for of it, at the most."""
 
     def keep_for(self, loader: LoaderConfig, sample_bytes: int) -> None:
-        """Keep the blocks of earlier runs for later ones of their size.
-
-        All go back where those that this run has no use for are too many, or leave too little for what it has to lock:
-        they would stay locked through it.
-        """
+        """Keep the blocks of earlier runs for later ones of their size, unless this run has no use for too many."""
         wanted = loader.block_bytes(sample_bytes) if loader.pin_memory else 0
         needed = loader.num_pinned * wanted
-        told, available = self._memory.pinned_bytes(), self._available_bytes()
+        told = self._memory.pinned_bytes()
         held = sum(self._booked.values()) if told is None else told
-        useful = min(needed, self._booked.get(wanted, 0))
-        share = _KEPT_SHARE_OF_ONE if self._memory.is_the_hosts() else _KEPT_SHARE
-        if held - useful > share * (available + held) or (
-            held > useful and needed - useful > _LOCKED_SHARE * available
-        ):
+        useless = held - min(needed, self._booked.get(wanted, 0))
+        if useless > _KEPT_SHARE * (self._available_bytes() + held):
             self._memory.free_pinned()
             self._booked.clear()
         if wanted:
@@ -279,37 +261,12 @@ def rss_bytes() -> int:
     return status_bytes("VmRSS") or 0
 
 
-class PeakRss:
-    """The kernel's high-water mark of resident memory, started anew where that works.
-
-    Where it does not, a mark that has risen since is still the peak; one that has not only bounds it, and what is
-    resident at the time of reading has to do.
-    """
-
-    def __init__(self) -> None:
-        self._stale = 0
-
-    def reset(self) -> None:
-        """Start the mark anew (``5`` does that, see proc(5)); sandboxes may refuse, or ignore it."""
-        with suppress(OSError):
-            (_OWN / "clear_refs").write_text("5")
-        mark = status_bytes("VmHWM") or 0
-        # Believed where it came down to what is resident: a stale mark would be some earlier, larger batch's.
-        # 5%: the two numbers are read one after the other.
-        self._stale = 0 if mark <= rss_bytes() * 1.05 else mark
-
-    def read_bytes(self) -> int:
-        """The highest since `reset`."""
-        mark = status_bytes("VmHWM") or 0
-        return max(mark if mark > self._stale else 0, rss_bytes())
-
-
 @contextmanager
 def growth_limited(num_bytes: int) -> Iterator[None]:
     """Refuse private memory beyond what is mapped now and `num_bytes`: allocations fail instead of being killed for.
 
-    The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched, so what was mapped earlier and
-    never touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
+    The limit is on what is mapped (VmData, since Linux 4.7), not on what is touched. What was mapped earlier and never
+    touched may be touched on top: 0.25 GiB, with torch 2.15 and 2 threads. Nothing is limited where
     the kernel does not count it, and nothing is loosened that somebody else has set.
     """
     mapped = status_bytes("VmData")
@@ -324,12 +281,6 @@ def growth_limited(num_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def give_back_memory() -> None:
-    """Return freed heap to the system, so that one batch's peak does not stand in the next one's (glibc only)."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def status_bytes(field: str) -> int | None:

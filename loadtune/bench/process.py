@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO
 
 from loadtune.bench.protocol import Message
 from loadtune.host.memory import SHM_ADVICE
@@ -24,29 +23,26 @@ from loadtune.stream.sample_table import Loading, SampleTable
 from loadtune.stream.shm_cleanup import kill_group
 from loadtune.units import bytes_text
 
-LAST_WORDS_LINES = 1000
-"""What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 # How long a process that was asked to go may take: it calls os._exit, so this is the scheduler's delay and then some.
 _GRACE_S = 1.0
 # What writing all threads' stacks to the log takes, many times over.
 _STACKS_S = 0.3
 
-
 MAX_BYTES = 1 << 20
 """The log is cut when it is longer; between two looks it may grow beyond that."""
-
-_HEAD_BYTES, _TAIL_BYTES = MAX_BYTES // 4, MAX_BYTES // 2
-LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its beginning and its newest part]\n"
+LEFT_OUT = b"[loadtune: lines were left out here; this log keeps its newest part]\n"
 _TAIL_READ_BYTES = 131_072
 TAIL_LINES = 40
+LAST_WORDS_LINES = 1000
+"""What an abort writes and the stacks of all threads below it, up to 100 frames each."""
 
 
 class BoundedLog:
     """The part of a log that one process and its workers write, from where the file ended when this was made.
 
     They write to the file themselves, each line appended by the kernel, so nobody waits for a reader, and what was
-    written is there whoever is killed. The controller cuts the file from time to time, to its beginning and its newest
-    part. What they write in the moment of a cut may be lost, as is what was cut.
+    written is there whoever is killed. The controller cuts the file from time to time. What they write in the moment of
+    a cut may be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,34 +68,19 @@ class BoundedLog:
         return "\n".join(lines[-num_lines:])
 
     def cut(self) -> None:
-        """Leave lines out where the file is too long."""
+        """Keep the newest part where the file is too long."""
         size = self.size()
-        if size > MAX_BYTES:
-            with contextlib.suppress(OSError):  # a full disk: the log is not what a run ends for
-                self._cut(size)
-
-    def _cut(self, size: int) -> None:
-        with self._path.open("rb") as log:
-            head = _begin(log.read(_HEAD_BYTES))
-            log.seek(size - _TAIL_BYTES)
-            read = log.read()  # all that was written until now
-        tail = _end(read)
-        with self._path.open("ab") as log:
-            log.truncate(len(head))
-            log.write(LEFT_OUT + tail)
-        cut_to, moved_to = size - _TAIL_BYTES + len(read) - len(tail), len(head) + len(LEFT_OUT)
-        self._start = min(self._start, moved_to) if self._start < cut_to else self._start - cut_to + moved_to
-
-
-def _begin(text: bytes) -> bytes:
-    """Its whole lines, up to where an earlier cut begins."""
-    return text[: text.rfind(b"\n") + 1].partition(LEFT_OUT)[0]
-
-
-def _end(text: bytes) -> bytes:
-    """Its whole lines; all of it where it has none, as a progress bar writes."""
-    _, newline, rest = text.partition(b"\n")
-    return rest if newline else text
+        if size <= MAX_BYTES:
+            return
+        with contextlib.suppress(OSError), self._path.open("r+b") as log:  # a full disk is no reason to end a run
+            log.seek(size - MAX_BYTES // 2)
+            text = log.read()
+            _, newline, whole_lines = text.partition(b"\n")
+            kept = LEFT_OUT + (whole_lines if newline else text)
+            log.seek(0)
+            log.write(kept)
+            log.truncate()
+            self._start = max(0, self._start - size + len(kept))
 
 
 class BenchProcess:
@@ -108,7 +89,7 @@ class BenchProcess:
     def __init__(self, device: Device, log_path: Path, scratch: Path, cores: Sequence[int] = ()) -> None:
         """``scratch``: the folder for everything temporary, which the caller removes. ``cores``: those to run on; empty
         stands for all."""
-        self.log, log = _appended(log_path, scratch / log_path.name)
+        self.log, log = BoundedLog(log_path), log_path.open("ab")
         self._samples = SampleTable()
         ours, theirs = socket.socketpair()
         alive_read, self._lifeline = os.pipe()
@@ -199,14 +180,6 @@ class BenchProcess:
         os.close(self._lifeline)
 
 
-def _appended(path: Path, instead: Path) -> tuple[BoundedLog, IO[bytes]]:
-    """A log that is open for writing: `instead`, where the first cannot be written."""
-    try:
-        return BoundedLog(path), path.open("ab")
-    except OSError:
-        return BoundedLog(instead), instead.open("ab")
-
-
 def _environment(device: Device, scratch: Path) -> dict[str, str]:
     environment = dict(os.environ)
     environment |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
@@ -236,74 +209,49 @@ _DYING_OF_MEMORY = re.compile(
 )
 
 
-def classify_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> FailureKind:
-    """The kind of failure a process that ended by itself died of.
+def cause_of_exit(returncode: int, *, oom_kills: int | None = None, log: str = "") -> tuple[FailureKind, str]:
+    """(The kind of failure that a process ended by itself died of, how it ended: ``was ended by SIGABRT``).
 
     `oom_kills` is how many processes the kernel killed for memory meanwhile; None: nothing counts them, and then a
     SIGKILL is most likely its own. `log` is what the process wrote last, with the stacks that Python's fault handler
     adds.
     """
-    return _cause(returncode, oom_kills, log)[0]
-
-
-def exit_text(returncode: int, *, oom_kills: int | None = None, log: str = "") -> str:
-    """How the process ended, for people: ``was ended by SIGABRT``."""
+    ended = f"exited with code {returncode}"
+    if returncode < 0:
+        number = -returncode
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        ended = f"was ended by {name}"
     if returncode == -signal.SIGKILL and oom_kills == 0:
-        return "was killed by SIGKILL, not by the kernel for lack of memory"
-    why = _cause(returncode, oom_kills, log)[1]
-    if returncode >= 0:
-        return f"exited with code {returncode}{why}"
-    number = -returncode
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    return f"was ended by {name}{why}"
-
-
-def _cause(returncode: int, oom_kills: int | None, log: str) -> tuple[FailureKind, str]:
+        return "crash", "was killed by SIGKILL, not by the kernel for lack of memory"
     if returncode == -signal.SIGKILL:
-        if oom_kills is None:
-            return "host_oom", ": killed, most likely for lack of host memory"
-        return ("host_oom", ": killed by the kernel for lack of host memory") if oom_kills else ("crash", "")
+        why = "killed, most likely for lack of host memory"
+        return "host_oom", f"{ended}: {why if oom_kills is None else 'killed by the kernel for lack of host memory'}"
     if returncode == -signal.SIGBUS:
-        return "shm", f" ({SHM_ADVICE})"
-    # C++ ends by an abort, OpenMP by an exit
+        return "shm", f"{ended} ({SHM_ADVICE})"
+    # C++ ends by an abort, OpenMP by an exit.
     if (returncode == -signal.SIGABRT or returncode > 0) and _DYING_OF_MEMORY.search(log):
-        return "host_oom", ": an allocation of host memory was refused"
-    return "crash", ""
-
-
-def hang_text(log: str) -> str:
-    """Why nothing came any more, where the log tells; empty where it does not."""
-    if "AF_UNIX path too long" in log:  # a worker that cannot hand over its batch says so, and waits for ever
-        return " Its workers can open no socket: the temporary folder has too long a path. Set TMPDIR to a short one."
-    return ""
+        return "host_oom", f"{ended}: an allocation of host memory was refused"
+    return "crash", ended
 
 
 GROWTH_ADVICE = (
     "The usual cause is a dataset that keeps Python objects on itself, such as a list that __getitem__ appends to, or "
     "a cache without a limit. Keep nothing of a sample once it is returned."
 )
-COPY_ADVICE = (
-    "Another cause are large Python lists or dicts in the dataset: workers started by fork copy them as they read "
-    "them. Keep such data in a NumPy array or a tensor."
-)
 
 
-def ram_failure(
-    short: RamShort, loader: LoaderConfig, phase: str, num_trained: int, sample_bytes: int | None
-) -> TrialFailure:
+def ram_failure(short: RamShort, loader: LoaderConfig, phase: str, num_trained: int) -> TrialFailure:
     """`num_trained`: samples that were trained on by the end of the last window."""
     num_loaded = num_trained + (loader.num_prefetched + 1) * loader.batch_size
-    sample = "" if sample_bytes is None else f", where one sample has {bytes_text(sample_bytes)}"
     who = "The training process and its workers" if loader.num_workers else "The training process"
     return TrialFailure(
         kind="host_oom",
         phase=phase,
         message=(
             f"{who} took {bytes_text(short.grown_bytes)} more RAM in this trial, about "
-            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded{sample}. Only "
+            f"{bytes_text(short.grown_bytes / num_loaded)} for each sample loaded. Only "
             f"{bytes_text(short.available_bytes)} of {bytes_text(short.limit_bytes)} RAM were left, so the trial was "
             f"ended before the kernel would kill a process. {GROWTH_ADVICE}"
-            f"{f' {COPY_ADVICE}' if loader.num_workers else ''}"
         ),
         grown_bytes=short.grown_bytes,
     )

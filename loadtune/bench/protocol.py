@@ -74,7 +74,7 @@ class Exit:
 
 
 Request = Describe | TimeCompute | BatchTry | StepVariant | TimeTraining | Examine
-"""A `BatchTry` is answered by a FitReport, failed or not; a `StepVariant` by a StepAccount."""
+"""A `BatchTry` is answered by a FitReport, a `StepVariant` by a StepAccount; each that failed by a TrialFailure."""
 Value = WorkloadFacts | ComputePoint | FitReport | StepAccount | TrainingRun | tuple[Examined, ...] | TrialFailure
 
 
@@ -109,19 +109,6 @@ class Refused:
 
 
 Message = Phase | Streamed | Answer | Refused
-
-
-def failed_value(request: Request, failure: TrialFailure, seconds: float, budget_bytes: int | None = None) -> Value:
-    """How this request's answer looks when it failed."""
-    if isinstance(request, BatchTry):
-        return FitReport(
-            precision=request.recipe.precision,
-            batch_size=request.batch_size,
-            failure=failure,
-            budget_bytes=budget_bytes,
-            seconds=seconds,
-        )
-    return failure
 
 
 # Signs of life no denser than this: a message costs 20 µs, and steps of 1 ms would send a thousand a second.

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 
@@ -62,59 +63,60 @@ class RemediedJobs:
     def _compare(
         self, remedy: Remedy, before: Workload, after: Workload, code: str, device: torch.device, config: TrialConfig
     ) -> Examined:
-        def both(
-            number: int, num: int, jobs: tuple[Workload, Workload] = (before, after)
-        ) -> list[tuple[Batch, tuple[float, float]]]:
-            made = []
-            for job, loading in zip(jobs, (nullcontext, remedy.loading), strict=True):
-                self._line.pulse()
-                with one_thread(), loading():
-                    made.append(_timed_batch(job, number, num))
-            return made
-
+        jobs = (before, after)
         # files open and modules load meanwhile: the first times are longer
-        sample_s = min(both(number, FEWEST_EXAMINED)[0][1][0] for number in range(2)) / FEWEST_EXAMINED
+        first = [self._load(remedy, jobs, number, FEWEST_EXAMINED)[0] for number in range(2)]
+        sample_s = min(loaded.took.wall for loaded in first) / FEWEST_EXAMINED
         num = max(num_examined(sample_s), min(config.batch_size, int(BATCH_S / max(1e-9, sample_s))))
-        times: list[list[tuple[float, float]]] = [[], []]
+        seconds: tuple[list[_Seconds], ...] = ([], [])
         begun = time.monotonic()
         for number in range(NUM_ROUNDS):
-            loaded = both(number, num)
-            for each, (_, took) in zip(times, loaded, strict=True):
-                each.append(took)
+            loaded = self._load(remedy, jobs, number, num)
+            for each, made in zip(seconds, loaded, strict=True):
+                each.append(made.took)
             if time.monotonic() - begun > ENOUGH_S:
                 break
-        (one, one_s), (other, other_s) = (
-            _on(device, job, batch) for job, (batch, _) in zip((before, after), loaded, strict=True)
-        )
+        prepared = [_on(device, job, made.batch) for job, made in zip(jobs, loaded, strict=True)]
         difference = None
         if remedy.same_samples:
-            jobs = self._compared(config, remedy)
-            if jobs[0] is not before or jobs[1] is not after:
-                one, other = (
-                    _on(device, job, batch)[0] for job, (batch, _) in zip(jobs, both(0, num, jobs), strict=True)
-                )
+            # Compared without what stands for other samples.
+            others = tuple(name for name in config.remedies if REMEDIES[name].same_samples)
+            compared = remedy.compared(self.job(others)), self.job(in_order((*others, remedy.name)))
+            one, other = (batch for batch, _ in prepared)
+            if compared[0] is not before or compared[1] is not after:
+                again = self._load(remedy, compared, 0, num)
+                one, other = (_on(device, job, made.batch)[0] for job, made in zip(compared, again, strict=True))
             difference = _difference(one, other, num)
-        return Examined(
-            name=remedy.name,
-            before=_loading(loaded[0][0], num, times[0], one_s / num),
-            after=_loading(loaded[1][0], num, times[1], other_s / num),
-            difference=difference,
-            code=code,
-        )
+        loadings = [
+            _loading(made.batch, num, took, prepare_s / num)
+            for made, took, (_, prepare_s) in zip(loaded, seconds, prepared, strict=True)
+        ]
+        return Examined(name=remedy.name, before=loadings[0], after=loadings[1], difference=difference, code=code)
 
-    def _compared(self, config: TrialConfig, remedy: Remedy) -> tuple[Workload, Workload]:
-        """The jobs without and with it whose samples are compared: without what stands for other samples."""
-        others = tuple(name for name in config.remedies if REMEDIES[name].same_samples)
-        return remedy.compared(self.job(others)), self.job(in_order((*others, remedy.name)))
+    def _load(
+        self, remedy: Remedy, jobs: tuple[Workload, Workload], number: int, num: int
+    ) -> "tuple[_Loaded, _Loaded]":
+        """A batch as a worker makes it, without the remedy and with it; the same random augmentation for both."""
+        made = []
+        for job, loading in zip(jobs, (nullcontext, remedy.loading), strict=True):
+            self._line.pulse()
+            indices = random.Random(number).choices(job.epoch.indices, k=num)
+            with one_thread(), loading():
+                _seed(number)
+                used_s, begun = busy_s(), time.monotonic()
+                batch = batch_of(job, indices)
+                made.append(_Loaded(batch, _Seconds(time.monotonic() - begun, busy_s() - used_s)))
+        return made[0], made[1]
 
 
-def _timed_batch(job: Workload, number: int, num: int) -> tuple[Batch, tuple[float, float]]:
-    """(A batch as a worker makes it, (seconds, CPU seconds)); the same random augmentation for every job."""
-    indices = random.Random(number).choices(job.epoch.indices, k=num)
-    _seed(number)
-    used_s, begun = busy_s(), time.monotonic()
-    batch = batch_of(job, indices)
-    return batch, (time.monotonic() - begun, busy_s() - used_s)
+class _Seconds(NamedTuple):
+    wall: float
+    cpu: float
+
+
+class _Loaded(NamedTuple):
+    batch: Batch
+    took: _Seconds
 
 
 def _seed(number: int) -> None:
@@ -125,10 +127,10 @@ def _seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def _loading(batch: Batch, num: int, times: Sequence[tuple[float, float]], prepare_s: float) -> Loading:
+def _loading(batch: Batch, num: int, rounds: Sequence[_Seconds], prepare_s: float) -> Loading:
     """By the quickest round: other load on the machine only slows."""
-    sample_s = max(1e-9, min(seconds for seconds, _ in times) / num)
-    cpu_s = max(1e-9, min(cpu for _, cpu in times) / num)
+    sample_s = max(1e-9, min(took.wall for took in rounds) / num)
+    cpu_s = max(1e-9, min(took.cpu for took in rounds) / num)
     return Loading(
         sample_s=sample_s,
         sample_cpu_s=min(cpu_s, sample_s),

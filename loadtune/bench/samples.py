@@ -36,8 +36,8 @@ _MAX_SAMPLES = 16  # kept, to make batches of
 # Batches that the user's code makes are few: each may be large.
 _MAX_BATCHES = 8
 # Samples are read in groups of so many, fewer where this time is over: at least two. Of fast ones more groups are read,
-# until `_ENOUGH_S` is over, and of three or more the slowest tenth does not count, one at the least: 64 samples of 2 µs
-# read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
+# until `_ENOUGH_S` is over. Of three or more groups the slowest tenth does not count, one at the least. 64 samples of
+# 2 µs read 33 to 60 µs each where a pause of the interpreter, 2 ms, fell among them.
 _GROUP, _MAX_GROUPS = 64, 64
 _MAX_SAMPLING_S, _ENOUGH_S = 0.5, 0.25
 # Where samples differ in size, so many more are read, up to these bytes, and so many of the largest fill a large batch.
@@ -144,19 +144,16 @@ class Samples:
         return make_batch(self._workload, samples, indices)
 
     def _made_batches(self, line: Line, note: Note) -> list[Batch]:
-        """Some batches as the user's code makes them. Empty: any others can be made."""
-        work, until = self._workload, time.monotonic() + _MAX_SAMPLING_S
+        """Batches as the user's code makes them, of usual size and the largest. Empty: any others can be made."""
+        work = self._workload
         if work.loader.batches_are_ready:
             return [ready_batch(work, drawn) for drawn in self.samples]
         batches = work.epoch.batches
         if not batches:
             return []
         mean = statistics.fmean(map(len, batches))
-        usual, most = min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)
         made: list[Batch] = []
-        for indices in (usual, most, *random.Random(work.spec.seed).sample(batches, min(len(batches), _MAX_BATCHES))):
-            if len(made) > 1 and (time.monotonic() > until or sum(map(num_bytes, made)) > _MORE_BYTES):
-                break
+        for indices in (min(batches, key=lambda batch: abs(len(batch) - mean)), max(batches, key=len)):
             samples, _ = _read(work, indices, len(indices) if reads_at_once(work.dataset) else 1, line, note)
             made.append(make_batch(work, samples, indices))
         return made
@@ -261,8 +258,10 @@ def _drawn(workload: Workload) -> list[Any]:
 
 
 def busy_s() -> float:
-    """CPU seconds of this process and of its children that ended, and seconds in which this thread was ready and waited
-    for a core: neither a decoder of its own nor other load on the machine makes a sample one that waits for storage."""
+    """CPU seconds of this process and of its children that ended, and seconds in which this thread waited for a core.
+
+    So neither a decoder of its own nor other load on the machine makes a sample one that waits for storage.
+    """
     try:
         queued_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):

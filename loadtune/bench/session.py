@@ -23,7 +23,7 @@ from loadtune.bench.compiling import Compiler
 from loadtune.bench.describe import match_random_targets
 from loadtune.bench.endless_loader import EndlessLoader
 from loadtune.bench.failures import Circumstances, Witness, failure_from, leaves_context_intact
-from loadtune.bench.loader import TrainingLoop
+from loadtune.bench.loop import TrainingLoop
 from loadtune.bench.memory import PinnedBlocks, memory_of
 from loadtune.bench.protocol import (
     Answer,
@@ -38,7 +38,6 @@ from loadtune.bench.protocol import (
     TimeCompute,
     TimeTraining,
     Value,
-    failed_value,
 )
 from loadtune.bench.remedied import RemediedJobs
 from loadtune.bench.samples import Samples
@@ -154,25 +153,15 @@ class Session:
         wanted = asked.checkpoint
         checkpoints = nullcontext() if wanted is None else checkpointed(self._model.module, meter.keep, wanted)
         with checkpoints as found, self.memory.capped():
-            measured = meter.measure()
-        return StepAccount(
-            model=self._workload.spec.model,
-            precision=asked.recipe.precision,
-            optimizer=asked.optimizer or self._workload.spec.optimizer,
-            batch_size=asked.batch_size,
-            input_shape=sample_shape(batch, trainer.places),
-            estimated=False,
-            checkpointed=found,
-            num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
-            largest=measured.lines.largest,
-            at_peak=measured.lines.at_peak,
-            peak_bytes=measured.peak_bytes,
-            forward_only=measured.forward_only,
-            forward_only_peak_bytes=measured.forward_only_peak_bytes,
-            fragmentation_bytes=measured.fragmentation_bytes,
-            outside_bytes=measured.outside_bytes,
-            step_s=measured.step_s,
-        )
+            return meter.measure(
+                model=self._workload.spec.model,
+                precision=asked.recipe.precision,
+                optimizer=asked.optimizer or self._workload.spec.optimizer,
+                batch_size=asked.batch_size,
+                input_shape=sample_shape(batch, trainer.places),
+                checkpointed=found,
+                num_parameters=sum(parameter.numel() for parameter in self._model.module.parameters()),
+            )
 
     def _time_training(self, request: TimeTraining) -> TrainingRun | TrialFailure:
         loader, recipe = request.config.loader, request.config.recipe
@@ -282,14 +271,12 @@ class Server:
 
     def answer(self, request: Request) -> Answer | Refused:
         """The one reply to this request."""
-        begun, session = time.monotonic(), self._session
-        budget, healthy = None, False
+        session, healthy = self._session, False
         outcome: Value | _Failed
         if isinstance(session, _Failed):
             outcome = session
         else:
             self._witness = Witness(session.memory, on_cuda=self._on_cuda)
-            budget = self._witness.budget_bytes
             outcome = self._attempt(lambda: session.run(request))
             # Here, not in the except block: while that runs, the traceback keeps every tensor of the failed step alive.
             healthy = session.recovers()
@@ -297,8 +284,7 @@ class Server:
             return Answer(value=outcome, healthy=healthy)
         if isinstance(outcome.failure, Refused):
             return outcome.failure
-        value = failed_value(request, outcome.failure, time.monotonic() - begun, budget)
-        return Answer(value=value, healthy=healthy and outcome.context_intact)
+        return Answer(value=outcome.failure, healthy=healthy and outcome.context_intact)
 
     def _attempt(self, work: Callable[[], _Result]) -> _Result | _Failed:
         try:

@@ -4,7 +4,8 @@ what memory a batch size takes."""
 import math
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from loadtune.bench.allocator_log import AllocationRecorder
 from loadtune.bench.failures import classify_error, increase
@@ -36,19 +37,23 @@ class WarmUp:
         """Warm this recipe at this batch size. Ends with the device idle."""
         line.enter("warm-up")
         key = (recipe, trainer.num_samples(batch))
-        on_cuda = trainer.device.type == "cuda"
-        if on_cuda or key not in self._warm:
-            least = _CUDA_STEPS if on_cuda else _CPU_STEPS
-            for number in range(1, _MAX_UPDATES + 1):
-                halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
-                for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
-                    trainer.step(batch)
-                    trainer.synchronize()
-                    line.pulse()
-                settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
-                if number * trainer.accumulate >= least and settled:
-                    break
+        if trainer.device.type == "cuda" or key not in self._warm:
+            warm_up(trainer, batch, line)
         self._warm.add(key)
+
+
+def warm_up(trainer: Trainer, batch: Batch, line: Line) -> None:
+    """Step until a step is as all later ones are. Ends with the device idle."""
+    least = _CUDA_STEPS if trainer.device.type == "cuda" else _CPU_STEPS
+    for number in range(1, _MAX_UPDATES + 1):
+        halvings, compiled = trainer.num_halvings(), trainer.num_compiled()
+        for _ in range(trainer.accumulate):  # only the last of them can tell that the scale is too large
+            trainer.step(batch)
+            trainer.synchronize()
+            line.pulse()
+        settled = trainer.num_halvings() == halvings and trainer.num_compiled() == compiled
+        if number * trainer.accumulate >= least and settled:
+            return
 
 
 # As many windows as the time is cut into: enough to see whether the rate still drifts, each long enough to be a rate.
@@ -113,39 +118,34 @@ def try_steps(
     """
     budget, retries = memory.budget_bytes(), memory.num_retries()
     recorder = AllocationRecorder(trainer.device, asked.batch_size, on=asked.trace)
-    evaluation_peak = failure = None
+    steps = _Steps(trainer, memory, line, recorder)
+    num_full = max(1, asked.num_steps - 1) if asked.verify else asked.num_steps
     with memory.capped(), recorder.recording():
-        memory.reset_peaks()
-        line.enter("first step")
-        steps = _Steps(trainer, make_batch(asked.batch_size), memory, line, recorder)
-        steps.step()  # not timed: it loads kernels, makes the optimizer's state and compiles
-        first_peak, first_reserved = memory.peak_bytes(), memory.peak_reserved_bytes()
-        num_full = max(1, asked.num_steps - 1) if asked.verify else asked.num_steps
-        if num_full > 1:
-            steps.go_on(num_full - 1)
+        with steps.phase("first step"):
+            batch = make_batch(asked.batch_size)
+            steps.step(batch)  # not timed: it loads kernels, makes the optimizer's state and compiles
+        steps.go_on(batch, num_full - 1)
         if asked.verify:
-            memory.reset_peaks()
-            line.enter("evaluation")
-            evaluation_peak = steps.evaluate()
+            steps.evaluate(batch)
             if asked.partial_batch_size is not None:
-                line.enter("partial batch")
-                steps.step(make_batch(asked.partial_batch_size))
-            steps.go_on(1)
-        peak = max([first_peak, *steps.peaks_bytes])
-        if peak > budget:
-            message = (
-                f"Trained, but its peak of {bytes_text(peak)} is above the {bytes_text(budget)} this process may take."
-            )
-            failure = TrialFailure(kind="oom", phase=line.phase, message=message)
+                with steps.phase("partial batch"):
+                    steps.step(make_batch(asked.partial_batch_size))
+            steps.go_on(batch, 1)
         outside, num_retries = memory.outside_bytes(), increase(retries, memory.num_retries())
+    peak, failure = max(steps.peaks_bytes.values()), None
+    if peak > budget:
+        message = (
+            f"Trained, but its peak of {bytes_text(peak)} is above the {bytes_text(budget)} this process may take."
+        )
+        failure = TrialFailure(kind="oom", phase=line.phase, message=message)
     return FitReport(
         precision=trainer.precision,
         batch_size=asked.batch_size,
         failure=failure,
-        first_step_peak_bytes=first_peak,
-        steady_peak_bytes=max(steps.peaks_bytes, default=None),
-        reserved_peak_bytes=None if first_reserved is None else max([first_reserved, *steps.reserved_bytes]),
-        evaluation_peak_bytes=evaluation_peak,
+        first_step_peak_bytes=steps.peaks_bytes["first step"],
+        steady_peak_bytes=steps.peaks_bytes.get("steady steps"),
+        reserved_peak_bytes=max(steps.reserved_bytes, default=None),
+        evaluation_peak_bytes=steps.peaks_bytes.get("evaluation"),
         partial_batch_size=asked.partial_batch_size if asked.verify else None,
         outside_bytes=outside,
         num_alloc_retries=num_retries,
@@ -157,49 +157,54 @@ def try_steps(
 
 
 class _Steps:
-    """On one resident batch, with the books kept."""
+    """On resident batches, with the books kept."""
 
-    def __init__(
-        self, trainer: Trainer, batch: Batch, memory: DeviceMemory, line: Line, recorder: AllocationRecorder
-    ) -> None:
-        self._trainer, self._batch, self._memory, self._line = trainer, batch, memory, line
-        self._recorder = recorder
+    def __init__(self, trainer: Trainer, memory: DeviceMemory, line: Line, recorder: AllocationRecorder) -> None:
+        self._trainer, self._memory, self._line, self._recorder = trainer, memory, line, recorder
         self.took_s: list[float] = []
         """Of each steady step."""
-        self.peaks_bytes: list[int] = []
+        self.peaks_bytes: dict[str, int] = {}
+        """By phase."""
         self.reserved_bytes: list[int] = []
+        """Peaks of what the allocator held. Empty: it does not tell."""
         self.last_retries: int | None = None
 
-    def step(self, batch: Batch | None = None) -> float:
-        """One step, finished, and its seconds. ``batch``: another one."""
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Peaks of what is done within are kept."""
+        self._memory.reset_peaks()
+        self._line.enter(name)
+        yield
+        self.peaks_bytes[name] = max(self.peaks_bytes.get(name, 0), self._memory.peak_bytes())
+        reserved = self._memory.peak_reserved_bytes()
+        self.reserved_bytes += [] if reserved is None else [reserved]
+
+    def step(self, batch: Batch) -> float:
+        """One step, finished, and its seconds."""
         self._recorder.mark()
         retries, started = self._memory.num_retries(), time.monotonic()
         for _ in range(self._trainer.accumulate):  # to the optimizer's own step, which makes its state
-            self._trainer.step(self._batch if batch is None else batch)
+            self._trainer.step(batch)
         self._trainer.synchronize()
         took_s = (time.monotonic() - started) / self._trainer.accumulate
         self.last_retries = increase(retries, self._memory.num_retries())
         self._line.pulse()
         return took_s
 
-    def go_on(self, num_steps: int) -> None:
-        """Steady steps; their peaks are apart."""
-        self._memory.reset_peaks()
-        self._line.enter("steady steps")
-        self.took_s += [self.step() for _ in range(num_steps)]
-        self.peaks_bytes.append(self._memory.peak_bytes())
-        self.reserved_bytes.append(self._memory.peak_reserved_bytes() or 0)
+    def go_on(self, batch: Batch, num_steps: int) -> None:
+        """Steady steps."""
+        if num_steps > 0:
+            with self.phase("steady steps"):
+                self.took_s += [self.step(batch) for _ in range(num_steps)]
 
-    def evaluate(self) -> int | None:
-        """Peak of a forward pass in evaluation mode. None: the model has none, which is no matter of memory."""
+    def evaluate(self, batch: Batch) -> None:
+        """A forward pass in evaluation mode. The model may have none, which is no matter of memory: no peak then."""
         try:
-            self._trainer.evaluate(self._batch)
-            self._trainer.synchronize()
+            with self.phase("evaluation"):
+                self._trainer.evaluate(batch)
+                self._trainer.synchronize()
         except Exception as error:
             if classify_error(error) in MEMORY_KINDS:
                 raise
             traceback.print_exc()  # into the log
-            return None
-        finally:
-            self._line.pulse()
-        return self._memory.peak_bytes()
+        self._line.pulse()

@@ -36,13 +36,11 @@ class LossWatch:
 
     def __init__(self) -> None:
         self._sums: dict[torch.device, torch.Tensor] = {}
-        self._of_numbers: float | None = None
 
     def add(self, loss: torch.Tensor | float) -> None:
         """Take a loss of one step: a number, or a tensor that holds one. Does not wait for the device."""
         if not isinstance(loss, torch.Tensor):
-            self._of_numbers = (self._of_numbers or 0.0) + loss
-            return
+            loss = torch.tensor(loss, dtype=torch.float64)
         loss = loss.detach().reshape(())
         if loss.device in self._sums:
             self._sums[loss.device].add_(loss)
@@ -51,9 +49,7 @@ class LossWatch:
 
     def is_finite(self) -> bool | None:
         """Whether all losses so far were finite. Waits for the device. None: there was none."""
-        sums = [total.item() for total in self._sums.values()]
-        sums += [] if self._of_numbers is None else [self._of_numbers]
-        return all(map(math.isfinite, sums)) if sums else None
+        return all(math.isfinite(total.item()) for total in self._sums.values()) if self._sums else None
 
 
 # Never in a measured run: so the scale only ever halves, once for each skipped step, and skipped steps can be counted

@@ -23,9 +23,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from loadtune.errors import WorkloadError
-from loadtune.footprint.blocks import PeakLines
+from loadtune.footprint.account import PeakLines, StepWatch, StorageBooks
+from loadtune.footprint.layers import LayerWatch
 from loadtune.footprint.plan import StepPlan
-from loadtune.footprint.watch import LayerWatch, StepWatch, StorageBooks
 from loadtune.records.footprint import (
     BatchEstimate,
     Checkpoint,

@@ -1,10 +1,11 @@
 """How another batch size would go, worked out from what two sizes asked of the allocator. Nothing is run here.
 
-A request whose size is the same at both sizes belongs to the model; any other grows with the batch. Played into a
-model of the allocator that tells what fragmentation takes, which no line through peaks can know. The model follows
-``c10/cuda/CUDACachingAllocator.cpp`` in its default configuration, torch 2.11: sizes are rounded up to 512 bytes, the
-smallest cached block that is large enough is taken and split, neighbours merge when freed, and when the driver has no
-more, every segment that is wholly free goes back before the request is tried once again.
+A request whose size is the same at both sizes belongs to the model; any other grows with the batch. The requests are
+played into a model of the allocator. It tells what fragmentation takes, which no line through peaks can know.
+
+The model follows ``c10/cuda/CUDACachingAllocator.cpp`` in its default configuration, torch 2.11. Sizes are rounded up
+to 512 bytes. The smallest cached block that is large enough is taken and split, and neighbours merge when freed. When
+the driver has no more, every segment that is wholly free goes back before the request is tried once again.
 """
 
 from bisect import bisect_left, insort
@@ -187,8 +188,10 @@ def forecast_from(traces: Sequence[AllocationTrace], checked: FitReport) -> Fore
 
 
 def _one_more_step(trace: AllocationTrace) -> tuple[int, ...]:
-    """The last step once again, on what it left: a verified size takes a step more than was recorded, and on an H200 a
-    U-Net's cache broke up only in that one (1274 trained, 1286 did not; played so, 1274 fits and 1280 does not).
+    """The last step once again, on what it left: a verified size takes a step more than was recorded.
+
+    On an H200 a U-Net's cache broke up only in that one: 1274 trained and 1286 did not. Played so, 1274 fits and 1280
+    does not.
 
     Empty where the last two steps differ, so that it is not known which request would follow which.
     """

@@ -17,9 +17,8 @@ from loadtune.seams import Bench
 from loadtune.units import counted, ratio_text, seconds_text
 
 MODERATE_BATCH = 256
-"""Large enough for a GPU to be the slower side: at 64 images a ResNet-50 step is about as long as the host takes to
-launch it, and once no recipe showed a gain there, most likely on a slow host (H200; at 256 channels_last gains 1.4 to
-1.9)."""
+"""Large enough for a GPU to be the slower side. At 64 images a ResNet-50 step is about as long as the host takes to
+launch it, and once no recipe showed a gain there. At 256 channels_last gains 1.4 to 1.9 (H200)."""
 
 STEP_S = 1.0
 """Of one step that nobody asked for, at the most. On two CPU cores that is a moderate batch of 2 for ResNet-50, where a
@@ -32,9 +31,6 @@ this many times larger, where memory and `STEP_S` allow it."""
 MIN_GAIN = 1.01
 """A recipe is changed for more than 1% only: below that, one second of timing on a GPU cannot tell."""
 
-UNLIKELY = 3.0
-"""Times as fast by one change of the recipe: more than any that was seen on a quiet machine, 1.9 on an H200."""
-
 HOPELESS = 2.0
 """A precision whose step takes twice as long as fp32's is emulated, not accelerated; it is not looked at further."""
 
@@ -45,7 +41,7 @@ AGAIN_S = 2.0
 """A step that took longer is not run again: no kernel loads that long."""
 
 BREAKS_FUSED: tuple[tuple[Precision, OptimizerName], ...] = (("fp16", "sgd"),)
-"""Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones: from
+"""Fused SGD leaves its momentum unset, or infinite, where a GradScaler skips a step, as it does in the first ones. From
 then on every step is skipped and nothing trains (H200, torch 2.11; CPU, torch 2.15). Fused AdamW honours the skip."""
 
 
@@ -90,7 +86,10 @@ def choose_recipes(
             failures.append(plain)
             continue
         if first is not None and first.quickest_per_s > HOPELESS * plain.quickest_per_s:
-            plain = _again(bench, plain, point_s)
+            # A reading of a busy machine may be 50 times too low: the quicker of two counts.
+            again = bench.time_compute(plain.recipe, plain.batch_size, point_s)
+            if isinstance(again, ComputePoint) and again.quickest_per_s > plain.quickest_per_s:
+                plain = again
             if (slower := first.quickest_per_s / plain.quickest_per_s) > HOPELESS:
                 notes.append(_too_slow(precision, first, slower))
                 continue
@@ -124,12 +123,6 @@ def _step_slower(bench: Bench, facts: WorkloadFacts, precision: Precision, first
         if slower <= EMULATED or (plain or 0.0) > AGAIN_S:
             break
     return slower
-
-
-def _again(bench: Bench, point: ComputePoint, point_s: float) -> ComputePoint:
-    """Time what looks too slow once more, and take the quicker: a reading of a busy machine may be 50 times too low."""
-    again = bench.time_compute(point.recipe, point.batch_size, point_s)
-    return again if isinstance(again, ComputePoint) and again.quickest_per_s > point.quickest_per_s else point
 
 
 def _time_plain(
@@ -204,9 +197,6 @@ def _best_recipe(
         if isinstance(point, TrialFailure):
             notes.append(f"{name} was left out in {plain.recipe.precision}: {point.message}")
             continue
-        if point.quickest_per_s > UNLIKELY * best.quickest_per_s:
-            again = _again(bench, best, point_s)
-            points[points.index(best)] = best = again
         points.append(point)
         asked_for = memory_format is not None and point.recipe.memory_format != best.recipe.memory_format
         # As fast is enough where it spares a wait for the device in each step, which shows beside a loader.
@@ -265,7 +255,16 @@ def compile_recipes(
             needed_s = NUM_SIZES * num_compiled * (point.compile_s or 0.0)
             if needed_s > COMPILE_SHARE * left:
                 choices += [replace(tried, chosen=choice.chosen), *later]
-                notes.append(_too_long(best, point, num_compiled, needed_s, left))
+                each, fewer = ("", "")
+                if num_compiled > 1:
+                    each = f" in each of {num_compiled} precisions"
+                    fewer = ", or use a single precision (--precision),"
+                gain = ratio_text(point.quickest_per_s / best.quickest_per_s)
+                notes.append(
+                    f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling "
+                    f"about {NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the "
+                    f"{seconds_text(left)} left. Raise --time-budget{fewer} to make room for it."
+                )
                 break
         choices.append(tried)
     return Recipes(tuple(choices), (*chosen.notes, *notes))
@@ -284,15 +283,3 @@ def _failed(best: ComputePoint, failure: TrialFailure, *, asked_for: bool) -> st
             failure.log_tail or None,
         )
     return f"torch.compile is not used in {best.recipe.precision}: {failure.message}"
-
-
-def _too_long(best: ComputePoint, point: ComputePoint, num_compiled: int, needed_s: float, left_s: float) -> str:
-    gain = ratio_text(point.quickest_per_s / best.quickest_per_s)
-    each, fewer = ("", "")
-    if num_compiled > 1:
-        each, fewer = f" in each of {num_compiled} precisions", ", or use a single precision (--precision),"
-    return (
-        f"torch.compile is not used: in {best.recipe.precision} it gives {gain} the rate, but compiling about "
-        f"{NUM_SIZES} batch sizes{each} would take {seconds_text(needed_s)} of the {seconds_text(left_s)} left. Raise "
-        f"--time-budget{fewer} to make room for it."
-    )

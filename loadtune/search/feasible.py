@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtune.probe.host_memory import host_memory_refusal, prefetch_bytes, shm_refusal
-from loadtune.probe.tries import ROOM
+from loadtune.probe.runs import ROOM
 from loadtune.records.config import TrialConfig
 from loadtune.records.facts import HostFacts, WorkloadFacts
 from loadtune.records.measurement import TrialFailure

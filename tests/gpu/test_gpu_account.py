@@ -121,7 +121,7 @@ def line_of(lines: tuple[TracedLine, ...], source: str) -> TracedLine:
     return found
 
 
-def test_the_tracer_names_the_lines_and_has_the_drivers_figure() -> None:
+def test_the_tracer_names_the_lines() -> None:
     torch.zeros(1, device="cuda")
     with loadtune.trace_memory() as trace:
         weight = torch.zeros(16 * MIB, device="cuda", requires_grad=True)
@@ -136,7 +136,4 @@ def test_the_tracer_names_the_lines_and_has_the_drivers_figure() -> None:
     assert stepped.cuda.peak_bytes - stepped.cuda.in_use_bytes >= 63 * MIB
     assert freed.cuda.change_bytes == -128 * MIB
     assert trace.record.device == f"cuda:{torch.cuda.current_device()}"
-    for line in (made, stepped, freed):
-        assert line.device_used_bytes is not None
-        assert line.device_used_bytes >= torch.cuda.memory_reserved()
     assert "weight = torch.zeros" in trace.text()

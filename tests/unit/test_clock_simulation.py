@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import pytest
 
-from loadtune.bench.loader import WindowRule
+from loadtune.bench.loop import WindowRule
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, samples_per_s
 from loadtune.search.segment import SEGMENT_S, WINDOW_S, Segment

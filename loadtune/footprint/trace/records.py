@@ -57,8 +57,6 @@ class TracedLine:
     cpu: LineUse
     cuda: LineUse | None = None
     """None: CUDA was not in use yet."""
-    device_used_bytes: int | None = None
-    """In use on the GPU as NVML sees it, all processes and the driver together. None: no GPU in use, or no answer."""
     appeared: tuple[TracedTensor, ...] = ()
     """Made during the line, and still there after it."""
     went: tuple[TracedTensor, ...] = ()
@@ -87,8 +85,6 @@ class MemoryTrace:
     lines: tuple[TracedLine, ...]
     before_bytes: int
     """Storages of CPU tensors that were there before the first line."""
-    unattributed: tuple[TracedTensor, ...] = ()
-    """Alive at the end, made meanwhile, and used by no operation that was seen: no line can be named."""
     error: str | None = None
     """Traceback of what ended a traced script, or the words of its `SystemExit`. None: nothing to say."""
     exit_code: int = 0

@@ -46,25 +46,14 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def look_around(self) -> None:
         """Count what is there before the first line, but for tensors that C++ alone holds: nobody lists those."""
         before, self._ledger.current.births = self._ledger.current.births, []
-        for tensor in live_tensors():
-            self._met(tensor)
+        for thing in gc.get_objects():
+            if issubclass(type(thing), torch.Tensor):  # not isinstance: a proxy's ``__class__`` may run code
+                self._met(thing)
         for birth in self._ledger.current.births:
             birth.file, birth.line, birth.visit, birth.first_seen = None, None, -1, False
         self.name_gradients()
         visit = self._ledger.current
         visit.births, visit.change, visit.peak = before, 0, self._ledger.in_use
-
-    def unattributed(self) -> list[Birth]:
-        """Alive now, and never met."""
-        found: dict[int, Birth] = {}
-        for tensor in live_tensors():
-            storage = _storage(tensor)
-            known = storage is None or storage._cdata in self._known
-            if not known and storage.nbytes() and storage.device.type != "meta":
-                found[storage._cdata] = _described(tensor, storage, None, first_seen=True)
-            if isinstance(tensor, torch.nn.Parameter):
-                self._name(tensor, "Parameter")
-        return list(found.values())
 
     def see(self, tensor: torch.Tensor, op: Any = None, *, first_seen: bool = False) -> Birth | None:
         """The storage's birth, put down to the current line where it is new."""
@@ -87,10 +76,8 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if leaf is None:
                 del self._leaves[key]
             elif leaf.grad is not None and (birth := self.see(leaf.grad, first_seen=True)) is not None:
-                birth.kind, birth.shape = (
-                    "gradient",
-                    tuple(leaf.grad.shape),
-                )  # was (1, n) before a bias's sum was viewed
+                birth.kind = "gradient"
+                birth.shape = tuple(leaf.grad.shape)  # was (1, n) before a bias's sum was viewed
 
     def name_state(self, optimizer: torch.optim.Optimizer) -> None:
         for state in optimizer.state.values():
@@ -118,7 +105,15 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _register(self, key: int, tensor: torch.Tensor, storage: Any, op: Any, first_seen: bool) -> Birth | None:
         if storage.device.type == "meta":
             return None
-        birth = _described(tensor, storage, op, first_seen=first_seen)
+        device = storage.device
+        birth = Birth(
+            shape=tuple(int(size) for size in tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            num_bytes=storage.nbytes(),
+            device=device.type if device.type == "cpu" else str(device),
+            op=None if op is None else str(getattr(op, "overloadpacket", op)),
+            first_seen=first_seen,
+        )
         self._known[key] = birth
         self._refs[key] = weakref.ref(storage, self._end_of(key))
         self._ledger.born(birth)
@@ -132,11 +127,6 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._ledger.died(birth)
 
         return gone
-
-
-def live_tensors() -> Iterator[torch.Tensor]:
-    """``type``, not ``isinstance``: a proxy's ``__class__`` may run code."""
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -153,15 +143,3 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
-
-
-def _described(tensor: torch.Tensor, storage: Any, op: Any, *, first_seen: bool) -> Birth:
-    device = storage.device
-    return Birth(
-        shape=tuple(int(size) for size in tensor.shape),
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        num_bytes=storage.nbytes(),
-        device=device.type if device.type == "cpu" else str(device),
-        op=None if op is None else str(getattr(op, "overloadpacket", op)),
-        first_seen=first_seen,
-    )

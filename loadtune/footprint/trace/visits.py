@@ -4,10 +4,11 @@ In: lines that begin, pause for a call, and end; storages born and gone. Out: ro
 are folded, so that a loop of a million lines stays as small as its first turns.
 """
 
+import linecache
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from loadtune.footprint.trace.records import LineUse, TensorKind
+from loadtune.footprint.trace.records import LineUse, TensorKind, TracedLine, TracedTensor
 
 _BLOCK_BYTES = 512
 """The CUDA allocator rounds every block up to this."""
@@ -27,8 +28,6 @@ class Meter(Protocol):
     def read(self) -> CudaReading | None: ...
 
     def restart_peak(self) -> None: ...
-
-    def used_bytes(self) -> int | None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +51,22 @@ class Birth:
         return (self.shape, self.dtype, self.num_bytes, self.device, self.file, self.line)
 
     @property
-    def is_cuda(self) -> bool:
-        return self.device.startswith("cuda")
+    def block_bytes(self) -> int:
+        """What the CUDA allocator takes for it; 0: it does not lie there."""
+        return -(-self.num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES if self.device.startswith("cuda") else 0
+
+    def record(self) -> TracedTensor:
+        return TracedTensor(
+            shape=self.shape,
+            dtype=self.dtype,
+            storage_bytes=self.num_bytes,
+            device=self.device,
+            kind=self.kind,
+            op=self.op,
+            made_file=self.file,
+            made_line=self.line if self.file else None,
+            first_seen=self.first_seen,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +96,6 @@ class Row:
     visit: Visit
     cpu: LineUse
     cuda: LineUse | None
-    used: int | None
     appeared: list[Birth]
     went: list[Birth]
     temporaries: list[Birth]
@@ -96,9 +108,22 @@ class Row:
         uses = ((use.change_bytes, use.peak_bytes - use.in_use_bytes) if use else None for use in (self.cpu, self.cuda))
         return (visit.file, visit.line, *uses, *tensors)
 
-
-def _block(birth: Birth) -> int:
-    return -(-birth.num_bytes // _BLOCK_BYTES) * _BLOCK_BYTES if birth.is_cuda else 0
+    def record(self) -> TracedLine:
+        visit = self.visit
+        return TracedLine(
+            file=visit.file,
+            line=visit.line,
+            function=visit.function,
+            source=linecache.getline(visit.file, visit.line).strip() if visit.file else "",
+            cpu=self.cpu,
+            cuda=self.cuda,
+            appeared=tuple(birth.record() for birth in self.appeared),
+            went=tuple(birth.record() for birth in self.went),
+            num_temporaries=len(self.temporaries),
+            temporary_bytes=sum(birth.num_bytes for birth in self.temporaries),
+            num_ops=visit.num_ops,
+            num_visits=self.num_visits,
+        )
 
 
 def _and_later(first: LineUse, later: LineUse) -> LineUse:
@@ -163,11 +188,13 @@ class Ledger:
                 in_use_bytes=self._cuda.allocated_bytes,
                 change_bytes=visit.cuda_change,
                 peak_bytes=visit.cuda_peak,
-                unattributed_bytes=visit.cuda_change - sum(map(_block, appeared)) + sum(map(_block, went)),
+                unattributed_bytes=visit.cuda_change
+                - sum(birth.block_bytes for birth in appeared)
+                + sum(birth.block_bytes for birth in went),
                 last_in_use_bytes=self._cuda.allocated_bytes,
             )
         temporaries = [birth for birth in visit.births if birth.died_in == visit.number]
-        row = Row(visit, cpu, cuda, self.meter.used_bytes(), appeared, went, temporaries)
+        row = Row(visit, cpu, cuda, appeared, went, temporaries)
         kept = self.rows.setdefault(row.key, row)
         kept.num_visits += 1
         kept.cpu = _and_later(kept.cpu, cpu)

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import torch
-
-from loadtune.bench.allocator_log import AllocationRecorder, compact_events
+from loadtune.bench.allocator_log import compact_events
 
 
 def alloc(addr: int, size: int) -> dict[str, Any]:
@@ -13,16 +11,6 @@ def alloc(addr: int, size: int) -> dict[str, Any]:
 
 def free(addr: int, action: str = "free_completed") -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": 1, "stream": 0}
-
-
-def test_requests_are_numbered_from_one_and_given_back_by_number() -> None:
-    history = [alloc(0x10, 512), alloc(0x20, 1024), free(0x10), free(0x20)]
-    assert compact_events(history, []) == ((512, 1024, -1, -2), ())
-
-
-def test_what_was_asked_for_before_the_recording_is_not_given_back() -> None:
-    history = [free(0x90), alloc(0x10, 512), free(0x90), free(0x10), free(0x10)]
-    assert compact_events(history, []) == ((512, -1), ())
 
 
 def test_a_block_is_given_back_when_that_is_completed_and_segments_are_no_requests() -> None:
@@ -43,10 +31,3 @@ def test_marks_are_places_in_the_history_and_become_places_in_the_events() -> No
     events, starts = compact_events(history, [0, 1, 2, 4])
     assert events == (512, -1, 600)
     assert starts == (0, 0, 1, 2)
-
-
-def test_a_cpu_gives_no_trace() -> None:
-    recorder = AllocationRecorder(torch.device("cpu"), 8, on=True)
-    with recorder.recording():
-        recorder.mark()
-    assert recorder.trace is None

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import random
-import time
 from collections import UserDict
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -23,16 +22,14 @@ from torch.utils.data import (
 )
 from workload_rig import workload_of
 
-from loadtune.bench.describe import model_errors
 from loadtune.bench.endless_loader import EndlessLoader, NoBatchError
 from loadtune.bench.failures import failure_from
 from loadtune.bench.samples import Samples
 from loadtune.bench.training import LossWatch, OwnStep, ResidentModel, Trainer
-from loadtune.errors import WorkloadError
 from loadtune.records.config import LoaderConfig, Recipe, WorkloadSpec
 from loadtune.stream.sample_table import SampleTable
 from loadtune.workload import LoaderParts
-from loadtune.workload.tasks import on_pairs, own_computation, own_loss_task
+from loadtune.workload.tasks import own_computation
 
 CPU = torch.device("cpu")
 LINE: Any = SimpleNamespace(enter=lambda phase: None, pulse=lambda: None, samples=SampleTable())
@@ -71,20 +68,6 @@ def test_gradients_of_several_batches_are_summed_before_the_optimizer_steps() ->
     at_once.step(whole)
     assert torch.allclose(model.weight, other.weight)
     assert not torch.equal(model.weight, before)
-
-
-@pytest.mark.parametrize(
-    ("loss", "words"),
-    [
-        (lambda model, batch: model(batch["x"]), "one number"),
-        (lambda model, batch: 0.5, "one number"),
-        (lambda model, batch: squared(model, batch).detach(), "without a gradient"),
-    ],
-)
-def test_a_loss_has_to_be_one_number_with_a_gradient(loss: Any, words: str) -> None:
-    trainer, _ = trainer_of(loss)
-    with pytest.raises(WorkloadError, match=words):
-        trainer.step({"x": torch.rand(2, 3), "y": torch.rand(2)})
 
 
 def test_a_step_of_ones_own_is_made_once_and_trains() -> None:
@@ -143,26 +126,6 @@ def test_the_users_code_may_take_parts_out_of_its_batch() -> None:
     assert resident.keys() == {"x", "y"}
 
 
-class Opaque:
-    """Tells neither tensors nor samples."""
-
-    def __init__(self, values: list[torch.Tensor]) -> None:
-        self.__slot = lambda: values
-
-    def sum(self) -> torch.Tensor:
-        return torch.stack(self.__slot()).sum()
-
-
-def test_batches_that_do_not_tell_have_the_samples_that_were_collated() -> None:
-    samples = samples_of(DataLoader([torch.full((1,), 1.0)] * 64, 4, collate_fn=Opaque))
-    workload = workload_of(None, nn.Linear(1, 1), own_batches=True)
-    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload, places=samples.places, batch_size=12)
-    batch = samples.resident(12, trainer)
-    assert batch.sum() == 12
-    assert trainer.num_samples(batch) == 12
-    assert samples.num == samples.num_in_batch == len(samples.samples)
-
-
 def ragged(batch: list[Any]) -> Any:
     if len(batch) > 8:
         raise ValueError("a ragged batch")
@@ -205,56 +168,6 @@ def test_what_workers_cannot_be_given_is_named() -> None:
     assert "multiprocessing/" not in failure.log_tail
     assert failure.message.startswith("The collate_fn of the loader cannot be pickled, which workers started with")
     assert failure.message.endswith('or use multiprocessing_context="fork"')
-
-
-def no_loss(*given: Any) -> Any:
-    raise RuntimeError("no loss today")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"compute_loss": own_computation(no_loss, "bad.py:fn")},
-            "The loss function bad.py:fn raised",
-        ),
-        (
-            {"compute_loss": on_pairs(own_loss_task(no_loss, "bad.py:fn"), any_structure=False)},
-            "The loss function bad.py:fn raised",
-        ),
-        ({"make_step": lambda device: no_loss, "spec": WorkloadSpec(step="bad.py:s")}, "The step bad.py:s raised"),
-    ],
-)
-def test_a_part_of_the_users_code_that_fails_is_named_in_every_phase(given: Any, words: str) -> None:
-    workload = workload_of(rows(), nn.Linear(3, 1), own_batches=True, **given)
-    kind = OwnStep if workload.make_step else Trainer
-    trainer = kind(ResidentModel(workload, CPU), Recipe(), workload)
-    batch = (torch.rand(2, 3), torch.zeros(2))
-    with pytest.raises(RuntimeError) as raised:
-        trainer.step(batch)
-    failure = failure_from(raised.value, "training")
-    assert failure.message.startswith(f"{words} RuntimeError: no loss today")
-    assert "in no_loss" in failure.log_tail
-    with pytest.raises(WorkloadError, match=words), model_errors(workload, batch):
-        trainer.step(batch)
-
-
-def test_a_mapping_does_not_go_with_a_loss_function() -> None:
-    loss = on_pairs(own_loss_task(lambda outputs, targets: outputs.mean()), any_structure=False)
-    with pytest.raises(WorkloadError, match=r"needs batches \(inputs.*a batch is \{x.*fn\(model, batch\).*--loss"):
-        loss(nn.Linear(3, 1), {"x": torch.rand(2, 3)})
-
-
-def test_a_stream_that_ends_at_once_tells_its_length() -> None:
-    assert samples_of(DataLoader(Counted(10, shared=False), 32)).num_per_epoch == 10
-    assert samples_of(DataLoader(Counted(10**6, shared=False), 32)).num_per_epoch is None
-
-
-@pytest.mark.parametrize(("make_step", "words"), [(lambda device: 3, "returned a int"), (lambda: None, "TypeError")])
-def test_what_is_no_step_is_said(make_step: Any, words: str) -> None:
-    workload = workload_of(rows(), nn.Module(), make_step=make_step, own_batches=True)
-    with pytest.raises(WorkloadError, match=words):
-        OwnStep(ResidentModel(workload, CPU), Recipe(precision="own"), workload)
 
 
 class Counted(IterableDataset[Any]):
@@ -315,13 +228,6 @@ def padded(batch: list[Any]) -> Any:
     return {"x": nn.utils.rnn.pad_sequence([each["x"] for each in batch], batch_first=True)}
 
 
-def test_a_sampler_may_draw_keys() -> None:
-    table = {("row", at): {"x": torch.full((2,), float(at))} for at in range(8)}
-    loader: DataLoader[Any] = DataLoader(table, 4, sampler=list(table))  # type: ignore[arg-type]
-    samples = samples_of(loader)
-    assert (samples.num_per_epoch, samples.batch["x"].shape) == (8, (16, 2))
-
-
 class Bulk(Dataset[Any]):
     """Read a whole batch at once."""
 
@@ -344,35 +250,6 @@ def test_a_dataset_that_reads_batches_by_a_list_of_indices() -> None:
     endless = EndlessLoader(workload_of(None, loader=LoaderParts.of(loader)), LoaderConfig(batch_size=8))
     assert {len(endless.next_batch()["x"]) for _ in range(13)} == {4, 8}
     endless.close()
-
-
-class OnlyAtOnce:
-    """Samples come by the batch alone, and each call takes as long as a database's."""
-
-    call_s = 0.01
-
-    def __len__(self) -> int:
-        return 640
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        time.sleep(self.call_s)
-        return [{"x": torch.full((2,), float(index))} for index in indices]
-
-
-def test_a_dataset_that_reads_a_batch_in_one_call_is_read_so() -> None:
-    samples = samples_of(DataLoader(OnlyAtOnce(), 4, shuffle=True))  # type: ignore[arg-type]
-    assert samples.sample_s < 0.5 * OnlyAtOnce.call_s, "one call by one would take all of it"
-    assert samples.batch["x"].shape == (16, 2)
-
-
-@pytest.mark.parametrize("collate_fn", [None, lambda batch: [torch.stack(part) for part in zip(*batch, strict=True)]])
-def test_targets_that_are_no_classes_are_said_whatever_collates_them(collate_fn: Any) -> None:
-    rows = [(torch.rand(4), torch.rand(())) for _ in range(64)]
-    loader: DataLoader[Any] = DataLoader(rows, 16, collate_fn=collate_fn)  # type: ignore[arg-type]
-    with pytest.raises(WorkloadError, match=r"targets float32 tensor .*class index.*--loss"):
-        samples_of(loader, own_batches=False)
-    assert samples_of(loader, own_batches=False, own_loss=True).num == 16
-    assert samples_of(loader).num == 16
 
 
 def test_memory_is_probed_with_the_largest_batch_of_a_batch_sampler() -> None:
@@ -413,11 +290,6 @@ def test_samples_of_any_kind_differ_in_size(make: Any) -> None:
     assert samples_of(DataLoader([make(5)] * 100, 4, collate_fn=pad)).largest_bytes is None
 
 
-def test_an_empty_stream_is_said() -> None:
-    with pytest.raises(WorkloadError, match="stream is empty"):
-        samples_of(DataLoader(Counted(0, shared=False), 4))
-
-
 def test_ready_batches_and_own_batch_samplers_have_their_own_size() -> None:
     ready = [{"x": torch.zeros(6, 2)} for _ in range(3)]
 
@@ -431,16 +303,6 @@ def test_ready_batches_and_own_batch_samplers_have_their_own_size() -> None:
     samples = samples_of(DataLoader(Ready(), batch_size=None))
     assert (samples.num, samples.num_per_epoch) == (6, 18)
     assert samples_of(DataLoader(rows(), batch_sampler=[[0], [1, 2, 3]])).num == 2  # type: ignore[arg-type]
-
-
-def test_structures_that_cannot_be_repeated_are_collated_anew() -> None:
-    def join(batch: list[torch.Tensor]) -> Any:
-        return {"nodes": torch.cat(batch), "sizes": torch.tensor([len(each) for each in batch])}
-
-    samples = samples_of(DataLoader([torch.rand(3, 2) for _ in range(64)], 4, collate_fn=join))
-    trainer: Any = SimpleNamespace(to_device=lambda batch: batch, places=samples.places)
-    batch = samples.resident(40, trainer)
-    assert (len(batch["nodes"]), len(batch["sizes"])) == (120, 40)
 
 
 def drawn(loader: DataLoader[Any], num: int, batch_size: int = 4) -> list[list[float]]:

@@ -76,21 +76,6 @@ def test_parts_are_the_devices_own_and_add_up_to_the_window(
     assert parts.copy_s + parts.compute_s + parts.idle_s == pytest.approx(device.host_s)
 
 
-def test_what_happens_between_two_windows_is_the_next_ones_idle_time() -> None:
-    device = FakeDevice()
-    marks = DeviceMarks(device.make_event)
-    train(device, marks, 2, wait=0.0, copy=0.01, compute=0.04)
-    device.synchronize()
-    first = marks.cut()
-    device.host_s += 0.5
-    train(device, marks, 2, wait=0.0, copy=0.01, compute=0.04)
-    device.synchronize()
-    second = marks.cut()
-    assert first.idle_s == pytest.approx(0.0)
-    assert second.idle_s == pytest.approx(0.5)
-    assert second.compute_s == pytest.approx(0.08)
-
-
 def test_on_a_cpu_the_hosts_clock_says_it() -> None:
     at = [100.0]
     marks = HostMarks(lambda: at[0])

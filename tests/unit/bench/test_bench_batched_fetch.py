@@ -13,7 +13,7 @@ from remedy_rig import Table, job_with
 from workload_rig import workload_of
 
 from loadtune.bench.endless_loader import EndlessLoader
-from loadtune.bench.loader import TrainingLoop
+from loadtune.bench.loop import TrainingLoop
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.measurement import TrainingRun
 from loadtune.workload import Workload
@@ -48,15 +48,6 @@ def test_full_batches_and_each_sample_once_an_epoch(num_workers: int, job: Workl
     assert all(inputs.shape == (4, 3) and targets.shape == (4,) for inputs, targets in batches)
     assert Counter(rows(batches)) == dict.fromkeys(range(24), 3)
     assert all(torch.equal(targets, inputs[:, 0].long() // 3 % 3) for inputs, targets in batches)
-
-
-def test_the_order_is_that_of_samples_fetched_one_by_one(loader: EndlessLoader) -> None:
-    plain = EndlessLoader(workload_of(Table(num=24)), CONFIG)
-    try:
-        expected = [plain.next_batch() for _ in range(9)]
-    finally:
-        plain.close()
-    assert rows([loader.next_batch() for _ in range(9)]) == rows(expected)
 
 
 class Loop:

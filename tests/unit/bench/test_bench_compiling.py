@@ -1,102 +1,21 @@
-"""Every batch size is compiled, also beyond the number at which PyTorch goes on without; here by dynamo alone."""
+"""No rate has compiling in it, and compiling is no hang."""
 
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from workload_rig import workload_of
 
 from loadtune.bench import BenchClient
-from loadtune.bench.compiling import Compiler
 from loadtune.bench.endless_loader import EndlessLoader
-from loadtune.bench.failures import failure_from
-from loadtune.bench.loader import TrainingLoop
+from loadtune.bench.loop import TrainingLoop
 from loadtune.bench.protocol import COMPILING, Answer, Phase
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig, WorkloadSpec
 from loadtune.records.facts import Device
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure
-
-PYTORCHS_LIMIT = 8
-
-
-@pytest.fixture
-def phases(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Those entered; PyTorch's settings are as before afterwards, and nothing is left to the compiler's back end."""
-    import torch._dynamo as dynamo
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    handler = dynamo.callback.callback_handler
-    before = list(handler.start_callbacks), list(handler.end_callbacks)
-    dynamo.reset()
-    usual = dynamo.config.patch(
-        recompile_limit=PYTORCHS_LIMIT,
-        accumulated_recompile_limit=256,
-        fail_on_recompile_limit_hit=False,
-        suppress_errors=True,
-    )
-    with usual:
-        dynamo.utils.counters.clear()
-        yield []
-    handler.start_callbacks[:], handler.end_callbacks[:] = before
-
-
-def line_of(phases: list[str]) -> Any:
-    line = SimpleNamespace(phase="warm-up")
-
-    def enter(phase: str) -> None:
-        line.phase = phase
-        phases.append(phase)
-
-    line.enter = enter
-    return line
-
-
-def train(module: nn.Module, batch_size: int) -> None:
-    module(torch.ones(batch_size, 4)).sum().backward()
-
-
-def test_each_of_many_sizes_has_a_graph_of_its_own(phases: list[str]) -> None:
-    compiler = Compiler(nn.Linear(4, 2), line_of(phases))
-    sizes = range(2, 2 + 2 * PYTORCHS_LIMIT)
-    for batch_size in sizes:
-        train(compiler.module, batch_size)
-    assert compiler.num_graphs == len(sizes)
-    num_compiled = compiler.num_compiled
-    for batch_size in sizes:
-        train(compiler.module, batch_size)
-    assert compiler.num_compiled == num_compiled, "each stays compiled"
-    assert compiler.num_graphs == len(sizes)
-
-
-def test_compiling_is_a_phase_and_takes_time(phases: list[str]) -> None:
-    line = line_of(phases)
-    compiler = Compiler(nn.Linear(4, 2), line)
-    train(compiler.module, 2)
-    assert phases[:2] == [COMPILING, "warm-up"]
-    assert line.phase == "warm-up"
-    assert compiler.seconds > 0
-    assert compiler.num_compiled * 2 == len(phases)
-
-
-def test_what_cannot_be_compiled_is_told_and_the_phase_is_over(phases: list[str]) -> None:
-    class Torn(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return super().forward(inputs.view(-1, 3))
-
-    line = line_of(phases)
-    compiler = Compiler(Torn(4, 2), line)
-    with pytest.raises(Exception) as info:  # noqa: PT011
-        train(compiler.module, 2)
-    failure = failure_from(info.value, line.phase)
-    assert line.phase == "warm-up"
-    assert failure.kind == "unsupported"
-    assert failure.message.startswith("torch.compile failed: ")
 
 
 @pytest.mark.parametrize(("last_compiled", "expected"), [(1, TrainingRun), (4, TrialFailure)])

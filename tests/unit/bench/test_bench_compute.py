@@ -51,11 +51,6 @@ def test_windows_abut_and_take_about_the_time_given(monkeypatch, step_s):
     assert trainer.num_waits <= 3 * len(windows), "synchronised at edges, not at steps"
 
 
-def test_a_step_longer_than_the_time_is_taken_twice(monkeypatch):
-    windows, _ = windows_of(monkeypatch, 7.0, 1.0)
-    assert [window.num_steps for window in windows] == [1, 1]
-
-
 @pytest.mark.parametrize("step_s", [0.0003, 0.01, 0.07, 0.4])
 def test_each_window_has_whole_rounds_of_accumulated_gradients(monkeypatch, step_s):
     windows, _ = windows_of(monkeypatch, step_s, 1.0, accumulate=3)

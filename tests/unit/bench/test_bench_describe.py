@@ -40,18 +40,6 @@ def test_a_sample_costs_what_reading_it_takes_and_waiting_is_no_cpu_time() -> No
     assert len(samples.samples) == 16
 
 
-class Computing(Sleeping):
-    """For a thousand values and more."""
-
-    def __getitem__(self, index: int) -> Any:
-        return index, sum(range(30_000))
-
-
-def test_what_computes_all_the_time_takes_as_much_cpu_time() -> None:
-    samples = first_samples(Computing())
-    assert 0.5 * samples.sample_s < samples.sample_cpu_s <= samples.sample_s
-
-
 class Pausing(Dataset[Any]):
     """Fast, but for pauses of 20 ms at some of its reads."""
 
@@ -78,9 +66,3 @@ def test_what_now_and_then_a_sample_takes_is_what_samples_take() -> None:
     """One in thirty: every other group has one and more of them than a tenth counts."""
     samples = first_samples(Pausing(*range(7, 4096, 30)))
     assert samples.sample_s > 0.5 * 0.02 / 30
-
-
-def test_a_dataset_of_one_sample_is_timed_too() -> None:
-    samples = first_samples(Sleeping(0.001, length=1))
-    assert samples.sample_s > 0
-    assert len(samples.batch[0]) == 16

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,7 +12,6 @@ from loadtune.bench.steps import try_steps
 from loadtune.bench.training import ResidentModel, Trainer, resident_batch
 from loadtune.records.config import Recipe
 from loadtune.records.memory import BatchTry, FitReport
-from loadtune.workload.batches import places_of
 
 CPU = torch.device("cpu")
 BATCH = 6
@@ -41,11 +39,6 @@ class Watched(nn.Module):
 class NoEvaluation(Watched):
     def evaluating(self) -> None:
         raise NotImplementedError("this model is for training only")
-
-
-class FullEvaluation(Watched):
-    def evaluating(self) -> None:
-        torch.empty(1 << 60, dtype=torch.uint8)
 
 
 class QuietLine:
@@ -100,15 +93,6 @@ def run(
 FULL, PARTIAL, EVALUATION = (BATCH, "training"), (2, "training"), (BATCH, "evaluation")
 
 
-def test_unverified_there_are_training_steps_alone() -> None:
-    model = Watched()
-    report = run(model)
-    assert model.passes == [FULL] * 3
-    assert report.fits
-    assert (report.batch_size, report.evaluation_peak_bytes, report.partial_batch_size) == (BATCH, None, None)
-    assert (report.allocations, report.num_steady_retries) == (None, None)
-
-
 def test_a_first_step_is_no_step_time() -> None:
     """It loads kernels and may compile: foretold from it, every larger size would take too long."""
     assert run(Watched(), num_steps=1).step_s is None
@@ -128,48 +112,10 @@ def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     assert model.training
 
 
-def test_a_partial_batch_of_joined_samples_is_made_anew() -> None:
-    """Nodes of all samples lie one after another: a batch of fewer is not a part of a larger one."""
-
-    def batch(size: int) -> Any:
-        return {"nodes": torch.rand(3 * size, 4), "y": torch.rand(size)}
-
-    def compute_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return (model(batch["nodes"]).view(len(batch["y"]), -1).mean(1) - batch["y"]).square().mean()
-
-    dataset: Any = [torch.zeros(4)]
-    model = Watched()
-    workload = workload_of(dataset, model, compute_loss=compute_loss, own_batches=True)
-    places = places_of(batch(2), batch(3), 2, 3)
-    trainer = Trainer(ResidentModel(workload, CPU), Recipe(), workload, places=places)
-    line: Any = QuietLine()
-    asked = BatchTry(recipe=Recipe(), batch_size=BATCH, num_steps=2, verify=True, partial_batch_size=2)
-    report = try_steps(trainer, batch, asked, CpuMemory(), line)
-    assert report.fits
-    assert model.passes == [(18, "training"), (18, "evaluation"), (6, "training"), (18, "training")]
-
-
-@pytest.mark.parametrize("num_steps", [1, 2])
-def test_few_steps_are_verified_too(num_steps: int) -> None:
-    model = Watched()
-    report = run(model, verify=True, num_steps=num_steps)
-    assert model.passes == [FULL, EVALUATION, FULL]
-    assert report.fits
-    assert report.partial_batch_size is None
-
-
 def test_a_model_without_an_evaluation_mode_fits_and_has_no_such_peak() -> None:
     model = NoEvaluation()
     report = run(model, verify=True, partial_batch_size=2)
     assert report.fits
     assert report.evaluation_peak_bytes is None
     assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
-    assert model.training
-
-
-def test_an_evaluation_that_runs_out_of_memory_is_a_failure() -> None:
-    model, line = FullEvaluation(), QuietLine()
-    with pytest.raises(RuntimeError, match="can't allocate memory"):
-        run(model, verify=True, line=line)
-    assert line.phase == "evaluation"
     assert model.training

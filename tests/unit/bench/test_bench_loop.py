@@ -1,6 +1,5 @@
 """The timed loop over real DataLoaders: what was planted as slow is what the window's fields name."""
 
-import itertools
 import multiprocessing
 import time
 from dataclasses import replace
@@ -12,9 +11,8 @@ from loop_rig import LINE, SleepingTrainer
 from torch.utils.data import Dataset, get_worker_info
 from workload_rig import workload_of
 
-from loadtune.bench import loader as loop_module
-from loadtune.bench.endless_loader import EndlessLoader, EndlessShuffle
-from loadtune.bench.loader import TimedLoop, WindowRule
+from loadtune.bench.endless_loader import EndlessLoader
+from loadtune.bench.loop import TimedLoop, WindowRule
 from loadtune.late_batches import late_batches
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window, WorkerShare, samples_per_s
@@ -109,17 +107,6 @@ def test_windows_have_whole_rounds_of_accumulated_gradients_and_their_skipped_st
     assert [window.num_skipped_steps for window in windows] == [6, 0, 0]
 
 
-def test_tokens_of_the_batches_are_counted() -> None:
-    batches = itertools.cycle([{"input_ids": torch.ones(2, width)} for width in (3, 5)])
-    loader: Any = EndlessLoader(workload_of(Sleeping(0.0)), LoaderConfig(batch_size=2))
-    loader.next_batch = lambda: next(batches)
-    trainer: Any = SleepingTrainer(step_s=QUICK_S)
-    trainer.num_samples = lambda batch: 2
-    window = TimedLoop(trainer, loader, LINE).window(WindowRule(0.01, 0))
-    assert window is not None
-    assert window.num_tokens == 8 * window.num_steps - 2 * (window.num_steps % 2)
-
-
 def test_closing_ends_workers_in_the_middle_of_a_batch() -> None:
     """One takes 0.4 s."""
     before = {worker.pid for worker in multiprocessing.active_children()}
@@ -155,20 +142,6 @@ def test_a_step_that_is_the_wall_finds_its_batches_ready() -> None:
     assert shares[0].num_batches == sum(window.num_steps for window in windows)
 
 
-def test_a_window_has_the_page_locking_of_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The books count from the process's start; a third of a second went before the first window."""
-    counts = iter([0.3, 0.5, 0.5])
-    monkeypatch.setattr(loop_module, "page_lock_s", lambda device: next(counts))
-    windows, _ = run(SleepingTrainer(step_s=QUICK_S), Sleeping(0.0), num_workers=0, num_windows=2, window_s=0.01)
-    assert [window.page_lock_s for window in windows] == pytest.approx([0.2, 0.0])
-    assert [window.is_settling for window in windows] == [True, False]
-
-
-def test_without_cuda_nothing_is_said_of_page_locking() -> None:
-    (window,), _ = run(SleepingTrainer(step_s=QUICK_S), Sleeping(0.0), num_workers=0, num_windows=1, window_s=0.01)
-    assert window.page_lock_s is None
-
-
 def test_a_dataset_of_few_batches_reads_as_fast_as_its_steps() -> None:
     """Of 18 batches 16 are prefetched: where an epoch ends there is nothing to make, and such windows read almost 0."""
     trainer, dataset = SleepingTrainer(step_s=SLOW_S), Sleeping(QUICK_S, length=36)
@@ -176,15 +149,6 @@ def test_a_dataset_of_few_batches_reads_as_fast_as_its_steps() -> None:
     made = [window.num_steps + (window.queue_end or 0.0) - (window.queue_start or 0.0) for window in windows]
     assert sum(made) > 18, "more than one pass"
     assert all(number > 0 for number in made), made
-
-
-def test_each_number_has_an_order_of_its_own_and_every_pass_has_all() -> None:
-    def drawn(number: int) -> list[int]:
-        return list(itertools.islice(EndlessShuffle(10, number), 30))
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
-    assert all(sorted(drawn(1)[at : at + 10]) == list(range(10)) for at in (0, 10, 20))
 
 
 def test_batches_that_pile_up_before_a_training_process_that_takes_them_slowly_are_no_throughput() -> None:

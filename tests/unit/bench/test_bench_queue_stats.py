@@ -11,7 +11,7 @@ import pytest
 import torch
 from loop_rig import LINE, SleepingTrainer
 
-from loadtune.bench.loader import TimedLoop, WindowRule
+from loadtune.bench.loop import TimedLoop, WindowRule
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import samples_per_s
 from loadtune.stream.counters import Depth

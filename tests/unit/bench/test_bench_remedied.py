@@ -1,20 +1,19 @@
 """What the training process says of a remedy before it is tried: refused and why, bytes, difference, lines."""
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from remedy_rig import Table, delivered, fake_images, image_folder, parts_of, trained_on
-from torch.utils.data import DataLoader, TensorDataset
+from remedy_rig import delivered, fake_images, image_folder, trained_on
+from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
 from workload_rig import workload_of
 
 from loadtune.bench import remedied
 from loadtune.bench.remedied import RemediedJobs
-from loadtune.changes import REMEDIES, NotApplicableError, Remedy, Situation, fetching, num_examined
+from loadtune.changes import REMEDIES, Remedy, Situation
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.result import Examined
 from loadtune.workload import Workload
@@ -60,39 +59,6 @@ def test_fewer_bytes_are_sent_of_an_augmented_dataset_too() -> None:
     assert "s.float()" in seen.code
     for loading in (seen.before, seen.after):
         assert 0 < loading.sample_cpu_s <= loading.sample_s
-
-
-def test_batched_fetch_of_the_same_rows() -> None:
-    seen = examined(workload_of(Table()), "batched_fetch")
-    assert seen.refused is None
-    assert seen.before is not None
-    assert seen.after is not None
-    assert seen.after.sample_bytes == seen.before.sample_bytes
-    assert seen.difference == SAME
-
-
-def test_what_is_not_loaded_otherwise_is_not_timed() -> None:
-    seen = examined(images(), "fused_optimizer")
-    assert seen == Examined(name="fused_optimizer")
-
-
-def test_cached_samples_are_timed_and_not_compared() -> None:
-    """Those of a trial are the first ones, which stand for the others."""
-    seen = examined(workload_of(Table()), "cached")
-    assert seen.refused is None
-    assert seen.after is not None
-    assert seen.difference is None
-
-
-def test_what_is_cached_is_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time that it is applied it may hold another number of samples that stand for the others."""
-    jobs = RemediedJobs(workload_of(Table(), **parts_of(DataLoader(Table(), 4))), LINE)
-    monkeypatch.setattr(fetching, "NUM_TRIED", 3)
-    jobs.job(("cached",))
-    monkeypatch.setattr(fetching, "NUM_TRIED", 5)
-    (seen,) = jobs.examine(config("cached"), ("worker_threads",), DEVICE)
-    assert seen.refused is None
-    assert seen.difference == SAME
 
 
 def test_each_refused_one_says_why_and_the_others_are_examined() -> None:
@@ -141,17 +107,6 @@ def test_a_remedy_that_fails_is_refused_and_ends_nothing(
     assert other.refused is None
 
 
-def test_a_dataset_that_fails_is_no_end_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REMEDIES, "broken", Broken("none"))
-
-    class Failing(Table):
-        def __getitem__(self, index: Any) -> Any:
-            raise OSError("gone")
-
-    seen = examined(workload_of(Failing()), "broken")
-    assert "gone" in (seen.refused or "")
-
-
 class Spoiling(Broken):
     """Loads something else."""
 
@@ -183,11 +138,6 @@ def test_another_type_or_shape_or_values_no_longer_finite_are_refused(
     assert reason in (spoiled(spoil, torch.ones(4, 3), monkeypatch).refused or "")
 
 
-def test_values_that_were_not_finite_before_differ_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = torch.tensor([[NAN, INF, 1.0]] * 4)
-    assert spoiled(torch.clone, rows, monkeypatch).difference == SAME
-
-
 def test_the_difference_is_the_largest_and_the_mean_of_all_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def first_column(inputs: torch.Tensor) -> torch.Tensor:
         inputs[:, 0] += 0.5
@@ -209,75 +159,3 @@ def test_two_remedies_are_applied_in_one_order_whichever_was_kept_first(kept: st
     assert delivered(jobs.job(names))[0].dtype == torch.uint8
     assert torch.allclose(trained_on(jobs.job(names))[0], trained_on(jobs.job(names[:1]))[0], atol=1e-6)
     assert jobs.job(names) is jobs.job(names), "made once"
-
-
-def test_a_remedy_on_top_of_one_that_cannot_be_used_is_refused() -> None:
-    with pytest.raises(NotApplicableError):
-        RemediedJobs(workload_of(Table()), LINE).job(("uint8_transfer", "fused_optimizer"))
-
-
-def test_the_users_job_stays_and_loading_keeps_the_threads_of_this_process() -> None:
-    loader = DataLoader(Table(), 4, shuffle=True)
-    job = workload_of(Table(), **parts_of(loader))
-    threads, parts = torch.get_num_threads(), job.loader
-    for name in ("batched_fetch", "worker_threads", "cached"):
-        assert examined(job, name).refused is None
-    assert job.loader is parts
-    assert torch.get_num_threads() == threads
-
-
-def test_signs_of_life_are_given_while_loading() -> None:
-    PULSES.clear()
-    examined(workload_of(Table()), "batched_fetch")
-    assert len(PULSES) > 2
-
-
-def test_what_loads_quickly_is_timed_in_batches_of_the_configurations_size() -> None:
-    """A call for the whole batch costs each sample less, the more there are."""
-    sizes = set[int]()
-
-    class Counted(Table):
-        def __getitem__(self, index: Any) -> Any:
-            sizes.add(len(index) if isinstance(index, list) else 1)
-            return super().__getitem__(index)
-
-    large = TrialConfig(loader=LoaderConfig(batch_size=200), recipe=Recipe())
-    (seen,) = RemediedJobs(workload_of(Counted()), LINE).examine(large, ("batched_fetch",), DEVICE)
-    assert seen.after is not None
-    assert {8, 200} <= sizes
-
-
-class Slow(Table):
-    def __getitem__(self, index: Any) -> Any:
-        time.sleep(0.004)
-        return super().__getitem__(index)
-
-
-def test_of_slow_samples_fewer_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever needs a remedy most would have no time left to try one."""
-    monkeypatch.setattr(remedied, "num_examined", num_examined)
-    monkeypatch.setitem(REMEDIES, "broken", Broken("none"))
-    loaded: list[int] = []
-
-    class Slower(Table):
-        def __getitem__(self, index: Any) -> Any:
-            loaded.append(index)
-            time.sleep(0.05)
-            return super().__getitem__(index)
-
-    assert examined(workload_of(Slower()), "broken").difference is not None
-    assert len(loaded) < 200
-    assert [num_examined(seconds) for seconds in (1e-4, 0.05, 3.0)] == [64, 20, 8]
-
-
-def test_what_is_cached_is_timed_in_such_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples that load slowly by themselves load quickly then."""
-    sizes = list[int]()
-    timed = remedied._timed_batch
-    monkeypatch.setattr(
-        remedied, "_timed_batch", lambda job, number, num: (sizes.append(num), timed(job, number, num))[1]
-    )
-    large = TrialConfig(loader=LoaderConfig(batch_size=200), recipe=Recipe(), remedies=("cached",))
-    (seen,) = RemediedJobs(workload_of(Slow()), LINE).examine(large, ("worker_threads",), DEVICE)
-    assert seen.refused is None
-    assert sizes[-1] == 200

@@ -93,22 +93,3 @@ def test_fp16_trains_on_after_its_first_overflows(workload: Workload, optimizer:
         trainer.step(batch)
     assert trainer.num_halvings() == settled
     assert all(torch.isfinite(parameter).all() for parameter in workload.model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("precision", "optimizer", "fused"),
-    [("fp16", "sgd", False), ("fp16", "adamw", True), ("bf16", "sgd", False), ("fp32", "adamw", True)],
-)
-def test_a_recipe_knows_whether_its_steps_read_from_the_device(
-    workload: Workload, precision: Any, optimizer: Any, fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a GPU each number that the host reads waits for all that was launched before."""
-    workload = dataclasses.replace(workload, spec=WorkloadSpec(optimizer=optimizer))
-    recipe, read = Recipe(precision=precision, fused_optimizer=fused), list[torch.Tensor]()
-    trainer = Trainer(ResidentModel(workload, CPU), recipe, workload)
-    batch = trainer.to_device(samples())
-    trainer.step(batch)
-    item = torch.Tensor.item
-    monkeypatch.setattr(torch.Tensor, "item", lambda self: (read.append(self), item(self))[1])
-    trainer.step(batch)
-    assert bool(read) == recipe.waits_each_step

@@ -52,19 +52,6 @@ def test_it_goes_on_until_a_step_is_not_skipped(halvings: Callable[[int], float]
     assert trainer.num_steps == num_steps
 
 
-def test_where_gradients_are_summed_only_the_optimizers_step_tells_of_the_scale() -> None:
-    trainer: Any = Counting(lambda steps: float(min(steps // 4, 5)))
-    trainer.accumulate = 4
-    WarmUp().run(trainer, Recipe(precision="fp16"), BATCH, LINE)
-    assert trainer.num_steps == 6 * 4
-
-
-def test_it_goes_on_until_a_step_compiles_nothing() -> None:
-    trainer: Any = Counting(lambda steps: 0.0, compiled=lambda steps: 2 * min(steps, 3))
-    WarmUp().run(trainer, Recipe(compile=True), BATCH, LINE)
-    assert trainer.num_steps == 4
-
-
 def test_on_a_cpu_a_recipe_is_warmed_once_a_batch_size() -> None:
     warm_up, trainer = WarmUp(), Counting(lambda steps: 0.0)
     stand_in: Any = trainer

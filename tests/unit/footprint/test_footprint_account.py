@@ -8,7 +8,6 @@ import torchvision
 from account_rig import plan_of
 from torch import nn
 
-from loadtune.errors import WorkloadError
 from loadtune.footprint.estimate import (
     CUDA_CONTEXT_BYTES,
     estimate_layers,
@@ -161,22 +160,6 @@ def test_a_plain_sequential_is_checkpointed_in_segments(wanted: int | None, used
     assert estimate_step(plan, 512) == plain
 
 
-def test_segments_within_a_model_name_the_sequential_and_block_counts_are_told() -> None:
-    plan = plan_of(lambda: Classifier(nn.Sequential(*list(conv_stack())[:4])), (3, 8, 8))
-    assert estimate_step(plan, 2, Checkpoint()).checkpointed == Checkpointed(num_modules=4, num_segments=2, path="body")
-    assert estimate_step(plan_of(equal_blocks, (256,)), 2, Checkpoint()).checkpointed == Checkpointed(num_modules=8)
-
-
-def test_checkpointing_a_model_without_a_sequential_says_so() -> None:
-    with pytest.raises(WorkloadError, match=r"Linear has no nn\.Sequential of two or more modules"):
-        estimate_step(plan_of(lambda: nn.Linear(8, 4), (8,)), 2, Checkpoint())
-
-
-def test_more_segments_than_layers_says_so() -> None:
-    with pytest.raises(WorkloadError, match=r"--checkpoint-segments is 101; .* has 36 modules, so it can be 2 to 36"):
-        estimate_step(plan_of(deep, (16,)), 2, Checkpoint(segments=101))
-
-
 class Reconstruction(nn.Module):
     """Its output is no class scores, and a weight is used by two layers."""
 
@@ -222,27 +205,6 @@ def test_a_transformer_of_copied_layers_is_estimated() -> None:
     assert account.num_parameters == sum(parameter.numel() for parameter in Encoder().parameters())
     assert account.largest.activations_bytes > 3 * 4 * 8 * 16 * 4  # each layer's input at the least
     assert account.unexplained_bytes == 0
-
-
-class Counts(nn.Module):
-    """What it computes depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 4)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.linear(inputs) * inputs.sum().item()
-
-
-def test_a_model_that_needs_values_is_refused_in_words() -> None:
-    with pytest.raises(WorkloadError, match="values of tensors"):
-        estimate_step(plan_of(Counts, (8,)), 2)
-
-
-def test_a_shape_that_the_model_does_not_take_is_said() -> None:
-    with pytest.raises(WorkloadError, match=r"does not train on a batch of 2 inputs of shape \(9,\)"):
-        estimate_step(plan_of(lambda: nn.Linear(8, 4), (9,)), 2)
 
 
 def test_no_cuda_context_and_no_memory_of_the_models_size() -> None:

@@ -1,10 +1,5 @@
-"""What the tracer shows beside tensors where there is a GPU: the allocator's counters, and what NVML says."""
+"""What the tracer shows beside tensors where there is a GPU: the allocator's counters."""
 
-import torch
-
-from loadtune.footprint.trace import Tracing
-from loadtune.footprint.trace.lines import KeptFiles
-from loadtune.footprint.trace.view import traced_line
 from loadtune.footprint.trace.visits import Birth, CudaReading, Ledger
 
 
@@ -22,9 +17,6 @@ class FakeMeter:
     def restart_peak(self) -> None:
         self.reading = CudaReading(self.reading.allocated_bytes, self.reading.allocated_bytes)
 
-    def used_bytes(self) -> int | None:
-        return 5000
-
 
 def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> None:
     meter = FakeMeter()
@@ -41,7 +33,7 @@ def test_on_a_gpu_the_allocator_counts_and_what_no_tensor_explains_is_said() -> 
     first, second = ledger.rows.values()
     assert (first.visit.cuda_change, first.visit.cuda_peak, first.cuda.unattributed_bytes) == (2560, 9000, 2048)
     assert (second.visit.cuda_change, second.visit.cuda_peak) == (0, 3560)
-    assert (first.visit.change, first.used) == (0, 5000)
+    assert first.visit.change == 0
 
 
 def test_on_a_gpu_the_peak_of_a_line_is_the_largest_of_its_visits() -> None:
@@ -55,20 +47,8 @@ def test_on_a_gpu_the_peak_of_a_line_is_the_largest_of_its_visits() -> None:
         ledger.pause()
         ledger.end(visit)
     (row,) = ledger.rows.values()
-    line = traced_line(row)
+    line = row.record()
     assert line.cuda is not None
     assert (line.num_visits, line.cuda.change_bytes) == (200, 512)
     assert (line.cuda.in_use_bytes, line.cuda.last_in_use_bytes) == (1512, 1000 + 200 * 512)
     assert line.cuda.peak_bytes == 1000 + 200 * 512 + 4096
-
-
-def test_a_gpu_has_a_column_for_nvml() -> None:
-    trace = Tracing(KeptFiles(), FakeMeter())
-    with trace:
-        x = torch.zeros(3)
-    text = trace.text()
-    assert x.shape == (3,)
-    assert "NVML" in text
-    assert "4.88 KiB" in text
-    assert max(map(len, text.splitlines())) <= 80
-    assert trace.record.device == "cuda:0"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from loadtune.errors import NothingFitsError, WorkloadError
 from loadtune.probe.memory import MemoryProbe
-from loadtune.probe.tries import StepLimit
 from loadtune.records.config import Recipe
 from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport
@@ -32,20 +31,6 @@ class FragmentingBench(FakeBench):
         return report
 
 
-def test_it_steps_back_from_a_wall_below_the_budget() -> None:
-    surface = Surface(bytes_per_sample={"fp32": 87e6})
-    ceiling = MemoryProbe(FragmentingBench(surface), RECIPE, {"dataset": 10**6}).verify()
-    wall = 0.96 * surface.largest_batch("fp32")
-    assert 0.94 * wall <= ceiling.batch_size <= wall
-    assert ceiling.first_failed is not None
-    assert ceiling.first_failed > ceiling.batch_size
-
-
-def test_the_smallest_cap_is_named_as_the_limit() -> None:
-    ceiling = MemoryProbe(line(GIB, 1e6, 139 * GIB), RECIPE, {"dataset": 500, "time": 90, "cap": 100}).verify()
-    assert (ceiling.batch_size, ceiling.limit) == (90, "time")
-
-
 @pytest.mark.parametrize("cap", [2, 5])
 def test_no_size_below_the_smallest_that_trains_is_tried(cap: int) -> None:
     bench = line(GIB, 1e6, 139 * GIB)
@@ -55,27 +40,9 @@ def test_no_size_below_the_smallest_that_trains_is_tried(cap: int) -> None:
     assert all(probe.fits for probe in ceiling.probes)
 
 
-def test_a_users_error_is_not_called_a_lack_of_memory() -> None:
-    bench = line(GIB, 1e6, 139 * GIB)
-    bench.facts = replace(fake_facts(bench.surface), min_batch_size=2)
-    with pytest.raises(WorkloadError, match="A batch of 1 cannot be trained") as raised:
-        MemoryProbe(bench, RECIPE, {"dataset": 3}).verify()
-    assert not isinstance(raised.value, NothingFitsError)
-
-
 def test_nothing_fits_names_the_size_and_a_way_out() -> None:
     with pytest.raises(NothingFitsError, match=r"smallest batch .*--image-size"):
         MemoryProbe(line(7e9, 1e6, 6e9), RECIPE, {"dataset": 100}).verify()
-
-
-def test_no_step_is_tried_that_takes_too_long() -> None:
-    bench = line(GIB, 1e6, 139 * GIB)
-    slowest_s = 1000 / bench.surface.compute_rate(RECIPE, 1000)
-    ceiling = MemoryProbe(bench, RECIPE, {"dataset": 10**6}, step_limit=StepLimit(seconds=slowest_s)).verify()
-    assert ceiling.limit == "time"
-    assert 700 <= ceiling.batch_size <= 1010
-    assert all(probe.step_s is not None and probe.step_s <= 1.01 * slowest_s for probe in ceiling.probes)
-    assert ceiling.safe_batch_size == ceiling.batch_size
 
 
 class Telling(FakeBench):
@@ -168,12 +135,6 @@ class SlowAtFirst(FakeBench):
         is_first = not any(kind == "memory" for kind, _ in self.requests)
         report = FakeBench.try_batch(self, asked)
         return replace(report, step_s=report.batch_size * (5.2 if is_first else 0.1))
-
-
-def test_a_step_that_was_slow_once_is_a_limit_of_time_and_not_of_memory() -> None:
-    bench = SlowAtFirst(Surface(fixed_bytes=GIB, bytes_per_sample={"fp32": 87e6}, budget_bytes=139 * GIB))
-    ceiling = MemoryProbe(bench, RECIPE, {"cap": 2}, step_limit=StepLimit(seconds=5.0)).verify()
-    assert (ceiling.batch_size, ceiling.limit) == (1, "time")
 
 
 def test_a_bound_runs_two_sizes_and_predicts_what_a_run_then_verifies() -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from loadtune.errors import NothingFitsError
 from loadtune.probe.recipe import Recipes, choose_recipes
 from loadtune.records.config import Precision, Recipe
 from loadtune.records.measurement import ComputePoint, TrialFailure
@@ -26,23 +25,11 @@ def test_takes_what_pays() -> None:
     assert recipes["bf16"] == Recipe(precision="bf16", memory_format="channels_last", fused_optimizer=True)
 
 
-def test_leaves_what_does_not_pay() -> None:
-    bench = FakeBench(Surface(channels_last_gain=0.9, fused_gain=1.0), noise=0.0)
-    chosen = choose(bench)
-    assert by_precision(chosen)["fp32"] == Recipe(precision="fp32")
-
-
 @pytest.mark.parametrize(("gain", "fused"), [(1.0, {"fp16"}), (0.98, set()), (1.02, {"fp16", "bf16"})])
 def test_what_spares_the_scaler_a_wait_is_taken_where_it_costs_nothing(gain: float, fused: set[Precision]) -> None:
     bench = FakeBench(Surface(fused_gain=gain), noise=0.0)
     recipes = by_precision(choose(bench, precisions=("fp16", "bf16"), optimizer="adamw"))
     assert {precision for precision, recipe in recipes.items() if recipe.fused_optimizer} == fused
-
-
-def test_channels_last_is_for_images() -> None:
-    bench = FakeBench()
-    choice = choose(bench, input_shape=(128,)).choices[0]
-    assert all(p.recipe.memory_format == "contiguous" for p in choice.points)
 
 
 def test_an_emulated_precision_is_dropped_with_its_figure() -> None:
@@ -60,18 +47,6 @@ def test_what_a_first_step_loads_is_not_held_against_a_precision() -> None:
     assert set(by_precision(choose(LoadsKernels(Surface(), noise=0.0)))) == {"fp32", "bf16"}
 
 
-def test_a_precision_that_fails_is_dropped_with_its_reason() -> None:
-    class NoHalf(FakeBench):
-        def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
-            if recipe.precision == "bf16":
-                return TrialFailure(kind="unsupported", phase="compute", message="no kernel for bfloat16")
-            return FakeBench.time_compute(self, recipe, batch_size, seconds)
-
-    chosen = choose(NoHalf())
-    assert set(by_precision(chosen)) == {"fp32"}
-    assert "no kernel for bfloat16" in chosen.notes[0]
-
-
 def test_a_precision_is_compared_with_one_that_ran() -> None:
     class NoSingle(FakeBench):
         def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
@@ -83,11 +58,6 @@ def test_a_precision_is_compared_with_one_that_ran() -> None:
     chosen = choose(NoSingle(surface), precisions=("fp32", "fp16", "bf16"))
     assert set(by_precision(chosen)) == {"fp16"}
     assert chosen.notes[1].endswith("as long as in fp16.")
-
-
-def test_a_slow_device_is_timed_on_a_smaller_batch() -> None:
-    choice = choose(FakeBench(Surface(compute_per_s={"fp32": 8.0}, half_batch=0.1)), precisions=("fp32",)).choices[0]
-    assert choice.points[0].batch_size <= 8
 
 
 @pytest.mark.parametrize(
@@ -131,11 +101,6 @@ def test_one_slow_second_does_not_hide_a_gain() -> None:
     assert by_precision(chosen)["fp32"].memory_format == "channels_last"
 
 
-def test_nothing_fits() -> None:
-    with pytest.raises(NothingFitsError, match=r"out of memory at a batch of \d+\. Free .*--device"):
-        choose(FakeBench(Surface(budget_bytes=GIB // 2)))
-
-
 @pytest.mark.parametrize(("optimizer", "fused"), [("sgd", False), ("adamw", True)])
 def test_sgd_is_never_fused_under_a_grad_scaler(optimizer: str, fused: bool) -> None:
     """It would be faster, and train nothing."""
@@ -155,13 +120,6 @@ class Hiccups(FakeBench):
             return point
         self.hiccup = Recipe(precision="fp16", memory_format="channels_last")  # asked for by nobody here
         return replace(point, windows=tuple(replace(window, seconds=50 * window.seconds) for window in point.windows))
-
-
-def test_a_gain_that_is_no_gain_is_timed_again() -> None:
-    bench = Hiccups(Surface(channels_last_gain=1.2, fused_gain=1.0), noise=0.0)
-    choice = choose(bench, precisions=("fp32",)).choices[0]
-    rates = [point.quickest_per_s for point in choice.points]
-    assert max(rates) / min(rates) == pytest.approx(1.2, rel=0.01)
 
 
 def test_a_precision_is_not_dropped_for_one_slow_reading() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from loadtune.probe.memory import MemoryProbe
-from loadtune.probe.tries import StepLimit, largest_within
+from loadtune.probe.step_limit import StepLimit, largest_within
 from loadtune.records.config import Recipe
 from loadtune.testing import FakeBench, Surface
 

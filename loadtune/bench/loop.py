@@ -15,7 +15,6 @@ from loadtune.bench.training import Trainer
 from loadtune.records.config import TrialConfig
 from loadtune.records.measurement import TrainingRun, TrialFailure, Window
 from loadtune.stream.counters import Depth
-from loadtune.units import counted
 from loadtune.workload import Batch, num_tokens
 
 # A window may grow to this many times its length to span whole rounds of the workers; beyond, it costs more than it
@@ -44,8 +43,8 @@ class WindowRule:
 
 
 def _num_taken(begun: Depth | None, ended: Depth | None, num_steps: int) -> int | None:
-    """Batches that came to stand behind whoever takes them, the pinning thread or the training process, and were handed
-    out or are there still."""
+    """Batches that the pinning thread took in a window, or else the training process, from those who made them: they
+    were handed out, or are there still."""
     if begun is None or ended is None:
         return None
     behind_before, behind = (depth.ready - (depth.untaken or 0) for depth in (begun, ended))
@@ -62,8 +61,8 @@ class _Counts:
     wait_s: float = 0.0
     depths: list[Depth] = field(default_factory=list)
     """Of the queue, before each batch was asked for."""
-    left: list[int] = field(default_factory=list)
-    """Untaken as each was handed out. Whoever looked for it in the queue has taken all that came before it."""
+    untaken: list[int] = field(default_factory=list)
+    """Before each batch was asked for and as it was handed out: whoever looked for it has taken all before it."""
 
 
 class TrainingLoop:
@@ -84,18 +83,9 @@ class TrainingLoop:
         """
         try:
             return self._time_training(trainer, config, window_s, line, begins)
-        except NoBatchError:
+        except NoBatchError as error:
             self.end()
-            size, num_workers = config.batch_size, config.loader.num_workers
-            message = (
-                f"an epoch of the stream has no full batch of {size} samples: use a smaller batch or a longer stream"
-            )
-            if num_workers:
-                message = (
-                    f"none of {counted(num_workers, 'worker')} returned a full batch of {size} samples: check that the "
-                    "stream gives each worker its share of the samples"
-                )
-            return TrialFailure(kind="unsupported", phase=line.phase, message=message)
+            return TrialFailure(kind="unsupported", phase=line.phase, message=str(error))
         except BaseException:
             self.end()
             raise
@@ -176,15 +166,13 @@ class TimedLoop:
         return self._finish(counts)
 
     def _train_step(self, counts: _Counts) -> None:
-        depth = self._loader.depth()
-        if depth is not None:
-            counts.depths.append(depth)
+        before = self._loader.depth()
         asked = time.monotonic()
         batch = self._loader.next_batch()
         waited = time.monotonic() - asked
-        depth = self._loader.depth()
-        if depth is not None and depth.untaken is not None:
-            counts.left.append(depth.untaken)
+        after = self._loader.depth()
+        counts.depths += [] if before is None else [before]
+        counts.untaken += [depth.untaken for depth in (before, after) if depth and depth.untaken is not None]
         self._loader.waited(waited)
         counts.wait_s += waited
         _step(self._trainer, batch, self._marks)
@@ -202,7 +190,6 @@ class TimedLoop:
         self._edge = ended
         parts = self._marks.cut()
         unpinned = [depth.unpinned for depth in counts.depths if depth.unpinned is not None]
-        untaken = [depth.untaken for depth in counts.depths if depth.untaken is not None] + counts.left
         num_taken = _num_taken(begun.depth, ended.depth, counts.steps)
         locked_s = None
         if begun.page_lock_s is not None and ended.page_lock_s is not None:
@@ -223,8 +210,8 @@ class TimedLoop:
             ready=statistics.fmean(depth.ready for depth in counts.depths) if counts.depths else None,
             num_pinned=num_taken if unpinned else None,
             least_unpinned=min(unpinned, default=None),
-            num_taken=num_taken if untaken else None,
-            least_untaken=min(untaken, default=None),
+            num_taken=num_taken if counts.untaken else None,
+            least_untaken=min(counts.untaken, default=None),
             num_skipped_steps=_skipped(begun.halvings, ended.halvings, counts.steps, self._trainer.accumulate),
             page_lock_s=locked_s,
             loss_is_finite=ended.loss_is_finite,

@@ -1,60 +1,16 @@
-"""The probes of one precision so far and what they say together, and how large a batch may be for a quick step.
+"""The sizes of one recipe that were run, and what they say together about other sizes."""
 
-A step of two samples is mostly what every step costs, so a rate read off it says little of a larger one: with 0.1 s a
-step whatever its size, a limit of 0.6 s is at 12 samples by the rate, and at 500 by a line.
-"""
+from dataclasses import dataclass, replace
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-
-from loadtune.probe.forecast import Forecast
+from loadtune.probe.forecast import Forecast, forecast_from
+from loadtune.probe.step_limit import StepLimit
 from loadtune.records.config import Recipe
 from loadtune.records.memory import AllocationTrace, BatchTry, FitReport
 from loadtune.seams import Bench
 
-OVERSHOOT = 2.0
-"""Times the limit that a step takes at most where the line is wrong altogether and a step grows with its batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimit:
-    """On the time of one training step."""
-
-    seconds: float
-    known: Mapping[int, float] = field(default_factory=dict)
-    """Seconds of a step by batch size, timed before under the same recipe. Empty: nothing is known."""
-    admitted: int = 1
-    """Batches up to this size are never too slow: somebody named it."""
-
-    def largest(self, step_s: Mapping[int, float]) -> int | None:
-        """The largest batch to try, by the steps in `known` and in `step_s`. None: no step was timed."""
-        both = {**self.known, **step_s}
-        quickest = {size: min(self.known.get(size, took), took) for size, took in both.items()}
-        return max(self.admitted, largest_within(self.seconds, quickest)) if quickest else None
-
-
-def largest_within(limit_s: float, step_s: Mapping[int, float]) -> int:
-    """The largest batch whose step is predicted to stay within `limit_s`; `step_s` holds seconds above 0 by batch size.
-
-    A line through the largest size and one at most half as large says what further samples cost. It is trusted to
-    `OVERSHOOT` times what the best rate alone allows: n times the batch takes n times as long at most. One size alone
-    may be doubled where its own step is within the limit.
-    """
-    surely = limit_s * max(size / took for size, took in step_s.items())
-    last = max(step_s)
-    if len(step_s) == 1:
-        return max(int(surely), 2 * last if step_s[last] <= limit_s else 0)
-    smaller = max((size for size in step_s if 2 * size <= last), default=min(step_s))
-    per_sample_s = (step_s[last] - step_s[smaller]) / (last - smaller)
-    most = OVERSHOOT * surely
-    predicted = last + (limit_s - step_s[last]) / per_sample_s if per_sample_s > 0 else most
-    return int(min(max(predicted, surely), most))
-
-
 ROOM = 0.95
 """Of the memory at the hard ceiling, at most, for a size to be used for hours. The 5% are for what a few steps do not
 show: other libraries' buffers, an evaluation with other sizes, fragmentation that grows."""
-
 
 CLOSE_TO_LIMIT = 0.8
 """Of a size that the time of a step allows: nearer than that is not worth another run of such steps."""
@@ -74,8 +30,8 @@ class Line:
         return (num_bytes - self.at_zero) / self.slope
 
 
-class Tries:
-    """Runs sizes and remembers. `forecast` is there once two traces are; `large` is run where it is sure to fit."""
+class Runs:
+    """Runs sizes and remembers."""
 
     def __init__(
         self,
@@ -83,45 +39,55 @@ class Tries:
         recipe: Recipe,
         num_steps: int,
         *,
+        smallest: int,
         cap: int,
         dataset_length: int | None,
-        smallest: int,
-        step_limit: StepLimit | None = None,
-        large: int = 0,
+        step_limit: StepLimit | None,
     ) -> None:
-        self.bench, self.recipe, self.num_steps = bench, recipe, num_steps
-        self.smallest, self.large = smallest, large
-        self._cap, self.step_limit = cap, step_limit
-        self._dataset_length = dataset_length
+        self._bench, self._num_steps, self._dataset_length = bench, num_steps, dataset_length
+        self._cap = cap
+        self.recipe, self.smallest, self.step_limit = recipe, smallest, step_limit
         self.reports: list[FitReport] = []
-        self.traces: list[AllocationTrace] = []
-        self.forecast: Forecast | None = None
         self.verified: set[int] = set()
         """Sizes that were run with all that an epoch brings, however that ended."""
-        self._end: tuple[int, int | None] = 0, None
-        """Of so many reports."""
+        self.forecast: Forecast | None = None
+        """Once two sizes recorded what they asked of the allocator."""
+        self.end: int | None = None
+        """Largest size that the forecast, or else the line, says fits. None: nothing to go by."""
+        self._traces: list[AllocationTrace] = []
 
     def run(self, batch_size: int, *, trace: bool = False, verify: bool = False) -> FitReport:
         """Try this size."""
         # The dataset's last partial batch, where there is one that trains.
         left = (self._dataset_length or 0) % batch_size
         trains = verify and left >= self.smallest and batch_size < (self._dataset_length or 0)
-        report = self.bench.try_batch(
+        report = self._bench.try_batch(
             BatchTry(
                 recipe=self.recipe,
                 batch_size=batch_size,
-                num_steps=self.num_steps,
+                num_steps=self._num_steps,
                 trace=trace,
                 verify=verify,
                 partial_batch_size=left if trains else None,
             )
         )
-        if report.allocations is not None:
-            self.traces.append(report.allocations)
         self.reports.append(replace(report, allocations=None))
         if verify:
             self.verified.add(batch_size)
+        if report.allocations is not None:
+            self._traces.append(report.allocations)
+            self.forecast = forecast_from(self._traces, self.fitting[-1])
+        self.end = self._predicted_end()
         return report
+
+    def _predicted_end(self) -> int | None:
+        budget = self.fitting[-1].budget_bytes if self.fitting else None
+        if self.line is None or budget is None:
+            return None
+        by_line = int(self.line.size_at(budget))
+        if self.forecast is None or by_line <= self.largest:
+            return max(by_line, self.largest)
+        return self.forecast.largest(self.largest, int(by_line * 1.05))
 
     @property
     def cap(self) -> int:
@@ -167,22 +133,6 @@ class Tries:
         slope = (y1 - y0) / (x1 - x0)
         return Line(slope, y1 - slope * x1) if slope > 0 else None
 
-    @property
-    def end(self) -> int | None:
-        """Largest size that the allocator's forecast, or else the line, says fits. None: nothing to go by."""
-        if self._end[0] != len(self.reports):  # a forecast takes tenths of a second
-            self._end = len(self.reports), self._predicted_end()
-        return self._end[1]
-
-    def _predicted_end(self) -> int | None:
-        budget, line = self.fitting[-1].budget_bytes, self.line
-        if line is None or budget is None:
-            return None
-        by_line = int(line.size_at(budget))
-        if self.forecast is None or by_line <= self.largest:
-            return max(by_line, self.largest)
-        return self.forecast.largest(self.largest, int(by_line * 1.05))
-
     def line_error_fraction(self, from_size: int) -> float | None:
         """Largest relative departure of a measured peak from the line, among sizes that it is meant for."""
         line = self.line
@@ -193,7 +143,7 @@ class Tries:
 
     @property
     def largest_comfortable(self) -> int | None:
-        """Largest verified probe with room above it and no allocator retries in a steady step. None: none yet."""
+        """Largest verified size with room above it and no allocator retries in a steady step. None: none yet."""
         sizes = [r.batch_size for r in self.fitting if r.batch_size in self.verified and not r.num_steady_retries]
         return max((size for size in sizes if self.has_room(size)), default=None)
 
@@ -202,11 +152,10 @@ class Tries:
 
         Where most of that is the model's own, or a CPU process's, the batch gives way by three times the difference.
         """
-        line = self.line
-        if line is None:
+        if self.line is None:
             return int(batch_size * share)
         give_way = batch_size * 3 * abs(1 - share)
-        size = line.size_at(share * line.bytes_at(batch_size))
+        size = self.line.size_at(share * self.line.bytes_at(batch_size))
         return int(min(max(size, batch_size - give_way), batch_size + give_way))
 
     def has_room(self, batch_size: int) -> bool:
@@ -218,7 +167,7 @@ class Tries:
             return True
         if self.forecast is not None:
             return self.forecast.outcome(larger) is not None
-        budget, peak, line = self.fitting[-1].budget_bytes, self.fitting[-1].peak_bytes, self.line
+        budget, peak = self.fitting[-1].budget_bytes, self.fitting[-1].peak_bytes
         if budget is None or peak is None:
             return True
-        return (peak / ROOM if line is None else line.bytes_at(larger)) <= budget
+        return (peak / ROOM if self.line is None else self.line.bytes_at(larger)) <= budget
