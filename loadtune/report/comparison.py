@@ -1,6 +1,5 @@
 """Two results side by side, as plain data. Judges nothing. In: a `Comparison`. Out: a `View`, which `text` renders."""
 
-from loadtune.records.interval import Interval
 from loadtune.report.compare import Change, Comparison, Side, Value
 from loadtune.report.tables import Section, Table, View
 from loadtune.report.wording import UNIT_TEXT, field_text, gain_text
@@ -29,11 +28,6 @@ def view(found: Comparison) -> View:
             Section(title="Notes", lines=(*found.notes, *same)),
         ),
     )
-
-
-def ratio_words(ratio: Interval) -> str:
-    """``0.82× (0.79–0.85)``; what the interval does not tell apart from 1 is called so."""
-    return f"{gain_text(ratio)}{', not told apart' if ratio.holds(1.0) else ''}"
 
 
 def _sides(*sides: Side) -> Table:
