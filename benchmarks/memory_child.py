@@ -1,50 +1,154 @@
-"""A fresh process for one piece of plain-PyTorch work: imports torch, waits for one order, answers, goes.
+"""One piece of work of `memory.py` in a fresh process. Plain PyTorch, but for `probe`, which asks loadtune.
 
     (echo '{"work": "truth", "cell": "resnet50-bf16-sgd", "batch_size": 3300}'; sleep 60) | python memory_child.py
 
-Exit status as in `memory_orders`: 0 it fits, 3 out of memory, 4 anything else. It is started ahead of its order, so
-that importing torch costs no time on the device; no CUDA context exists before the order comes. An argument names the
-cell whose model is worth initialising ahead as well.
+Exit status as in `processes`: 0 it fits, 3 out of memory, 4 anything else. It is started ahead of its order, so that
+importing torch costs no time on the device; no CUDA context exists before the order comes.
 """
 
+import argparse
 import os
-import sys
+import statistics
+import tempfile
+import threading
 import time
-import traceback
+from pathlib import Path
+from typing import Any
 
-from memory_grid import cell_named
-from memory_orders import ERROR, FITS, OUT_OF_MEMORY, Order, Say, await_order, first_line, private_stdout
+import torch
+from cells import Cell, Training, cell_named, device_of
+from processes import POLL_S, Order, Say, is_oom, serve
+
+TRUTH_STEPS = 3
+EPOCH_STEPS = 20
+"""A plain loop meets an evaluation and a last partial batch once an epoch; here several times in two minutes."""
 
 
-def run(order: Order, say: Say) -> int:
-    """Do what is ordered and say how it went."""
-    from memory_peers import PEERS
-    from memory_train import is_oom
-    from memory_work import WORK
-    from peers_loop import LOOP
+def truth(order: Order, say: Say) -> dict[str, object]:
+    """Three training steps on a resident batch; that it returns means that the size fits."""
+    training = Training(cell_named(order["cell"]), device_of(order))
+    batch = training.make_batch(order["batch_size"])
+    for _ in range(TRUTH_STEPS):
+        training.step(*batch)
+    training.synchronize()
+    return {}
 
+
+def soak(order: Order, say: Say) -> dict[str, object]:
+    """Train for a while as a script does: a new batch each step, made while the last one still lives; after each epoch
+    the partial batch that the dataset leaves over, and an evaluation of a full and of that partial batch."""
+    training, batch_size = Training(cell_named(order["cell"]), device_of(order)), order["batch_size"]
+    partial = len(training.dataset) % batch_size
     started = time.monotonic()
+    step_s, retries, evaluations = list[float](), list[tuple[float, int]](), 0
+    oom: str | None = None
+
+    def train(*batch: torch.Tensor) -> None:
+        begun = time.monotonic()
+        training.step(*batch)
+        training.synchronize()
+        now = time.monotonic()
+        step_s.append(now - begun)
+        retries.append((now - started, training.figures().get("num_retries", 0)))
+
     try:
-        answer = (WORK | PEERS | LOOP)[order["work"]](order, say)
-        say(answer=answer, seconds=time.monotonic() - started)
-        return FITS
-    except Exception as error:
-        traceback.print_exc()
-        say(error=first_line(error), seconds=time.monotonic() - started)
-        return OUT_OF_MEMORY if is_oom(error) else ERROR
+        while time.monotonic() - started < order["seconds"] or not evaluations:
+            batch = training.make_batch(batch_size)
+            train(*batch)
+            if len(step_s) % EPOCH_STEPS == 0:
+                if partial > 1:  # batch normalisation refuses 1
+                    part = [each[:partial].clone() for each in batch]
+                    train(*part)
+                    training.evaluate(*part)
+                training.evaluate(*batch)
+                training.synchronize()
+                evaluations += 1
+    except RuntimeError as error:
+        if not is_oom(error):
+            raise
+        oom = str(error).splitlines()[0]
+    seconds, figures = time.monotonic() - started, training.figures()
+    first_half = [number for at, number in retries if at < seconds / 2]
+    late = retries[-1][1] - (first_half or [0])[-1] if retries else 0
+    return figures | {
+        "partial_batch_size": partial,
+        "num_steps": len(step_s),
+        "num_evaluations": evaluations,
+        "seconds": seconds,
+        "step_s": statistics.median(step_s) if step_s else None,
+        "num_late_retries": late if figures else None,
+        "oom": oom,
+    }
 
 
-def main() -> None:
-    say = private_stdout()
-    from memory_train import build_ahead  # with it torch and torchvision: what takes seconds, done before the order
+def hold(order: Order, say: Say) -> dict[str, object]:
+    """Take a share of the device and keep it until stdin closes."""
+    device = device_of(order)
+    total = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else 1 << 24
+    held = torch.empty(int(order["fraction"] * total), dtype=torch.uint8, device=device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    say(event="holding", bytes=held.nbytes)
+    threading.Event().wait()
+    return {}
 
-    if len(sys.argv) > 1:
-        build_ahead(cell_named(sys.argv[1]))
-    say(event="ready")
-    status = run(await_order(), say)
-    sys.stderr.flush()
-    os._exit(status)  # at once: tearing CUDA down in Python's order takes longer and frees nothing more
+
+def probe(order: Order, say: Say) -> dict[str, object]:
+    """The ceiling that loadtune finds, asked for as its controller does; the bench's process ids as they come."""
+    from loadtune.bench import BenchClient
+    from loadtune.records.config import WorkloadSpec
+    from loadtune.records.facts import Device
+
+    cell = cell_named(order["cell"])
+    spec = WorkloadSpec(
+        dataset=f"cells:{cell.dataset}",
+        model=f"cells:{cell.model}",
+        num_classes=cell.num_classes,
+        optimizer=cell.optimizer,
+    )
+    device = Device(kind=order["device"], uuid=order["uuid"], name=order["name"])
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(order.get("log") or folder) / f"bench-{cell.name}-{os.getpid()}.log"
+        with BenchClient(spec, device, log_path=log) as bench:
+            threading.Thread(target=_tell_pids, args=(bench, say), daemon=True).start()
+            started = time.monotonic()
+            facts = bench.describe()
+            say(event="probing")
+            ready = time.monotonic()
+            ceiling = _ceiling(bench, cell, facts)
+            seconds = {"bench_s": ready - started, "probe_s": time.monotonic() - ready}
+    probes = [
+        {
+            "batch_size": each.batch_size,
+            "failed": each.failure is not None,
+            "num_retries": each.num_alloc_retries,
+            "num_steady_retries": each.num_steady_retries,
+        }
+        for each in ceiling.probes
+    ]
+    sizes = {"hard": ceiling.batch_size, "safe": ceiling.safe_batch_size, "probes": probes}
+    return sizes | {"num_probes": ceiling.num_probes, "num_ooms": ceiling.num_ooms} | seconds
+
+
+def _ceiling(bench: Any, cell: Cell, facts: Any) -> Any:
+    """The call that is measured."""
+    from loadtune.probe.memory import MemoryProbe
+    from loadtune.records.config import Recipe
+
+    recipe = Recipe(precision=cell.precision, memory_format=cell.memory_format, fused_optimizer=True)
+    caps: Any = {"dataset": facts.dataset_length} | ({} if cell.cap is None else {"cap": cell.cap})
+    return MemoryProbe(bench, recipe, caps, smallest=facts.min_batch_size).verify()
+
+
+def _tell_pids(bench: Any, say: Say) -> None:
+    told: int | None = None
+    while True:
+        if bench.pid is not None and bench.pid != told:
+            told = bench.pid
+            say(event="bench", pid=told)
+        time.sleep(POLL_S / 2)
 
 
 if __name__ == "__main__":
-    main()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    serve({"truth": truth, "soak": soak, "hold": hold, "probe": probe})

@@ -1,41 +1,49 @@
 """What other tools leave a user with, beside loadtune: samples/s by one neutral loop, and seconds of tuning.
 
     python benchmarks/peers.py [--parts tune,time] [--tools A,B] [--rounds N] [--within-s S] [--keep FOLDER]
-                               [--from JSON] [--pypi-loadtune FOLDER] [--note FILE] [--quick]
+                               [--from JSON] [--note FILE] [--quick]
 
 ResNet-50 on FakeData, 3×224×224, float32 by ToTensor alone, SGD with momentum: the README's command. `tune` asks each
 tool, `time` trains by each answer, in turn, in fresh processes that share no line with loadtune's own measuring
-(`peers_loop.py`). Parts may be run in several calls on one machine: --keep writes what is known, --from takes it up.
-PyPI's `loadtune` 0.3.0, an unrelated tool, comes as a wheel or installed in a folder of its own. --quick rehearses with
-a tiny model that a CPU trains; its figures say nothing about anything else, and a tool that gives no answer ends it
-with exit code 1.
+(`peers_child.py`). Parts may be run in several calls on one machine: --keep writes what is known, --from takes it up.
+--quick rehearses with a tiny model that a CPU trains; its figures say nothing about anything else, and a tool that
+gives no answer ends it with exit code 1.
 """
 
 import argparse
 import shlex
 import signal
+import statistics
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import peers_note
-from memory_grid import FAKE, SMOKE_FAKE
-from memory_orders import first_line
-from memory_pool import end_all
-from memory_probe import describe_host, make_slots, names, without_paths
-from peers_records import Answer, Results, from_json, to_json
-from peers_tools import CHANGED, OURS, QUICK_TOOLS, TOOLS, Setup, time_answer
+import msgspec
+from cells import FAKE, SMOKE_FAKE
+from peers_child import Answer, Timing
+from peers_tools import CHANGED, OURS, TOOLS, Setup, Tuned, time_answer
+from processes import (
+    Job,
+    Slot,
+    describe_host,
+    end_all,
+    markdown_row,
+    markdown_table,
+    names,
+    run_jobs,
+    without_paths,
+)
 
 from loadtune.errors import DeviceError
 from loadtune.host import read_host
 
 PARTS = ("tune", "time")
-# Imports, the model and its first steps in a fresh process, and samples/s at the least, for what still fits in a call.
 START_S, SLOW_PER_S = 20.0, 2000.0
+"""Imports, the model and its first steps in a fresh process, and samples/s at the least, for what fits in a call."""
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 ABOUT = (
@@ -43,11 +51,40 @@ ABOUT = (
     "model warm before the loader begins, the device waited for at the ends alone. Equal answers are timed once. What "
     "a tool does not decide stays as PyTorch has it. Tuning seconds are those of the tool's process, imports and all; "
     "in brackets its search alone. The finders look for the largest batch that fits, not for the fastest. Accelerate's "
-    "tries random batches on the device, with no loader; from its own default of 128 it would answer 128 at once. "
+    "tries random batches on the device, with no loader. "
     "Lightning's workers are those that its warning about few of them names."
 )
 
-Job = tuple[str, float, Callable[[], None]]
+
+class Results(msgspec.Struct, kw_only=True):
+    """Everything. Tools by name; timings by the answer's key, one a round."""
+
+    host: dict[str, str] = {}
+    boot: str | None = None
+    """Which start of which machine. None: it does not say."""
+    commands: list[str] = []
+    tuned: dict[str, Tuned] = {}
+    timings: dict[str, list[Timing]] = {}
+    failed: dict[str, str] = {}
+    """Jobs that were not begun, or ended in an exception of ours."""
+
+    def absorb(self, earlier: "Results") -> None:
+        """Go on from another call. Raises ValueError where that ran on another machine: nothing compares then."""
+        if None not in (earlier.boot, self.boot) and earlier.boot != self.boot:
+            raise ValueError("it was kept on another machine, or before this one was started anew")
+        self.commands = earlier.commands + self.commands
+        self.tuned = earlier.tuned | self.tuned
+        self.timings = earlier.timings | self.timings
+
+    def rates(self, tool: str) -> list[float]:
+        """Samples/s of a tool's answer in each round that worked."""
+        answer = self.tuned[tool].answer
+        timings = [] if answer is None else self.timings.get(answer.key, [])
+        return [timing.samples_per_s for timing in timings if timing.samples_per_s is not None]
+
+    def rate(self, tool: str) -> float | None:
+        rates = self.rates(tool)
+        return statistics.fmean(rates) if rates else None
 
 
 def arguments() -> argparse.Namespace:
@@ -61,11 +98,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--within-s", type=float, help="begin no job that would probably end later than this")
     parser.add_argument("--from", dest="earlier", type=Path, action="append", default=[], help="kept by another call")
     parser.add_argument("--keep", type=Path, help="folder for peers.json and logs")
-    parser.add_argument("--pypi-loadtune", type=Path, metavar="FOLDER", help="wheels, or a folder to import from")
     parser.add_argument("--note", type=Path, help="file to keep the note in")
     parser.add_argument("--quick", action="store_true", help="a tiny model on a CPU")
     given = parser.parse_args()
-    given.tools = given.tools or (QUICK_TOOLS if given.quick else tuple(TOOLS))
+    given.tools = given.tools or tuple(TOOLS)
     given.timed_s = given.timed_s or (1.0 if given.quick else 20.0)
     given.max_timed_s = given.max_timed_s or (2.0 if given.quick else 60.0)
     for option, found, known in (("--parts", given.parts, PARTS), ("--tools", given.tools, tuple(TOOLS))):
@@ -120,31 +156,116 @@ def timing_s(setup: Setup, answer: Answer) -> float:
     )
 
 
-def run_jobs(jobs: Iterator[Job], results: Results, until: float | None, save: Callable[[], None]) -> None:
-    started = time.monotonic()
-    for name, estimate_s, run in jobs:
-        begun = time.monotonic()
-        if until is not None and begun + estimate_s > until:
-            results.failed[name] = "not begun for lack of time"
-            continue
-        try:
-            run()
-        except Exception as error:
-            traceback.print_exc()
-            results.failed[name] = first_line(error)
-        save()
-        now = time.monotonic()
-        print(f"{now - started:6.0f} s  {name}: {now - begun:.1f} s", flush=True)
+DRIFTED = 0.05
+"""Beyond it the halves of a timing differ by more than windows of a second do on a quiet machine."""
+
+HEAD = (
+    "tool | batch | workers | pinned | precision | recipe | samples/s, same loop | of ours | it claims | tuning s "
+    "(search) | remark"
+)
+TIMING_HEAD = "tool | round | samples/s | batches | lengths of the queue | s | first half ÷ second | remark"
+
+
+def tables(results: Results) -> str:
+    ranked = sorted(results.tuned, key=lambda tool: results.rate(tool) or 0.0, reverse=True)
+    parts = [
+        markdown_table("What each leaves a user with", HEAD, [tool_row(results, tool) for tool in ranked]),
+        markdown_table("Each timing", TIMING_HEAD, _timing_rows(results, ranked)),
+    ]
+    if results.failed:
+        failed = [markdown_row([job, why]) for job, why in results.failed.items()]
+        parts.append(markdown_table("Not measured", "job | why", failed))
+    return "\n\n".join(parts)
+
+
+def tool_row(results: Results, tool: str) -> str:
+    tuned = results.tuned[tool]
+    answer, title = tuned.answer, TOOLS[tool].title
+    if answer is None:
+        return markdown_row([title, *[None] * 8, seconds_text(tuned), tuned.error])
+    claimed = None if tuned.claimed_per_s is None else f"{tuned.claimed_per_s:,.0f}"
+    return markdown_row([
+        title,
+        answer.batch_size,
+        answer.num_workers,
+        "yes" if answer.pin_memory else "no",
+        answer.precision,
+        recipe_text(answer),
+        rate_text(results.rates(tool)),
+        share_text(results, tool),
+        claimed,
+        seconds_text(tuned),
+        tuned.remark,
+    ])  # fmt: skip
+
+
+def rate_text(rates: list[float]) -> str | None:
+    if not rates:
+        return None
+    mean = f"{sum(rates) / len(rates):,.0f}"
+    return mean if len(rates) == 1 else f"{mean} ({min(rates):,.0f} to {max(rates):,.0f})"
+
+
+def share_text(results: Results, tool: str) -> str | None:
+    ours = results.rate(OURS) if OURS in results.tuned else None
+    rate = results.rate(tool)
+    return None if ours is None or rate is None else f"{rate / ours:.2f}"
+
+
+def seconds_text(tuned: Tuned) -> str:
+    search = "" if tuned.search_s is None else f" ({tuned.search_s:.0f})"
+    return f"{tuned.wall_s:.0f}{search}"
+
+
+def recipe_text(answer: Answer) -> str:
+    chosen = {
+        "channels_last": answer.channels_last,
+        "fused optimizer": answer.fused,
+        "compiled": answer.compile,
+        "uint8 images": answer.uint8,
+        "non-blocking copies": answer.non_blocking,
+        "persistent workers": answer.persistent_workers,
+        f"prefetch {answer.prefetch_factor}": answer.prefetch_factor not in (None, 2),
+        "batches out of order": not answer.in_order,
+    }
+    return ", ".join(name for name, is_chosen in chosen.items() if is_chosen) or "as PyTorch has it"
+
+
+def _timing_rows(results: Results, ranked: list[str]) -> list[str]:
+    rows, seen = [], set()
+    for tool in ranked:
+        answer = results.tuned[tool].answer
+        if answer is not None and answer.key not in seen:
+            seen.add(answer.key)
+            timings = results.timings.get(answer.key, [])
+            rows += [timing_row(TOOLS[tool].title, number, timing) for number, timing in enumerate(timings, 1)]
+    return rows
+
+
+def timing_row(title: str, number: int, timing: Timing) -> str:
+    if timing.samples_per_s is None:
+        return markdown_row([title, number, *[None] * 3, f"{timing.seconds:.0f}", None, timing.error])
+    drifted = timing.drift is not None and abs(timing.drift - 1) > DRIFTED
+    return markdown_row([
+        title,
+        number,
+        f"{timing.samples_per_s:,.0f}",
+        timing.num_batches,
+        None if timing.num_queues is None else f"{timing.num_queues:.1f}",
+        f"{timing.seconds:.1f}",
+        None if timing.drift is None else f"{timing.drift:.2f}",
+        "not steady" if drifted else "",
+    ])  # fmt: skip
 
 
 def note(results: Results, quick: bool) -> str:
     subject = "a tiny model, a rehearsal" if quick else "ResNet-50 on FakeData"
     text = [
-        f"# Other tools beside loadtune on {results.host['GPU']}, {datetime.now(UTC):%Y-%m-%d}: {subject}",
+        f"# Other tools beside loadtune on {results.host['Device']}, {datetime.now(UTC):%Y-%m-%d}: {subject}",
         ". ".join(f"{name}: {fact}" for name, fact in results.host.items()) + ".",
         "Commands, on one machine: " + ", then ".join(f"`{command}`" for command in results.commands) + ".",
         ABOUT,
-        peers_note.tables(results),
+        tables(results),
     ]
     return "\n\n".join(text) + "\n"
 
@@ -159,38 +280,37 @@ def main() -> int:
     command = shlex.join(["python", "benchmarks/peers.py", *without_paths(sys.argv[1:])])
     results = Results(commands=[command], boot=BOOT_ID.read_text().strip() if BOOT_ID.exists() else None)
     try:
-        (slot,) = make_slots(("cpu",) if given.quick else None, host, keep / "logs")
+        slot = Slot("cpu" if given.quick else None, host, keep / "logs")
         for path in given.earlier:
-            results.absorb(from_json(path.read_bytes()))
+            results.absorb(msgspec.json.decode(path.read_bytes(), type=Results))
     except (DeviceError, OSError, ValueError) as error:
         sys.exit(f"{error}")
-    results.host = describe_host(host, [slot])
+    results.host = describe_host(host, slot.device)
     setup = Setup(
         slot=slot,
         cell=SMOKE_FAKE if given.quick else FAKE,
         quick=given.quick,
         num_cores=host.num_usable_cores,
         limit_s=given.limit_s,
-        pypi=given.pypi_loadtune,
         timed_s=given.timed_s,
         max_s=given.max_timed_s,
         keep=keep,
     )
 
     def save() -> None:
-        (keep / "peers.json").write_bytes(to_json(results))
+        (keep / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1))
         if given.note is not None:
             given.note.write_text(note(results, given.quick))
 
     try:
         if "tune" in given.parts:
-            run_jobs(tuning_jobs(setup, results, given.tools), results, until, save)
+            run_jobs(tuning_jobs(setup, results, given.tools), results.failed, until, save)
         if "time" in given.parts:
-            run_jobs(timing_jobs(setup, results, given.tools, given.rounds), results, until, save)
+            run_jobs(timing_jobs(setup, results, given.tools, given.rounds), results.failed, until, save)
     finally:
         save()
         end_all()
-    print(peers_note.tables(results))
+    print(tables(results))
     return int(given.quick and any(tuned.error for tuned in results.tuned.values()))
 
 

@@ -1,24 +1,17 @@
 """Asks each tool how to train one cell, in a process of its own with a time limit. In: where it runs. Out: `Tuned`."""
 
-import contextlib
-import json
-import os
-import signal
 import subprocess
-import sys
-import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import readme_run
-from memory_grid import Cell
-from memory_pool import HERE, PLAIN, Slot
-from peers_records import Answer, Timing, Tuned
+from cells import Cell
+from peers_child import Answer, Timing
+from processes import Outcome, Slot, python_path
 
 from loadtune.changes import REMEDIES
 from loadtune.records.config import TrialConfig
@@ -26,12 +19,30 @@ from loadtune.report.store import write_result
 
 OURS, CHANGED = "ours", "ours-changed"
 """The second comes with the first: it is never asked."""
+
+CHILD = "peers_child.py"
 DEFAULT_BATCH_SIZE = 64
 IN_LOOP = ("uint8_transfer", "fused_optimizer")
 """Changes of the code that the neutral loop can make."""
-# What the tool may be told beside its defaults, so that a rehearsal on two cores ends within two minutes.
-QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "20", "--device", "cpu")
-QUICK_PYPI = ("--max-trials", "1", "--steps", "20")
+
+QUICK_RUN = ("--image-size", "32", "--num-classes", "5", "--time-budget", "60", "--device", "cpu")
+"""What loadtune is told beside its defaults, so that a rehearsal on two cores ends within minutes."""
+
+
+class Tuned(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of asking one tool."""
+
+    answer: Answer | None = None
+    wall_s: float = 0.0
+    """From the start of its process to its end, imports and all."""
+    search_s: float | None = None
+    """Of that its search, where the tool's own share could be told apart."""
+    claimed_per_s: float | None = None
+    """Samples/s that the tool itself gives for its answer."""
+    remark: str = ""
+    error: str | None = None
+    changed: "Tuned | None" = None
+    """The same asking's second answer: with changes of the training code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,75 +55,49 @@ class Setup:
     num_cores: int
     limit_s: float
     """For one tool."""
-    pypi: Path | None
-    """Folder of PyPI's loadtune: wheels, or what pip install --target made."""
     timed_s: float
     max_s: float
     keep: Path | None = None
-    """Folder for what the tools printed, and loadtune's result."""
+    """Folder for what loadtune printed, and its result."""
+
+    def run(self, order: dict[str, Any]) -> Outcome:
+        return self.slot.run(CHILD, order | {"cell": self.cell.name}, self.limit_s)
 
 
-def ask_child(setup: Setup, order: dict[str, Any], answer_of: Callable[[dict[str, Any]], Answer]) -> Tuned:
-    """One of the finders, in a fresh process: its seconds count from that process's start, as all tools' do."""
-    outcome = _order(setup, order)
+def ask_finder(setup: Setup, work: str) -> Tuned:
+    """In a fresh process: its seconds count from that process's start, as all tools' do."""
+    outcome = setup.run({"work": work})
     found = outcome.answer
     if found is None or found["found"] is None:
         return Tuned(wall_s=outcome.seconds, error=outcome.error or "it found no size")
-    remark = f"{found['remark']}; {found['num_attempts']} sizes, {found['num_ooms']} of them out of memory"
-    return Tuned(answer=answer_of(found), wall_s=outcome.seconds, search_s=found["seconds"], remark=remark)
-
-
-def _order(setup: Setup, order: dict[str, Any]) -> Any:
-    setup.slot.settle()
-    child = setup.slot.start(PLAIN)
-    child.give(order | {"cell": setup.cell.name, "device": setup.slot.device.kind})
-    return child.outcome(setup.limit_s)
-
-
-def ask_lightning(setup: Setup, mode: str) -> Tuned:
-    return ask_child(
-        setup,
-        {"work": "lightning", "mode": mode, "own_data": True},
-        lambda found: Answer(batch_size=found["found"], num_workers=found["advised_workers"]),
-    )
-
-
-def ask_accelerate(setup: Setup, start: int) -> Tuned:
-    return ask_child(
-        setup,
-        {"work": "accelerate", "start": start},
-        lambda found: Answer(batch_size=found["found"], num_workers=setup.num_cores),
-    )
-
-
-def ask_nobody(setup: Setup) -> Tuned:
-    return Tuned(answer=Answer(batch_size=DEFAULT_BATCH_SIZE), remark="nothing is decided")
+    workers = found.get("advised_workers", setup.num_cores)
+    answer = Answer(batch_size=found["found"], num_workers=workers)
+    return Tuned(answer=answer, wall_s=outcome.seconds, search_s=found["seconds"], remark=found["remark"])
 
 
 def ask_ours(setup: Setup) -> Tuned:
     """The README's command as it stands; on a rehearsal's cell with that cell's model."""
     command = readme_run.COMMAND
     if setup.quick:
-        command = ["run", "--dataset", "FakeData", "--model", f"memory_cells:{setup.cell.model}", *QUICK_RUN]
+        command = ["run", "--dataset", "FakeData", "--model", f"cells:{setup.cell.model}", *QUICK_RUN]
     started = time.monotonic()
     try:
-        run = readme_run.run_command(command, setup.limit_s, PYTHONPATH=own_paths())
+        run = readme_run.run_command(command, setup.limit_s, PYTHONPATH=python_path())
     except subprocess.TimeoutExpired:
         return Tuned(wall_s=setup.limit_s, error=f"took more than {setup.limit_s:.0f} s")
     except subprocess.CalledProcessError as error:
-        return Tuned(wall_s=time.monotonic() - started, error=_last_line(error.output))
+        return Tuned(wall_s=time.monotonic() - started, error=(error.output.strip().splitlines() or [""])[-1])
     if setup.keep is not None:
         (setup.keep / "ours.txt").write_text(run.output)
         write_result(run.result, setup.keep)
     best = run.result.best
     if best is None:
         return Tuned(wall_s=run.seconds, error="it confirmed nothing")
-    remark = f"loadtune {run.result.loadtune_version}, confirmed"
     return Tuned(
         answer=answer_of(best.config),
         wall_s=run.seconds,
         claimed_per_s=best.samples_per_s,
-        remark=remark,
+        remark=f"loadtune {run.result.loadtune_version}, confirmed",
         changed=changed_by(run),
     )
 
@@ -127,7 +112,8 @@ def changed_by(run: readme_run.Run) -> Tuned | None:
         answer = answer_of(found.config)
     except ValueError as error:
         return Tuned(wall_s=run.seconds, error=str(error))
-    return Tuned(answer=answer, wall_s=run.seconds, claimed_per_s=found.samples_per_s, remark=f"changes: {names}")
+    claimed = None if found.samples_per_s is None else found.samples_per_s.value
+    return Tuned(answer=answer, wall_s=run.seconds, claimed_per_s=claimed, remark=f"changes: {names}")
 
 
 def answer_of(config: TrialConfig) -> Answer:
@@ -152,95 +138,10 @@ def answer_of(config: TrialConfig) -> Answer:
     )
 
 
-def ask_pypi(setup: Setup) -> Tuned:
-    if setup.pypi is None:
-        return Tuned(error="not given: --pypi-loadtune says where it is")
-    with tempfile.TemporaryDirectory() as folder:
-        site = unpacked(setup.pypi, Path(folder) / "site")
-        paths = [str(site), str(HERE), *foreign_paths(os.environ.get("PYTHONPATH", ""))]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PEERS_CELL": setup.cell.name}
-        environment["CUDA_VISIBLE_DEVICES"] = setup.slot.device.uuid or ""
-        options = ["--auto-batch", *(QUICK_PYPI if setup.quick else ())]
-        command = [sys.executable, str(HERE / "peers_pypi.py"), str(site), f"{folder}/raw.json", *options]
-        started = time.monotonic()
-        output, error = run_limited(command, environment, folder, setup.limit_s)
-        wall_s = time.monotonic() - started
-    if error is not None:
-        return Tuned(wall_s=wall_s, error=error)
-    return pypi_tuned(json.loads(_last_line(output)), wall_s)
-
-
-def pypi_tuned(said: dict[str, Any], wall_s: float) -> Tuned:
-    knobs = said["knobs"]
-    answer = Answer(
-        batch_size=said["batch_size"],
-        num_workers=knobs["num_workers"],
-        pin_memory=knobs["pin_memory"],
-        prefetch_factor=knobs["prefetch_factor"],
-        persistent_workers=knobs["persistent_workers"] and knobs["num_workers"] > 0,
-        non_blocking=knobs["non_blocking"],
-        precision="fp16" if knobs["amp"] else "fp32",
-        compile=knobs["compile"],
-        num_threads=knobs["num_threads"],
-    )
-    remark = f"{said['version']}, tune --auto-batch, {said['num_trials']} trials"
-    return Tuned(answer=answer, wall_s=wall_s, claimed_per_s=said["throughput"], remark=remark)
-
-
-def unpacked(folder: Path, target: Path) -> Path:
-    """A folder that can be imported from: the wheels in it laid open, or itself where there are none."""
-    wheels = sorted(folder.glob("*.whl"))
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(target)
-    return (target if wheels else folder).resolve()
-
-
-def own_paths() -> str:
-    """A PYTHONPATH by which this checkout and the rehearsal's model are found."""
-    return os.pathsep.join(filter(None, [str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH")]))
-
-
-def foreign_paths(pythonpath: str) -> list[str]:
-    """Entries of a PYTHONPATH in which this project's own loadtune does not lie."""
-    return [path for path in pythonpath.split(os.pathsep) if path and not (Path(path) / "loadtune").exists()]
-
-
-def run_limited(command: list[str], environment: dict[str, str], folder: str, limit_s: float) -> tuple[str, str | None]:
-    """Its stdout, and why it is no answer; it and all it started are gone afterwards."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        return "", f"took more than {limit_s:.0f} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return output, None if process.returncode == 0 else _last_line(output) or f"exit code {process.returncode}"
-
-
-def _last_line(output: str) -> str:
-    return (output.strip().splitlines() or [""])[-1]
-
-
 def time_answer(setup: Setup, answer: Answer) -> Timing:
     """The neutral loop in a fresh process."""
-    order = {
-        "work": "loop",
-        "answer": json.loads(answer.key),
-        "timed_s": setup.timed_s,
-        "max_s": setup.max_s,
-    }
-    outcome = _order(setup, order)
+    order = {"work": "loop", "answer": msgspec.to_builtins(answer), "timed_s": setup.timed_s, "max_s": setup.max_s}
+    outcome = setup.run(order)
     return Timing(**outcome.answer) if outcome.answer else Timing(seconds=outcome.seconds, error=outcome.error)
 
 
@@ -253,15 +154,17 @@ class Tool:
 
 
 TOOLS = {
-    "defaults": Tool("PyTorch's defaults, batch 64", 0.0, ask_nobody),
-    "accelerate": Tool("Accelerate's finder from 8192, workers = cores", 30.0, partial(ask_accelerate, start=8192)),
-    "accelerate-128": Tool(
-        "Accelerate's finder from its default of 128, workers = cores", 20.0, partial(ask_accelerate, start=128)
+    "defaults": Tool(
+        "PyTorch's defaults, batch 64",
+        0.0,
+        lambda setup: Tuned(answer=Answer(batch_size=DEFAULT_BATCH_SIZE), remark="nothing is decided"),
     ),
-    "pypi": Tool("PyPI's loadtune", 75.0, ask_pypi),
-    "lightning": Tool("Lightning's finder and its worker advice", 85.0, partial(ask_lightning, mode="power")),
-    "lightning-binsearch": Tool("the same, binsearch", 160.0, partial(ask_lightning, mode="binsearch")),
+    "accelerate": Tool(
+        "Accelerate's finder from its default of 128, workers = cores",
+        20.0,
+        lambda setup: ask_finder(setup, "accelerate"),
+    ),
+    "lightning": Tool("Lightning's finder and its worker advice", 85.0, lambda setup: ask_finder(setup, "lightning")),
     OURS: Tool("loadtune run", 300.0, ask_ours),
     CHANGED: Tool("the same with its code changes", 0.0, ask_ours),
 }
-QUICK_TOOLS = tuple(name for name in TOOLS if name not in ("lightning-binsearch", "accelerate-128", CHANGED))

@@ -3,10 +3,12 @@
     python benchmarks/tables.py WORKLOAD --out FILE [--rows 28] [--near 12] [--rounds 2] [--within-s S]
                                 [--max-batch-size N] [--small]
 
-First the calibration: the seconds of a sample, a segment with one worker, and training steps without a loader at four
-batch sizes of each precision. Then ``--rows`` settings far from each other and ``--near`` more beside the best three,
-each once a round as a segment of one training process, in an order that is drawn anew for each round. Called
-again with the same FILE it goes on where it was. Exit code 3: not complete.
+First the calibration: the seconds of a sample, and training steps without a loader at four batch sizes of each
+precision. Then ``--rows`` settings far from each other and ``--near`` more beside the best three, each once a round as
+a segment of one training process, in an order that is drawn anew for each round. Called again with the same FILE it
+goes on where it was. Exit code 3: not complete.
+
+A table keeps what a replay reads: of each segment sums of its windows and of its workers, and figures to seven digits.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from workloads import spec_of
@@ -27,9 +30,10 @@ from loadtune.bench import BenchClient
 from loadtune.calibration import calibrate, start
 from loadtune.host import MonotonicClock, Sampler, choose_device, read_host
 from loadtune.probe.host_memory import host_memory_refusal
-from loadtune.records.config import LoaderConfig, TrialConfig, TuneConfig, WorkloadSpec
+from loadtune.records.config import TrialConfig, TuneConfig, WorkloadSpec
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure
+from loadtune.records.measurement import ComputePoint, Measurement, TrialFailure, Window, WorkerShare
+from loadtune.records.telemetry import Telemetry
 from loadtune.run import Run
 from loadtune.search.segment import Segment, run_trial
 from loadtune.search.space import SearchSpace
@@ -39,6 +43,11 @@ SIZES = (16, 64, 256, 1024)
 """Batch sizes of the compute curve, where they fit; a larger one where the search goes beyond 4 times the last."""
 
 COMPUTE_S, SEGMENT_S = 0.5, 2.4
+
+SUMS = ("seconds", "num_steps", "num_samples", "wait_s", "copy_s", "compute_s", "num_pinned", "num_taken")
+"""Fields of a window that are summed over those that are alike."""
+
+DIGITS = 7
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -58,7 +67,6 @@ class Table(msgspec.Struct, frozen=True):
     workload: WorkloadSpec
     facts: WorkloadFacts
     compute: tuple[ComputePoint, ...]
-    one_worker: Measurement
     rows: tuple[Row, ...] = ()
 
 
@@ -141,8 +149,18 @@ def mean_rate(row: Row) -> float:
 def write(table: Table, path: Path) -> None:
     """Whole or not at all."""
     part = path.with_suffix(".part")
-    part.write_bytes(msgspec.json.encode(table) + b"\n")
+    plain = msgspec.to_builtins(table)
+    part.write_bytes(msgspec.json.encode(plain | {name: lean(plain[name]) for name in ("compute", "rows")}) + b"\n")
     part.replace(path)
+
+
+def lean(value: Any) -> Any:
+    """Without fields that are None or empty, which is their default, and with figures to `DIGITS` digits."""
+    if isinstance(value, dict):
+        return {name: lean(each) for name, each in value.items() if each is not None and each not in ([], {}, ())}
+    if isinstance(value, list | tuple):
+        return [lean(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def main() -> int:
@@ -157,13 +175,6 @@ def main() -> int:
             if given.out.exists():
                 table = msgspec.json.decode(given.out.read_bytes(), type=Table)
             else:
-                first = next(iter(space.recipes.values()))
-                one = machine.time(
-                    TrialConfig(
-                        loader=LoaderConfig(batch_size=min(64, max(space.batch_sizes)), num_workers=1), recipe=first
-                    )
-                )
-                assert isinstance(one, Measurement), one
                 table = Table(
                     name=f"{given.workload}{'-small' if given.small else ''}",
                     created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -171,8 +182,7 @@ def main() -> int:
                     device=machine.device,
                     workload=spec,
                     facts=facts,
-                    compute=tuple(machine.curve(space)),
-                    one_worker=slim(one),
+                    compute=tuple(replace(each, windows=summed(each.windows)) for each in machine.curve(space)),
                 )
             able = [
                 config
@@ -214,8 +224,50 @@ def fill(
 
 
 def slim(measured: Measurement) -> Measurement:
-    """Without what it used of the GPU's memory, which says nothing of its rate."""
-    return replace(measured, peak_allocated_bytes=None, peak_reserved_bytes=None)
+    """What the search and the throughput model read of it."""
+    telemetry, workers = measured.telemetry, measured.workers
+    if telemetry is not None:
+        telemetry = Telemetry(
+            seconds=telemetry.seconds,
+            num_readings=telemetry.num_readings,
+            workers_cpu_cores=telemetry.workers_cpu_cores,
+        )
+    if workers:
+        made = sum(worker.num_made for worker in workers), sum(worker.made_s for worker in workers)
+        workers = (WorkerShare(num_made=made[0], made_s=made[1]),)
+    return Measurement(
+        windows=summed(measured.windows),
+        first_batch_s=measured.first_batch_s,
+        seconds=measured.seconds,
+        telemetry=telemetry,
+        workers=workers,
+    )
+
+
+def summed(windows: tuple[Window, ...]) -> tuple[Window, ...]:
+    """One window for all in which batches were queued for the pinning thread, or for the training process, and one for
+    all others: rates and the parts of a step depend on nothing else."""
+    kinds: dict[object, list[Window]] = {}
+    for window in windows:
+        queued = window.num_pinned, window.least_unpinned, window.least_untaken
+        kinds.setdefault(tuple(map(bool, queued)), []).append(window)
+    return tuple(map(_sum, kinds.values()))
+
+
+def _sum(windows: list[Window]) -> Window:
+    def total(name: str) -> Any:
+        values = [getattr(window, name) for window in windows]
+        return None if None in values else sum(values)
+
+    start, end = total("queue_start"), total("queue_end")
+    return Window(
+        start_s=0.0,
+        **{name: total(name) for name in SUMS},
+        queue_start=None if start is None else 0.0,
+        queue_end=None if start is None or end is None else end - start,
+        least_unpinned=windows[0].least_unpinned and 1,
+        least_untaken=windows[0].least_untaken and 1,
+    )
 
 
 if __name__ == "__main__":

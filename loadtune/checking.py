@@ -32,9 +32,9 @@ COMPUTE_S = 1.0
 """For the compute-only rate, before the runs: it warms the device up, whose first steps are slow."""
 
 MIN_RUNS = 3
-"""Before anything is said. A check looks again after every run from the third on: a truth at the very edge of the
-tolerance is called a loss in 4 to 7% of simulated checks and held in 2 to 8%, with spreads of 2 and 6% on either side
-(`benchmarks/check_errors.py`); a single look promises 2.5% each."""
+"""Before a check says anything. It looks again after every run from the third on: a truth at the very edge of the
+tolerance is called a loss in 4 to 7% of simulated checks and held in 2 to 8%, with spreads of 2 and 6% on either side;
+a single look promises 2.5% each."""
 
 Outcome = Literal["held", "fell", "unclear"]
 Tell = Callable[[str], None]
