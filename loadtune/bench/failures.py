@@ -93,7 +93,7 @@ class _Rule:
 
 
 _WORKER_KILLED = "killed by signal: Killed"
-_DEVICE_ASSERT = "device-side assert"
+_DEVICE_ASSERT = "device-side assert triggered"  # every CUDA error says how to enable "device-side assertions"
 _RULES = (
     _Rule(r"killed by signal: (Bus error|Unknown signal: 7)|insufficient shared memory|out of shared memory", "shm"),
     _Rule(_WORKER_KILLED, "host_oom"),

@@ -23,6 +23,9 @@ RESERVE = 0.1
 """Share of the RAM that a CPU's budget leaves alone. Below a tenth available (and of free swap), earlyoom ends the
 largest process; and it is what page cache, loader workers and everybody else's growth during a run have to live in."""
 
+_LATER_BYTES = 1 << 30
+"""What an idle bench may still take outside the allocator, for kernels and libraries' workspaces."""
+
 # Elements a thread: PyTorch splits an elementwise operation into pieces of this many (at::internal::GRAIN_SIZE).
 _GRAIN = 32_768
 
@@ -85,6 +88,7 @@ class CudaMemory(DeviceMemory):
         self._free_before = free_before
         self._most_bytes = most_bytes
         self._idle_bytes = 0
+        self._idle_outside_bytes: int | None = None
 
     def capacity_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[1]
@@ -93,7 +97,10 @@ class CudaMemory(DeviceMemory):
         available = self._available_bytes()
         if self._most_bytes is None:
             return available
-        return min(available, max(0, self._most_bytes - (self.outside_bytes() or 0)))
+        outside = self.outside_bytes() or 0
+        if self._idle_outside_bytes is not None:  # more than a little beyond what the idle bench had is others'
+            outside = min(outside, self._idle_outside_bytes + _LATER_BYTES)
+        return min(available, max(0, self._most_bytes - outside))
 
     def _available_bytes(self) -> int:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
@@ -143,6 +150,8 @@ class CudaMemory(DeviceMemory):
 
     def remember_idle(self) -> None:
         self._idle_bytes = torch.cuda.memory_allocated(self._device)
+        if self._idle_outside_bytes is None:
+            self._idle_outside_bytes = self.outside_bytes()
         self._allow_most()
 
     def free_pinned(self) -> None:

@@ -82,8 +82,7 @@ class Session:
 
     def run(self, request: Request) -> Value:
         """Do what is asked. What it raises is a failure of this request, not of the session."""
-        if not isinstance(request, TimeTraining):
-            self._loop.end()
+        self._loop.end()  # first: page-locked blocks of its batches can be given back only once they are free
         if isinstance(request, Describe):
             return self._describe()
         if isinstance(request, TimeCompute):

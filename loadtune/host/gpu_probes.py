@@ -144,7 +144,7 @@ class Gpm(Probe):
         if taken.reason is not None:
             return self.all_missing(taken.reason)
         self._buffers = [spare, last]
-        return self._between(last, spare) if had_last else {}
+        return self._between(last, spare) if had_last else dict.fromkeys(self.figures)
 
     def close(self) -> None:
         for buffer in self._buffers:

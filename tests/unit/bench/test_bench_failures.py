@@ -75,7 +75,8 @@ def provoked(call):
         (RuntimeError("DataLoader worker (pid 31) is killed by signal: Segmentation fault. "), "crash"),
         (RuntimeError("DataLoader worker (pid(s) 31, 32) exited unexpectedly"), "crash"),
         (RuntimeError("DataLoader worker (pid 31) exited unexpectedly with exit code 3. Details are lost"), "crash"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), "crash"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with `TORCH_USE_CUDA_DSA` to "
+                      "enable device-side assertions.\n"), "crash"),
         (RuntimeError("CUDA error: device-side assert triggered"), "user_error"),
         (RuntimeError('"slow_conv2d_cpu" not implemented for \'Half\''), "unsupported"),
         (RuntimeError("view size is not compatible with input tensor's size and stride (at least one"), "unsupported"),

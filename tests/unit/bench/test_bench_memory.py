@@ -99,6 +99,20 @@ def test_without_a_limit_only_probes_are_capped(device: dict[str, float]) -> Non
     assert device["fraction"] == 1.0
 
 
+@pytest.mark.parametrize(("taken_gib", "budget_gib"), [(0.5, 22.5), (20, 22), (60, 9)])
+def test_what_others_take_later_is_not_charged_to_the_limit(
+    device: dict[str, float], taken_gib: float, budget_gib: float
+) -> None:
+    """Up to a GiB may be this process's own, for kernels that it loads later; nothing is had that is not free."""
+    memory = memory_of(torch.device("cuda"), 70 * GIB, 24 * GIB)
+    memory.remember_idle()
+    device["free"] -= taken_gib * GIB
+    assert memory.budget_bytes() == budget_gib * GIB
+    memory.remember_idle()
+    assert memory.budget_bytes() == budget_gib * GIB
+    assert device["fraction"] == pytest.approx(budget_gib / 80)
+
+
 SAMPLE_BYTES = 1000
 BLOCK_BYTES = 1 << 18
 """What 256 samples go into."""

@@ -11,7 +11,7 @@ from nvml_fakes import NOT_FOUND, UUIDS, BrokenNvml, FakeNvml
 from loadtune.host import choose_device, read_host, read_telemetry
 from loadtune.host.gpu_probes import OFTEN, SELDOM, Gpm, GpuFigures, GpuOthers
 from loadtune.host.sensing import Count, Missing
-from loadtune.host.telemetry import Sampler, machine_probes
+from loadtune.host.telemetry import Paced, Sampler, machine_probes
 from loadtune.records.facts import Device
 from loadtune.records.telemetry import Telemetry
 
@@ -162,7 +162,7 @@ def address(pointer):
 def test_performance_counters_are_of_the_time_between_two_looks(gpu):
     counters = Counters(SM_UTIL=61.5, SM_OCCUPANCY=float("nan"), DRAM_BW_UTIL=0.0, PCIE_RX_PER_SEC=2048.0)
     probe = Gpm(gpu(FakeNvml(**counters.answers())))
-    assert probe.look(0.0) == {}
+    assert probe.look(0.0) == dict.fromkeys(probe.figures)
     seen = probe.look(0.5)
     refused = {figure for figure, value in seen.items() if isinstance(value, Missing)}
     assert refused == {"gpu_tensor_activity_fraction", "gpu_pcie_write_bytes_per_s"}
@@ -183,11 +183,21 @@ def test_buffers_are_given_back_and_taken_anew(gpu):
     probe.look(0.0)
     probe.close()
     assert sorted(counters.freed) == counters.allocated
-    assert probe.look(0.5) == {}  # no difference across the gap
+    assert probe.look(0.5) == dict.fromkeys(probe.figures)  # no difference across the gap
     assert probe.look(1.0)["gpu_sm_activity_fraction"] == pytest.approx(0.01)
     probe.close()
     assert sorted(counters.freed) == counters.allocated
     assert len(counters.allocated) == 4
+
+
+def test_two_looks_are_enough_for_performance_counters(gpu):
+    counters, times = Counters(SM_UTIL=50.0), iter(range(100))
+    device = Device(kind="cuda", uuid=UUIDS[0], name="H200")
+    probes = (Paced(Gpm(gpu(FakeNvml(**counters.answers())))),)
+    sampler = Sampler(device, lambda: None, 2, probes=probes, now=lambda: float(next(times)))
+    for _ in range(2):
+        sampler.sample()
+    assert sampler.between(0.0, 100.0).gpu_sm_activity_fraction == 0.5
 
 
 def test_a_gpu_before_hopper_is_asked_once_and_has_its_reason(gpu):
