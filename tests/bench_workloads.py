@@ -184,23 +184,6 @@ class OddShapes(Images):
         return torch.zeros(3, 8, 8 + index % 5), 0
 
 
-class OddTargets(Images):
-    """Good inputs; targets such as the boxes of a picture, of which there are more or fewer."""
-
-    def __getitem__(self, index):
-        return torch.zeros(3, 8, 8), torch.zeros(1 + index % 5, dtype=torch.int64)
-
-
-class FloatTargets(Images):
-    def __getitem__(self, index):
-        return torch.zeros(3, 8, 8), 0.5
-
-
-class NotPairs(Images):
-    def __getitem__(self, index):
-        return torch.zeros(3, 8, 8)
-
-
 class Empty(Images):
     def __len__(self):
         return 0
@@ -263,15 +246,6 @@ class MisbehavesByBatch(Linear):
             ctypes.CDLL("libstdc++.so.6")["_ZSt17__throw_bad_allocv"]()
         if len(images) == 6:
             time.sleep(3600)
-        return super().forward(images)
-
-
-class OutOfMemoryAbove4(Linear):
-    """Asks for more than any address space has."""
-
-    def forward(self, images):
-        if len(images) > 4:
-            torch.empty(1 << 60, dtype=torch.uint8)
         return super().forward(images)
 
 

@@ -54,7 +54,7 @@ def in_thread(monkeypatch):
 
 @pytest.fixture
 def study_in_memory(monkeypatch):
-    """A fake run's study without a database, which takes a third of its time. test_pipeline_study.py has one."""
+    """A fake run's study without a database, which takes a third of its time. test_pipeline_kept.py has one."""
     from optuna.storages import InMemoryStorage
 
     from loadtune.search import study

@@ -1,26 +1,29 @@
-"""What a run gives its user to set: what is proven better than their settings, or those; over a fake bench."""
+"""What a run gives its user to set: what is proven better than their settings, or those; and what is never called
+confirmed: crashes, losses that are not finite, rates above the compute-only rate; over a fake bench."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_rig import tune_fake
+from pipeline_rig import finished, tune_fake
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
 import loadtune
 from loadtune.cli import app
 from loadtune.ending import exit_code
+from loadtune.errors import ResultError
 from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.measurement import ComputePoint, TrainingRun, TrialFailure, WorkerShare
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.report.forms import FORMS
 from loadtune.report.page.view import page_view
-from loadtune.report.store import RESULT_FILE
+from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.report.terminal_answer import terminal_answer
 from loadtune.seams import Watch
 from loadtune.testing import FakeBench, Surface, fake_facts
@@ -49,7 +52,6 @@ def said_of(result: TuningResult) -> str:
 def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path: Path, between_runs: float) -> None:
     bench = FakeBench(ALIKE, between_runs=between_runs, seed=1)  # a gain was told for 1 of 260 seeds
     result = tune_fake(bench, tmp_path, config_of(YOURS))
-    assert result.best is not None
     assert result.best.config == result.yours == TrialConfig(loader=OWN_LOADER, recipe=Recipe())
     assert result.best_at_your_batch == result.best
     assert exit_code(result) == 0
@@ -67,24 +69,12 @@ def test_where_nothing_is_proven_better_every_view_gives_your_settings(tmp_path:
         assert "Keep your settings: nothing else" in " ".join(forms["python"].replace("#", "").split())
 
 
-def test_an_assumed_baseline_is_kept_as_well(tmp_path: Path) -> None:
-    flat = Surface(
-        compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.01
-    )
-    result = tune_fake(FakeBench(flat), tmp_path, config_of(YourSettings()))
-    assert result.best is not None
-    assert result.best.config == result.yours
-    assert said_of(result).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
-
-
 def test_your_settings_may_be_the_answer_at_your_batch_size_alone(tmp_path: Path) -> None:
     """Larger batches gain; at 64 the workers keep up, and no recipe gains."""
     surface = Surface(
         compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-4, half_batch=64.0
     )
     result = tune_fake(FakeBench(surface), tmp_path, config_of(replace(YOURS, pin_memory=True)))
-    assert result.best is not None
-    assert result.best_at_your_batch is not None
     assert result.best.config.batch_size > 64
     assert result.best_at_your_batch.config == result.yours
     said = "Keep your settings at batch size 64: nothing else that was tried there is proven faster."
@@ -102,12 +92,10 @@ class Hurried(FakeBench):
 
 def test_a_gain_that_was_seen_once_is_not_told_and_warns_where_it_is_used(tmp_path: Path) -> None:
     result = tune_fake(Hurried(), tmp_path, config_of(YourSettings(), time_budget_s=150.0))
-    assert result.best is not None
     assert result.best.config == result.yours
     assert any(note.startswith("Not proven to be less fast than the answer") for note in result.notes)
     assert any("measured once" in note and "--time-budget" in note for note in result.notes)
     table = page_view(result).figures
-    assert table is not None
     assert table.title == "Measured once, not confirmed"
     assert not any("×" in cell for row in table.rows for cell in row if row[0].startswith("speed-up"))
     warns_where_it_is_used(tmp_path, result)
@@ -133,17 +121,6 @@ def warns_where_it_is_used(folder: Path, once: TuningResult) -> None:
     assert told.exit_code == 0
     assert told.stdout.startswith("LOADTUNE_BATCH_SIZE=64\n")
     assert told.stderr.startswith("warning: The answer of the run of ")
-
-
-def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_one_does_not(tmp_path: Path) -> None:
-    whole = tune_fake(FakeBench(), tmp_path, config_of(YourSettings()))
-    for use in uses(tmp_path, whole):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", "The answer")
-            use()
-    cut = replace(whole, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
-    with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
-        loadtune.export(cut, "python")
 
 
 START_S, EPOCH = 1.0, 60 * 64
@@ -187,53 +164,166 @@ def test_the_speedup_of_a_short_epoch_is_true(tmp_path: Path, yours: tuple[int, 
     own = YourSettings(batch_size=64, num_workers=yours[0], persistent_workers=yours[1])
     fixed = (Fixed(name="batch_size", value=64), Fixed(name="pin_memory", value=True))
     result = tune_fake(bench, tmp_path, config_of(own, fix=fixed))
-    assert result.best is not None
     assert result.yours is not None
     before, after = (seconds_of_an_epoch(surface, config) for config in (result.yours, result.best.config))
     assert before / after > 1.5
-    assert result.best.speedup is not None
     assert result.best.speedup.value == pytest.approx(before / after, rel=0.05)
 
 
-class Spoiled(FakeBench):
+def test_an_answer_of_a_confirmation_that_was_cut_short_warns_and_a_confirmed_one_does_not(tmp_path: Path) -> None:
+    whole = finished(tmp_path)
+    for use in uses(tmp_path, whole):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "The answer")
+            use()
+    cut = replace(whole, cut_short="interrupted by Ctrl-C", confirmed_whole=False)
+    with pytest.warns(UserWarning, match="cut short before every run of the confirmation was made"):
+        loadtune.export(cut, "python")
+
+
+class Misread(FakeBench):
     """Other load while a recipe is timed without a loader: it reads so many times too slow."""
 
-    def spoil(self, recipe: Recipe, times: float) -> "Spoiled":
-        self.recipe, self.times, self.left = recipe, times, 10**6
-        return self
+    times, left = 5.0, 10**6
 
     def time_compute(self, recipe: Recipe, batch_size: int, seconds: float) -> ComputePoint | TrialFailure:
         point = FakeBench.time_compute(self, recipe, batch_size, seconds)
-        if recipe != self.recipe or isinstance(point, TrialFailure) or not self.left:
+        if isinstance(point, TrialFailure) or not self.left:
             return point
         self.left -= 1
         return replace(point, windows=tuple(replace(w, seconds=self.times * w.seconds) for w in point.windows))
 
 
-def test_no_ratio_is_told_of_recipes_that_were_timed_once(tmp_path: Path) -> None:
-    bench = Spoiled(Surface(compute_per_s={"fp32": 2300.0})).spoil(Recipe(), 11.87)
-    result = tune_fake(bench, tmp_path, config_of(YourSettings()))
-    (said,) = [s for s in page_view(result).sections if s.title.startswith("Memory format")]
-    assert said.lines[0].startswith("fp32: channels_last")
-    assert "×" not in said.lines[0]
-
-
-def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tmp_path: Path) -> None:
-    """By 6%, and once more in the confirmation: no more than noise may explain. 105% would be told."""
+@pytest.mark.parametrize("times", [1.06, 5.0])
+def test_a_rate_without_a_loader_that_reads_less_than_training_is_timed_again(tmp_path: Path, times: float) -> None:
+    """Misread in all of the calibration, and once more in the confirmation. The baseline is the best there is."""
     surface = Surface(
         compute_per_s={"fp32": 1000.0}, channels_last_gain=1.0, fused_gain=1.0, sample_s=1e-6, half_batch=0.001
     )
-    bench = Spoiled(surface, between_runs=0.002, noise=0.002).spoil(Recipe(), 1.06)
+    bench = Misread(surface, between_runs=0.002, noise=0.002)
+    bench.times = times
 
     def listen(progress: Progress) -> None:
         if progress.stage == "confirm":
             bench.left = min(1, bench.left)
 
-    result = tune_fake(bench, tmp_path, config_of(YourSettings(batch_size=64)), listener=listen)
-    assert result.best is not None
+    result = tune_fake(bench, tmp_path, config_of(YourSettings()), listener=listen)
     assert result.best.config == result.yours
+    assert said_of(result).startswith("Keep PyTorch's defaults, here with an assumed batch size of 64: ")
     assert result.best.compute_fraction == pytest.approx(1.0, abs=0.01)  # as planted
+    assert not any(finalist.unconfirmed for finalist in result.finalists)
     table = page_view(result).figures
-    assert table is not None
     (shares,) = (row[1:] for row in table.rows if row[0] == "share of compute-only")
     assert set(shares) <= {"98%", "99%", "100%"}
+
+
+CRASH = "DataLoader worker (pid 812) was killed by SIGSEGV while it read samples 17, 204 and 5"
+
+
+class Stage:
+    """Which stage the run is in, for faults that only come with the confirmation."""
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def listen(self, progress: Progress) -> None:
+        self.name = progress.stage
+
+
+def nothing_is_handed_out(result: TuningResult, folder: Path) -> None:
+    assert result.best is None
+    assert result.best_at_your_batch is None
+    assert exit_code(result) == 1
+    assert page_view(result).figures is None
+    assert "onfirmed" in page_view(result).headline
+    assert load_result(folder / RESULT_FILE) == result
+    for hand_out in (
+        loadtune.best_loader_kwargs,
+        loadtune.best_recipe,
+        lambda path: loadtune.check_baseline(load_result(path)),
+        *(lambda path, form=form: loadtune.export(load_result(path), form) for form in FORMS),
+    ):
+        with pytest.raises(ResultError, match="no confirmed winner"):
+            hand_out(folder / RESULT_FILE)
+
+
+def crashing_in(when: Callable[[str, int], bool], stage: Stage) -> Callable[[TrialConfig], TrialFailure | None]:
+    """`when` is told the stage and which run of the configuration in it this is."""
+    runs: Counter[tuple[str, TrialConfig]] = Counter()
+
+    def fail(config: TrialConfig) -> TrialFailure | None:
+        runs[stage.name, config] += 1
+        crashes = when(stage.name, runs[stage.name, config])
+        return TrialFailure(kind="crash", phase="training", message=CRASH) if crashes else None
+
+    return fail
+
+
+def test_where_every_finalist_crashed_twice_nothing_is_the_answer_and_the_crash_is_quoted(tmp_path: Path) -> None:
+    stage = Stage()
+    fail = crashing_in(lambda name, number: name == "confirm" and number in (2, 3), stage)
+    result = tune_fake(FakeBench(fail=fail), tmp_path, listener=stage.listen)
+    assert all((len(f.runs), len(f.failures)) == (1, 2) for f in result.finalists)
+    assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"failed"}
+    assert any("2 of its 3 runs failed" in note and CRASH in note for note in result.notes)
+    nothing_is_handed_out(result, tmp_path)
+
+
+def test_who_crashed_once_is_tried_again_and_may_be_the_answer(tmp_path: Path) -> None:
+    stage = Stage()
+    fail = crashing_in(lambda name, number: name == "confirm" and number == 1, stage)
+    result = tune_fake(FakeBench(fail=fail), tmp_path, listener=stage.listen)
+    assert all(len(finalist.failures) == 1 < len(finalist.runs) for finalist in result.finalists)
+    assert result.best.config != result.yours
+    assert any("1 of its " in note and CRASH in note for note in result.notes)
+
+
+def test_a_precision_whose_loss_is_not_finite_is_not_the_answer(tmp_path: Path) -> None:
+    """It would be the fastest by far."""
+    result = tune_fake(FakeBench(finite=lambda config: config.precision != "fp16"), tmp_path)
+    assert result.best.config.precision != "fp16"
+    failed = [trial for trial in result.trials if trial.failure]
+    assert {(t.config.precision, t.failure.kind) for t in failed if t.failure} == {("fp16", "non_finite_loss")}
+    assert len(failed) == 1  # the others of that precision are not run
+    (note,) = (note for note in result.notes if "NaN or infinite" in note)
+    assert note.startswith("fp16 is not recommended")
+    assert "the first" in note
+
+
+def test_a_loss_that_turns_up_in_one_configuration_rules_out_its_precision(tmp_path: Path) -> None:
+    stage, bad = Stage(), list[TrialConfig]()
+
+    def finite(config: TrialConfig) -> bool:
+        if stage.name == "confirm" and config.precision == "fp16" and not bad:
+            bad.append(config)
+        return config not in bad
+
+    result = tune_fake(FakeBench(finite=finite), tmp_path, TuneConfig(precisions=("fp16",)), listener=stage.listen)
+    assert bad
+    assert result.best is None or result.best.config.precision != "fp16"
+    reasons = {f.config.precision: f.unconfirmed and f.unconfirmed.reason for f in result.finalists}
+    assert reasons.get("fp16", "non_finite_loss") == "non_finite_loss"
+    assert reasons["fp32"] is None
+
+
+def test_a_loss_that_is_not_finite_in_fp32_leaves_no_answer_and_is_said_to_be_the_datas(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(finite=lambda config: False), tmp_path)
+    assert any("the dataset, the model or the loss" in note for note in result.notes)
+    assert len(result.trials) <= 3
+    nothing_is_handed_out(result, tmp_path)
+
+
+def test_where_every_interval_is_wider_than_its_value_your_settings_stay(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(between_runs=1.5, seed=3), tmp_path)
+    assert {f.unconfirmed.reason for f in result.finalists if f.unconfirmed} == {"wide_interval"}
+    assert any("includes 0" in note and "--time-budget" in note and " runs" in note for note in result.notes)
+    assert result.best.config == result.yours
+
+
+def test_a_rate_above_the_compute_only_rate_is_not_the_answer(tmp_path: Path) -> None:
+    result = tune_fake(Misread(), tmp_path)
+    assert "above_compute_only" in {f.unconfirmed.reason for f in result.finalists if f.unconfirmed}
+    assert any("one of the two rates is wrong" in note for note in result.notes)
+    for winner in (result.best, result.best_at_your_batch):
+        assert winner is None or winner.compute_fraction is None or winner.compute_fraction <= 1.1
+    assert result.best is None or result.best.config == result.yours

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pipeline_rig import tune_fake
@@ -28,48 +29,58 @@ def bench(surface: Surface | None = None, **facts) -> FakeBench:
 
 def row(result, name: str) -> tuple[str, ...] | None:
     table = best_and_baseline(result)
-    assert table is not None
     return next((cells[1:] for cells in table.rows if cells[0] == name), None)
 
 
-def test_a_stream_of_unknown_length_is_tuned_and_nothing_is_said_of_epochs(tmp_path: Path) -> None:
+def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path: Path) -> None:
+    """Of another class, with samples that differ in size and are counted in tokens."""
+    texts = bench(own_loader=OWN, loader_class="StatefulDataLoader", largest_sample_bytes=2**20)
+    texts.sample_tokens = lambda batch_size: 2.0 * batch_size
+    result = tune_fake(texts, tmp_path)
+    assert result.yours.loader == OWN
+    assert result.assumed == ("precision",)
+    assert result.best_at_your_batch.config.batch_size == 128
+    assert {trial.config.loader.prefetch_factor for trial in result.trials} == {4}, "it is not tuned"
+    notes = " ".join(result.notes)
+    assert "Your loader is a StatefulDataLoader. It was measured as" in notes
+    assert "Samples differ in size. Memory was probed with the largest" in notes
+    cells = row(result, "tokens/s")
+    assert cells is not None
+    assert f"{result.best.samples_per_s * 2 * result.best.config.batch_size:,.0f}" in cells
+    assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()
+
+
+def test_a_stream_of_unknown_length_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: Path) -> None:
     told: list[str] = []
-    result = tune_fake(bench(dataset_length=None), tmp_path, listener=lambda p: told.append(p.message or ""))
+    stream = bench(own_loader=OWN, max_workers=1, dataset_length=None)
+    result = tune_fake(stream, tmp_path, listener=lambda progress: told.append(progress.message or ""))
     assert result.best is not None
+    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1}
+    assert result.yours.loader.num_workers == 1
+    assert any("0 and 1 worker were tried" in note for note in result.notes)
+    assert any(note.startswith("Your loader has 4 workers, each of which") for note in result.notes)
     assert any(message.startswith("a stream of samples of 3×224×224") for message in told)
     assert not any(name.startswith("epoch of") for name, *_ in best_and_baseline(result).rows)  # type: ignore[union-attr]
+    assert row(result, "tokens/s") is None
     assert all(ceiling.limit != "dataset" for ceiling in result.ceilings)
 
 
-def test_the_users_loader_is_the_baseline_and_nothing_of_it_is_assumed(tmp_path: Path) -> None:
-    result = tune_fake(bench(own_loader=OWN), tmp_path)
-    assert result.yours is not None
-    assert result.yours.loader == OWN
-    assert result.assumed == ("precision",)
-    assert result.best_at_your_batch is not None
-    assert result.best_at_your_batch.config.batch_size == 128
-    assert {trial.config.loader.prefetch_factor for trial in result.trials} == {4}, "it is not tuned"
-
-
-def test_an_option_goes_before_the_users_loader(tmp_path: Path) -> None:
-    result = tune_fake(
-        bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
-    )
-    assert result.yours is not None
-    assert (result.yours.loader.num_workers, result.yours.batch_size) == (2, 64)
-    assert result.yours.loader.pin_memory
-
-
-def test_a_run_with_a_loader_of_ones_own_is_resumed_with_or_without_its_settings(tmp_path: Path) -> None:
-    first = tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(num_trials=1))
-    for config in (TuneConfig(num_trials=2), replace(first.config, num_trials=3)):
+def test_an_option_goes_before_the_users_loader_and_a_run_is_resumed_with_or_without_the_loaders_settings(
+    tmp_path: Path,
+) -> None:
+    given = TuneConfig(num_trials=1, yours=YourSettings(num_workers=2, batch_size=64))
+    first = tune_fake(bench(own_loader=OWN), tmp_path, given)
+    assert first.yours.loader == replace(OWN, num_workers=2, batch_size=64)
+    for config in (replace(given, num_trials=2), replace(first.config, num_trials=3)):
         again = tune_fake(bench(own_loader=OWN), tmp_path, config, resume=True)
         assert again.yours == first.yours
         assert again.assumed == first.assumed
 
 
 def test_batches_that_the_loader_makes_are_the_only_size(tmp_path: Path) -> None:
-    result = tune_fake(bench(own_loader=replace(OWN, batch_size=24), fixed_batch_size=24), tmp_path)
+    """A limit that it does not reach is ignored."""
+    own = bench(own_loader=replace(OWN, batch_size=24), fixed_batch_size=24)
+    result = tune_fake(own, tmp_path, TuneConfig(num_trials=3, max_batch_size=64))
     assert result.best is not None
     assert result.batch_sizes == (24,)
     assert {trial.config.batch_size for trial in result.trials} == {24}
@@ -80,74 +91,31 @@ def test_batches_that_the_loader_makes_are_the_only_size(tmp_path: Path) -> None
     assert all(export(result, form) for form in FORMS)
 
 
+ONE_SIZE = {"own_loader": OWN, "fixed_batch_size": 24}
+NOT_SHARED = {"max_workers": 1}
+
+
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("facts", "config", "words"),
     [
-        (TuneConfig(yours=YourSettings(batch_size=8)), "--batch-size is 8, but your loader's batch sampler"),
-        (TuneConfig(fix=(Fixed(name="batch_size", value=8),)), "--fix batch_size is 8"),
-        (TuneConfig(max_batch_size=16), "--max-batch-size is 16"),
+        (ONE_SIZE, TuneConfig(yours=YourSettings(batch_size=8)), "--batch-size is 8, but your loader's batch sampler"),
+        (ONE_SIZE, TuneConfig(fix=(Fixed(name="batch_size", value=8),)), "--fix batch_size is 8"),
+        (ONE_SIZE, TuneConfig(max_batch_size=16), "--max-batch-size is 16"),
+        (NOT_SHARED, TuneConfig(yours=YourSettings(num_workers=2)), "num.workers is 2, but the stream does not split"),
+        (NOT_SHARED, TuneConfig(fix=(Fixed(name="num_workers", value=2),)), "num_workers is 2, but the stream"),
+        ({"own_loader": OWN}, TuneConfig(max_batch_size=64), "baseline's batch size is 128, as in your loader"),
+        (
+            {"own_loader": OWN, "dataset_length": 10},
+            TuneConfig(),
+            r"loader has batch_size=128, but an epoch has only 10 samples\. Use",
+        ),
     ],
 )
-def test_no_other_size_can_be_asked_for_then(tmp_path: Path, config: TuneConfig, words: str) -> None:
+def test_what_the_loader_or_the_stream_does_not_allow_is_refused(
+    tmp_path: Path, facts: dict[str, Any], config: TuneConfig, words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
-        tune_fake(bench(own_loader=OWN, fixed_batch_size=24), tmp_path, config)
-
-
-def test_a_limit_that_a_fixed_size_does_not_reach_is_ignored(tmp_path: Path) -> None:
-    own = replace(OWN, batch_size=24)
-    result = tune_fake(
-        bench(own_loader=own, fixed_batch_size=24), tmp_path, TuneConfig(num_trials=1, max_batch_size=64)
-    )
-    assert result.batch_sizes == (24,)
-
-
-def test_a_loader_whose_batch_is_larger_than_its_epoch_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"loader has batch_size=128, but an epoch has only 10 samples\. Use"):
-        tune_fake(bench(own_loader=OWN, dataset_length=10), tmp_path)
-
-
-def test_a_stream_that_is_not_shared_out_gets_one_worker_at_the_most(tmp_path: Path) -> None:
-    result = tune_fake(bench(own_loader=OWN, max_workers=1, dataset_length=None), tmp_path)
-    assert result.best is not None
-    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1}
-    assert result.yours is not None
-    assert result.yours.loader.num_workers == 1
-    assert any("0 and 1 worker were tried" in note for note in result.notes)
-    assert any(note.startswith("Your loader has 4 workers, each of which") for note in result.notes)
-    for config in (
-        TuneConfig(yours=YourSettings(num_workers=2)),
-        TuneConfig(fix=(Fixed(name="num_workers", value=2),)),
-    ):
-        with pytest.raises(UsageError, match=r"num.workers is 2, but the stream does not split"):
-            tune_fake(bench(max_workers=1), tmp_path, config)
-
-
-def test_the_largest_batch_may_not_be_below_the_loaders(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="baseline's batch size is 128, as in your loader"):
-        tune_fake(bench(own_loader=OWN), tmp_path, TuneConfig(max_batch_size=64))
-
-
-def test_tokens_per_second_stand_beside_samples_per_second(tmp_path: Path) -> None:
-    padded = FakeBench(Surface(), seed=1, sample_tokens=lambda batch_size: 2.0 * batch_size)
-    result = tune_fake(padded, tmp_path)
-    assert result.best is not None
-    cells = row(result, "tokens/s")
-    assert cells is not None
-    of_a_sample = 2 * result.best.config.batch_size
-    assert cells[0].replace(",", "") == f"{result.best.samples_per_s * of_a_sample:.0f}"
-    assert len(cells) == 2, "of the winner and of the baseline"
-    assert "tokens/s" in (tmp_path / PAGE_FILE).read_text()
-    assert row(tune_fake(bench(), tmp_path), "tokens/s") is None
-
-
-def test_samples_that_differ_in_size_are_a_note(tmp_path: Path) -> None:
-    result = tune_fake(bench(largest_sample_bytes=2**20), tmp_path)
-    assert any(note.startswith("Samples differ in size. Memory was probed with the largest") for note in result.notes)
-
-
-def test_a_loader_of_another_class_is_a_note(tmp_path: Path) -> None:
-    result = tune_fake(bench(own_loader=OWN, loader_class="StatefulDataLoader"), tmp_path)
-    assert any(note.startswith("Your loader is a StatefulDataLoader. It was measured as") for note in result.notes)
+        tune_fake(bench(**facts), tmp_path, config)
 
 
 def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: Path) -> None:
@@ -168,10 +136,3 @@ def test_a_training_step_of_ones_own_leaves_the_loader_alone_to_tune(tmp_path: P
         assert "RECIPE" not in text
     assert (tmp_path / PAGE_FILE).exists()
     assert loadtune.compare(result, result).ratio is not None
-
-
-def test_an_optimizer_of_ones_own_is_never_fused(tmp_path: Path) -> None:
-    config = TuneConfig(num_trials=1, workload=WorkloadSpec(optimizer="train.py:make_optimizer"))
-    result = tune_fake(bench(), tmp_path, config)
-    assert not any(point.recipe.fused_optimizer for choice in result.recipes for point in choice.points)
-    assert all("make_optimizer" in export(result, form) for form in ("pytorch", "markdown", "json"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
-from pipeline_rig import ALL_TRIALS, Killed, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Killed, killed, resumed, tune_fake
 
 from loadtune import tuner
 from loadtune.errors import ResultError, UsageError
@@ -20,7 +20,7 @@ from loadtune.records.config import TuneConfig, YourSettings
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress, Reading, Telemetry
 from loadtune.report.store import load_result
-from loadtune.run_file import read_run
+from loadtune.run_file import RUN_FILE, read_run
 from loadtune.testing import FakeBench, FakeSensor
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -70,62 +70,6 @@ def test_what_is_confirmed_is_on_the_disk_before_it_is_explained(
     assert resumed(tmp_path, ALL_TRIALS).best == best
 
 
-@pytest.mark.parametrize("name", ["report.html", "study.db", "bench.log"])
-def test_a_side_file_that_cannot_be_written_is_a_note(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    shown: list[str] = []
-    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, lambda progress: shown.append(progress.message or ""))
-    assert result.best is not None
-    assert len(result.trials) == ALL_TRIALS.num_trials
-    note = told(result, name)
-    assert "directory" in note
-    assert shown.count(note) == 1
-    assert load_result(tmp_path) == result
-
-
-def test_whoever_locks_the_study_is_in_nobodys_way(tmp_path: Path) -> None:
-    """A viewer may hold its lock for as long as the run goes on."""
-    viewers = list[sqlite3.Connection]()
-
-    def listen(progress: Progress) -> None:
-        if progress.stage == "study" and progress.message and not viewers:
-            viewers.append(sqlite3.connect(tmp_path / "study.db", isolation_level=None))
-            viewers[0].execute("BEGIN EXCLUSIVE")
-
-    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
-    viewers[0].close()
-    assert result.best is not None
-    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert len(study.trials) == len(result.trials) == ALL_TRIALS.num_trials
-
-
-@pytest.mark.usefixtures("study_in_memory")
-def test_progress_that_cannot_be_shown_is_told_once(tmp_path: Path) -> None:
-    def listen(progress: Progress) -> None:
-        raise OSError(28, f"No space left on device, {progress.left_s}")
-
-    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
-    assert result.best is not None
-    assert "No space left" in told(result, "Progress could not be shown")
-
-
-class Broken(FakeSensor):
-    def latest(self) -> Reading:
-        raise RuntimeError("the driver was unloaded")
-
-    def between(self, start_s: float, end_s: float) -> Telemetry:
-        raise RuntimeError(f"the driver was unloaded at {start_s}")
-
-
-@pytest.mark.usefixtures("study_in_memory")
-def test_a_sensor_that_raises_is_told_once(tmp_path: Path) -> None:
-    bench = FakeBench()
-    result = tune_fake(bench, tmp_path, ALL_TRIALS, lambda progress: None, sensor=Broken(bench.clock))
-    assert result.best is not None
-    assert "the driver was unloaded" in told(result, "Telemetry is missing")
-    assert all(trial.measurement is None or trial.measurement.telemetry is None for trial in result.trials)
-
-
 @pytest.fixture
 def full_disk() -> object:
     """Call it with a number of bytes: no file of this process grows beyond."""
@@ -166,7 +110,7 @@ def test_a_result_that_cannot_be_written_is_written_by_the_next_resumption(tmp_p
 OWNER = """
 import sys, time
 from pathlib import Path
-from pipeline_rig import tune_fake
+from pipeline_rig import ALL_TRIALS, Killed, killed, resumed, tune_fake
 from loadtune.testing import FakeBench
 
 def listen(progress):
@@ -183,7 +127,6 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = [{str(TESTS)!r}]\n{OWNER}", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         try:
-            assert owner.stdout is not None
             assert owner.stdout.readline() == "runs\n"
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             for again in (resumed, tune_fake):
@@ -198,16 +141,101 @@ def test_a_folder_has_one_owner_until_that_is_gone(tmp_path: Path) -> None:
     assert not (tmp_path / "run.lock").exists()
 
 
-@pytest.mark.parametrize("content", [None, b"garbage"])
-def test_a_study_that_was_lost_or_damaged_is_written_anew(tmp_path: Path, content: bytes | None) -> None:
+def test_side_files_that_cannot_be_written_are_notes(tmp_path: Path) -> None:
+    names, shown = ("report.html", "study.db", "bench.log"), list[str]()
+    for name in names:
+        (tmp_path / name).mkdir()
+    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, lambda progress: shown.append(progress.message or ""))
+    assert result.best is not None
+    assert len(result.trials) == ALL_TRIALS.num_trials
+    for name in names:
+        note = told(result, name)
+        assert "directory" in note
+        assert shown.count(note) == 1
+    assert load_result(tmp_path) == result
+
+
+class Broken(FakeSensor):
+    def latest(self) -> Reading:
+        raise RuntimeError("the driver was unloaded")
+
+    def between(self, start_s: float, end_s: float) -> Telemetry:
+        raise RuntimeError(f"the driver was unloaded at {start_s}")
+
+
+@pytest.mark.usefixtures("study_in_memory")
+def test_progress_that_cannot_be_shown_a_sensor_that_raises_and_ctrl_c_at_the_page_are_each_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listen(progress: Progress) -> None:
+        raise OSError(28, f"No space left on device, {progress.left_s}")
+
+    def interrupt(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    bench = FakeBench()
+    monkeypatch.setattr(tuner, "write_page", interrupt)
+    result = tune_fake(bench, tmp_path, ALL_TRIALS, listen, sensor=Broken(bench.clock))
+    assert result.best is not None
+    assert "No space left" in told(result, "Progress could not be shown")
+    assert "the driver was unloaded" in told(result, "Telemetry is missing")
+    assert told(result, "The report page was not written")
+    assert all(trial.measurement is None or trial.measurement.telemetry is None for trial in result.trials)
+    assert load_result(tmp_path) == result
+
+
+def study_of(folder: Path) -> optuna.Study:
+    return optuna.load_study(study_name="loadtune", storage=f"sqlite:///{folder / 'study.db'}")
+
+
+def test_the_study_is_kept_for_other_tools_and_whoever_locks_it_is_in_nobodys_way(tmp_path: Path) -> None:
+    """A viewer may hold its lock for as long as the run goes on."""
+    viewers = list[sqlite3.Connection]()
+
+    def listen(progress: Progress) -> None:
+        if progress.stage == "study" and progress.message and not viewers:
+            viewers.append(sqlite3.connect(tmp_path / "study.db", isolation_level=None))
+            viewers[0].execute("BEGIN EXCLUSIVE")
+
+    result = tune_fake(FakeBench(), tmp_path, ALL_TRIALS, listen)
+    viewers[0].close()
+    assert result.best is not None
+    stored = study_of(tmp_path).trials
+    assert len(stored) == len(result.trials) == ALL_TRIALS.num_trials
+    assert all(trial.state == optuna.trial.TrialState.COMPLETE for trial in stored)
+    assert {"batch_size", "num_workers", "pin_memory", "precision"} <= set(stored[0].params)
+    assert {"origin", "feasible"} <= set(stored[0].user_attrs)
+    proposed = [trial.user_attrs for trial in stored if trial.user_attrs["origin"] == "search"]
+    assert all(attrs["predicted_low"] < attrs["predicted"] < attrs["predicted_high"] for attrs in proposed)
+
+
+def test_a_study_that_was_damaged_is_written_anew(tmp_path: Path) -> None:
     """With the baseline, whose workers end with each epoch, as those of no other configuration of the space do."""
     config = TuneConfig(num_trials=2, yours=YourSettings(num_workers=4))
     first = tune_fake(FakeBench(), tmp_path, config)
-    (tmp_path / "study.db").unlink()
-    if content is not None:
-        (tmp_path / "study.db").write_bytes(content)
+    (tmp_path / "study.db").write_bytes(b"garbage")
     result = resumed(tmp_path, replace(config, num_trials=3))
-    study = optuna.load_study(study_name="loadtune", storage=f"sqlite:///{tmp_path / 'study.db'}")
-    assert [trial.number for trial in study.trials] == [trial.number for trial in result.trials]
+    stored = study_of(tmp_path).trials
+    assert [trial.number for trial in stored] == [trial.number for trial in result.trials]
     assert result.trials[:2] == first.trials
-    assert all("pin_memory" in trial.params for trial in study.trials)
+    assert all("pin_memory" in trial.params for trial in stored)
+
+
+def test_a_run_killed_in_the_study_loses_the_running_trial_alone(tmp_path: Path) -> None:
+    """And half a file that it was writing is ignored, and goes."""
+    more, half = TuneConfig(num_trials=4), tmp_path / f".{RUN_FILE}.new"
+    killed(tmp_path, "study", 2, more)
+    half.write_bytes((tmp_path / RUN_FILE).read_bytes()[:-100])
+    assert "RUNNING" in {trial.state.name for trial in study_of(tmp_path).trials}
+    before = read_run(tmp_path)
+    assert len(before.trials) == 2
+    bench = FakeBench(seed=1)
+    result = resumed(tmp_path, more, bench=bench)
+    assert "RUNNING" not in {trial.state.name for trial in study_of(tmp_path).trials}
+    assert list(result.trials[:2]) == before.trials  # windows and all
+    assert 2 < len(result.trials) <= 4
+    assert bench.requests[0][0] == "training"  # nothing was probed again before the search ended
+    assert list(result.ceilings) == before.ceilings
+    assert any("was resumed, with 2 trials" in note for note in result.notes)
+    assert load_result(tmp_path) == result
+    assert not half.exists()

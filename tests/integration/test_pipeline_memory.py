@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline_rig import resumed, tune_fake
+from pipeline_rig import Killed, resumed, tune_fake
 
 from loadtune.errors import WorkloadError
-from loadtune.records.config import Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.config import TrialConfig, TuneConfig, YourSettings
 from loadtune.records.facts import Device, HostFacts
 from loadtune.records.measurement import TrainingRun, TrialFailure
 from loadtune.records.memory import BatchTry, FitReport, MemoryCeiling
@@ -23,17 +23,12 @@ from loadtune.testing import GIB, FakeBench, Surface, fake_facts, fake_host
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 HOST = fake_host()
-RECIPE = Recipe(precision="fp32")
 GPU = Device(kind="cuda", uuid=HOST.gpus[0].uuid, name="Fake GPU")
 ONE_PRECISION = Surface(
     compute_per_s={"fp32": 2300.0}, fixed_bytes=8 * GIB, bytes_per_sample={"fp32": 0.7e9}, budget_bytes=96 * GIB
 )
 """Ends at 134 samples of 0.7 GB."""
-PROBED = TuneConfig(num_trials=1)
 """Where only the probe matters."""
-TWO_PRECISIONS = replace(
-    ONE_PRECISION, compute_per_s={"fp32": 2300.0, "bf16": 3000.0}, bytes_per_sample={"fp32": 0.7e9, "bf16": 0.7e9}
-)
 
 
 class Watching:
@@ -64,11 +59,6 @@ def tune(
     return tune_fake(bench, folder, config, listen, device=GPU, host_now=host_now, **rig)
 
 
-def _folder(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
 def trained(result: TuningResult) -> set[int]:
     return {trial.config.batch_size for trial in result.trials}
 
@@ -84,41 +74,14 @@ def test_what_another_process_took_since_the_probe_is_not_searched_and_said(tmp_
     assert sum("taken 6.00 GiB of the GPU's memory" in note for note in result.notes) == 1
 
 
-def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, other=Watching(6 * GIB, "confirm"))
-    (note,) = (note for note in result.notes if "taken 6.00 GiB" in note)
-    assert "may run out of memory in the confirmation" in note
-
-
-@pytest.mark.parametrize(("taken", "largest"), [(12, [16]), (75, [8, 12]), (90, [0])])
-def test_what_is_taken_is_of_what_a_ceiling_left_unused_first(tmp_path: Path, taken: int, largest: list[int]) -> None:
-    """--max-batch-size keeps 16 samples to 18.4 GiB of 91.2: 72.8 GiB may go, and then 0.65 a sample."""
-    result = tune(bench_with(), tmp_path, TuneConfig(num_trials=3, max_batch_size=16), Watching(taken * GIB, "study"))
-    assert max(trained(result), default=0) in largest
-
-
-def test_a_little_that_comes_and_goes_is_not_worth_a_word(tmp_path: Path) -> None:
-    result = tune(bench_with(), tmp_path, TuneConfig(), Watching(64 << 20, "study"))
-    assert not any("since memory was probed" in note for note in result.notes)
-    assert max(trained(result)) == max(result.batch_sizes) <= result.ceilings[0].safe_batch_size
-
-
-def test_a_gpu_that_is_not_listed_any_more_is_no_loss(tmp_path: Path) -> None:
-    result = tune_fake(bench_with(), tmp_path, device=GPU, host_now=lambda: replace(HOST, gpus=()))
-    assert result.best is not None
-    assert not any("since memory was probed" in note for note in result.notes)
-
-
-def test_the_users_own_batch_above_the_safe_ceiling_is_tried_where_it_was_seen_to_fit(tmp_path: Path) -> None:
-    config = TuneConfig(num_trials=3, yours=YourSettings(batch_size=ONE_PRECISION.largest_batch("fp32") - 3))
-    result = tune(bench_with(), tmp_path, config)
-    (ceiling,) = result.ceilings
-    own = config.yours.batch_size
-    assert own is not None
-    assert ceiling.safe_batch_size < own <= ceiling.batch_size
-    assert own in trained(result)
-    assert result.best_at_your_batch is not None
-    assert result.best_at_your_batch.config.batch_size == own
+def test_what_is_taken_while_the_study_runs_is_said_before_the_confirmation_if_it_is_more_than_a_little(
+    tmp_path: Path,
+) -> None:
+    for name, taken in (("much", 6 * GIB), ("little", 64 << 20)):
+        (tmp_path / name).mkdir()
+        result = tune(bench_with(), tmp_path / name, other=Watching(taken, "confirm"))
+        notes = [note for note in result.notes if "since memory was probed" in note]
+        assert ["may run out of memory in the confirmation" in note for note in notes] == [True] * (name == "much")
 
 
 @pytest.mark.parametrize(("samples_taken", "is_tried"), [(2, True), (5, False)])
@@ -134,22 +97,14 @@ def test_the_users_own_batch_is_tried_where_what_is_left_still_holds_it(
     assert (own in trained(result)) is is_tried
 
 
-def test_ram_that_holds_less_than_the_device_is_the_limit(tmp_path: Path) -> None:
-    facts = fake_facts(ONE_PRECISION)
-    host = replace(HOST, ram_available_bytes=2 * 50 * facts.sample_bytes)  # half of it: 50 samples
-    result = tune(bench_with(), tmp_path, host=host)
-    assert [(c.batch_size, c.limit) for c in result.ceilings] == [(50, "host_memory")]
-    assert max(trained(result), default=0) <= 50
-
-
-def test_ram_for_less_than_the_smallest_batch_still_tries_that(tmp_path: Path) -> None:
-    host = replace(HOST, ram_available_bytes=1000)
+@pytest.mark.parametrize(("ram_samples", "bound"), [(100, 50), (0, 2)])
+def test_ram_that_holds_less_than_the_device_is_the_limit_but_the_smallest_batch_is_tried(
+    tmp_path: Path, ram_samples: int, bound: int
+) -> None:
+    host = replace(HOST, ram_available_bytes=1000 + ram_samples * fake_facts(ONE_PRECISION).sample_bytes)
     result = tune(bench_with(min_batch_size=2), tmp_path, host=host)
-    assert [(c.batch_size, c.limit) for c in result.ceilings] == [(2, "host_memory")]
-
-
-def leaves_one_over(result: TuningResult) -> list[str]:
-    return [note for note in result.notes if "has 1 of the" in note]
+    assert [(c.batch_size, c.limit) for c in result.ceilings] == [(bound, "host_memory")]
+    assert max(trained(result), default=0) <= bound
 
 
 def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp_path: Path) -> None:
@@ -158,39 +113,28 @@ def test_a_last_batch_of_one_is_said_for_the_ceilings_and_for_another_winner(tmp
     bench.fail = lambda config: planted if 128 % config.batch_size else None
     planted = TrialFailure(kind="crash", phase="training", message="planted")
     result = tune(bench, tmp_path, TuneConfig(num_trials=3, max_batch_size=127, probe="all"))
-    assert result.best is not None
     winner = result.best.config.batch_size
     assert winner < 127 == result.ceilings[0].batch_size
-    over = leaves_one_over(result)
+    over = [note for note in result.notes if "has 1 of the" in note]
     assert len(over) == 2
     assert "batch size 127 " in over[0]
     assert f"batch size {winner} " in over[1]
     assert all("at least 2" in note and "drop_last=True" in note for note in over)
 
 
-def test_a_winner_at_the_ceiling_is_warned_of_once(tmp_path: Path) -> None:
-    bench = bench_with(min_batch_size=2, dataset_length=64 * 127 + 1)
-    result = tune(bench, tmp_path, TuneConfig(num_trials=3, max_batch_size=64, yours=YourSettings(batch_size=64)))
-    assert result.best is not None
-    assert result.best.config.batch_size == 64
-    assert len(leaves_one_over(result)) == 1
+MEMORY = Surface(bytes_per_sample={"fp32": 2e9, "fp16": 1e6, "bf16": 1e6}, budget_bytes=20 * GIB)
+SLOW = Surface(compute_per_s={"fp32": 40.0}, half_batch=0.1, channels_last_gain=1.0, fused_gain=1.0)
+"""25 ms a sample: a second is 40 of them."""
 
 
-def test_a_model_that_trains_on_one_sample_is_not_warned_of(tmp_path: Path) -> None:
-    result = tune(bench_with(dataset_length=64 * 127 + 1), tmp_path, TuneConfig(num_trials=1, max_batch_size=127))
-    assert not leaves_one_over(result)
-
-
-def test_an_assumed_batch_that_gives_way_is_told(tmp_path: Path) -> None:
-    """25 ms a sample: a second is 40 of them."""
-    surface = Surface(compute_per_s={"fp32": 40.0}, half_batch=0.1, channels_last_gain=1.0, fused_gain=1.0)
+@pytest.mark.parametrize(("surface", "batch_size"), [(MEMORY, 8), (SLOW, 32)])
+def test_an_assumed_batch_gives_way_to_what_fits_and_to_what_can_be_timed(
+    tmp_path: Path, surface: Surface, batch_size: int
+) -> None:
     result = tune(bench_with(surface), tmp_path, TuneConfig(num_trials=1, time_budget_s=60.0))
-    assert result.yours is not None
-    assert result.yours.batch_size == 32
-    told = "baseline has batch size"
-    assert any(f"{told} {result.yours.batch_size} instead of 64" in note for note in result.notes)
-    named = TuneConfig(num_trials=1, time_budget_s=60.0, yours=YourSettings(batch_size=16))
-    assert not any(told in note for note in tune(bench_with(surface), _folder(tmp_path / "named"), named).notes)
+    assert result.yours.batch_size == batch_size
+    assert any(f"baseline has batch size {batch_size} instead of 64" in note for note in result.notes)
+    assert any(finalist.config == result.yours for finalist in result.finalists)
 
 
 @dataclass(slots=True)
@@ -250,7 +194,6 @@ def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_th
     assert bench.probes()["fp16"] > 2
     last = max(at for at, (kind, _) in enumerate(bench.asked) if kind == "memory")
     assert ("training", "fp16") in bench.asked[last:]
-    assert result.best is not None
     assert result.best.config.precision == "fp16"
     assert [(c.precision, c.verified) for c in result.ceilings] == [("fp32", False), ("fp16", True)]
     best = ceiling_in(result, "fp16")
@@ -258,16 +201,6 @@ def test_each_precision_is_bound_by_two_sizes_and_the_best_is_verified_before_th
     (told,) = (words for words in heard if words.startswith("fp32: batch sizes"))
     assert "predicted to fit" in told
     assert "train" not in told
-
-
-def test_a_best_batch_that_the_probe_has_run_needs_no_ceiling(tmp_path: Path) -> None:
-    bench = Listing(HALF)
-    result = tune_fake(bench, tmp_path, device=GPU)
-    assert bench.probes() == {"fp32": 2, "fp16": 2}
-    assert result.best is not None
-    ceiling = ceiling_in(result, result.best.config.precision)
-    assert not ceiling.verified
-    assert any(probe.fits and probe.batch_size >= result.best.config.batch_size for probe in ceiling.probes)
 
 
 def test_all_precisions_are_verified_before_the_search_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -286,39 +219,36 @@ def test_a_batch_above_the_verified_size_is_not_confirmed(tmp_path: Path) -> Non
     assert ceiling.verified
     assert max(trained(result)) > ceiling.batch_size >= ceiling.safe_batch_size
     assert max(finalist.config.batch_size for finalist in result.finalists) == ceiling.safe_batch_size
-    assert result.best is not None
     assert result.best.config.batch_size == ceiling.safe_batch_size
     assert any(f"had a batch size above {ceiling.safe_batch_size}," in note for note in result.notes)
 
 
-def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search(tmp_path: Path) -> None:
+def test_a_size_that_the_user_named_above_the_safe_one_is_run_before_the_search_and_tried(tmp_path: Path) -> None:
     bench = Listing(ONE_PRECISION)
     own = ONE_PRECISION.largest_batch("fp32") - 3
     result = tune_fake(bench, tmp_path, TuneConfig(num_trials=3, yours=YourSettings(batch_size=own)), device=GPU)
     assert bench.first_probes()["fp32"] == bench.probes()["fp32"] > 2
-    assert result.ceilings[0].verified
+    (ceiling,) = result.ceilings
+    assert ceiling.verified
+    assert ceiling.safe_batch_size < own <= ceiling.batch_size
+    assert own in trained(result)
+    assert result.best_at_your_batch.config.batch_size == own
 
 
-def test_a_predicted_ceiling_stays_where_little_time_is_left(tmp_path: Path) -> None:
-    bench = Listing(LARGE, takes_s=9.0)
-    result = tune_fake(bench, tmp_path, TuneConfig(), device=GPU)
-    assert bench.probes() == {"fp32": 2, "fp16": 2}
+BROKEN = WorkloadError("a batch of 7 cannot be evaluated")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [({"takes_s": 9.0}, "was not verified"), ({"raises": BROKEN}, "could not be verified: a batch of 7")],
+)
+def test_a_predicted_ceiling_stays_where_little_time_is_left_or_the_probe_fails(
+    tmp_path: Path, given: dict[str, Any], words: str
+) -> None:
+    result = tune_fake(Listing(LARGE, **given), tmp_path, TuneConfig(), device=GPU)
     assert result.best is not None
     assert not any(ceiling.verified for ceiling in result.ceilings)
-    (note,) = (note for note in result.notes if "was not verified" in note)
-    assert "predicted" in note
-
-
-def test_a_probe_that_fails_after_the_search_leaves_its_answer(tmp_path: Path) -> None:
-    broken = WorkloadError("a batch of 7 cannot be evaluated")
-    result = tune_fake(Listing(LARGE, raises=broken), tmp_path, TuneConfig(), device=GPU)
-    assert result.best is not None
-    assert not any(ceiling.verified for ceiling in result.ceilings)
-    assert any("could not be verified: a batch of 7" in note for note in result.notes)
-
-
-class Killed(BaseException):
-    """As SIGKILL."""
+    assert len([note for note in result.notes if words in note]) == 1
 
 
 @pytest.mark.parametrize("stage", ["verify", "confirm"])
@@ -334,7 +264,6 @@ def test_a_run_that_was_cut_off_about_the_verification_verifies_once(tmp_path: P
     bench = Listing(LARGE, seed=1)
     result = resumed(tmp_path, config, bench, device=GPU)
     assert bool(bench.probes()) == (stage == "verify")
-    assert result.best is not None
     assert ceiling_in(result, result.best.config.precision).verified
     again = Listing(LARGE, seed=2)
     assert resumed(tmp_path, config, again, device=GPU).ceilings == result.ceilings

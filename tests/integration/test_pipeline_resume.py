@@ -1,28 +1,24 @@
 """A run that was cut off anywhere goes on where it was, and mixes with no other; over a fake bench."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import ALL_TRIALS, Killed, finished, kill_at, killed, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, Killed, kill_at, killed, resumed, tune_fake
 
 from loadtune.errors import ResultError
 from loadtune.records.config import Fixed, Recipe, TrialConfig, TuneConfig, YourSettings
 from loadtune.records.measurement import TrialFailure
-from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
 from loadtune.run_file import RUN_FILE, newest_run, read_run
-from loadtune.testing import FakeBench, Surface
+from loadtune.testing import FakeBench, Surface, fake_facts
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
 
 PATIENT = TuneConfig(num_trials=40)
 """More trials than there is time for."""
-
-
-def num_run(result: TuningResult) -> int:
-    return len(result.trials)
 
 
 def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) -> None:
@@ -41,17 +37,6 @@ def test_a_resumed_search_tries_what_it_would_have_tried_anyway(tmp_path: Path) 
     assert [(each.config, each.predicted) for each in result.trials] == [
         (each.config, each.predicted) for each in whole.trials
     ]
-
-
-def test_half_a_file_that_a_crash_left_is_ignored_and_goes(tmp_path: Path) -> None:
-    killed(tmp_path, "study", 2)
-    half = tmp_path / f".{RUN_FILE}.new"
-    half.write_bytes((tmp_path / RUN_FILE).read_bytes()[:-100])
-    known = len(read_run(tmp_path).trials)
-    result = resumed(tmp_path)
-    assert len(read_run(tmp_path).trials) == len(result.trials) > known
-    assert result.best is not None
-    assert not half.exists()
 
 
 def test_the_rate_of_your_own_recipe_is_none_of_the_space(tmp_path: Path) -> None:
@@ -98,19 +83,71 @@ def test_what_failed_once_is_asked_again_and_what_failed_twice_is_not(tmp_path: 
     assert [trial.failure for trial in last.trials if trial.config == own] == [planted, planted]
 
 
-def test_a_confirmation_goes_on_and_is_made_anew_after_newer_trials(tmp_path: Path) -> None:
-    killed(tmp_path, "confirm")
-    kept = read_run(tmp_path).confirmed
-    finished = resumed(tmp_path)
-    assert finished.best is not None
+@pytest.fixture(scope="module")
+def cut_in_the_confirmation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose search was ended by its time, and that was killed in its confirmation."""
+    folder = tmp_path_factory.mktemp("cut")
+    killed(folder, "confirm", config=PATIENT)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("more", "reopen"),
+    [({"num_trials": PATIENT.num_trials + 3}, False), ({"time_budget_s": 300.0}, False), ({}, True)],
+    ids=["more trials", "more time", "as many trials again"],
+)
+def test_a_confirmation_goes_on_and_a_search_that_had_ended_only_where_more_is_asked_for(
+    tmp_path: Path, cut_in_the_confirmation: Path, more: dict, reopen: bool
+) -> None:
+    """`--resume --trials 3` after 11 of 14 asks for 14 again. A confirmation is made anew after newer trials."""
+    shutil.copytree(cut_in_the_confirmation, tmp_path, dirs_exist_ok=True)
+    before = read_run(tmp_path)
+    assert len(before.trials) < PATIENT.num_trials
+    assert before.searched is not None
+    finished = resumed(tmp_path, PATIENT)
+    assert list(finished.trials) == before.trials
+    assert any("was resumed" in note for note in finished.notes)
     runs = [run for finalist in finished.finalists for run in finalist.runs]
-    assert all(line.measurement in runs for line in kept)
-    again = resumed(tmp_path)
-    assert again.best == finished.best
-    extended = resumed(tmp_path, TuneConfig(num_trials=5), FakeBench(seed=2))
-    assert num_run(finished) < num_run(extended) <= 5
+    assert all(line.measurement in runs for line in before.confirmed)
+    config = replace(PATIENT, **more)
+    extended = resumed(tmp_path, config, FakeBench(seed=2), reopen=reopen)
+    assert len(extended.trials) > len(finished.trials)
     newer = [run for finalist in extended.finalists for run in finalist.runs]
     assert not any(run in newer for run in runs)
+    assert resumed(tmp_path, config).trials == extended.trials
+
+
+def test_what_was_measured_and_said_is_not_asked_for_again_nor_lost_with_a_smaller_budget(tmp_path: Path) -> None:
+    finished, bench = tune_fake(FakeBench(), tmp_path, ALL_TRIALS), FakeBench(seed=1)
+    again = resumed(tmp_path, ALL_TRIALS, bench)
+    assert bench.requests == []
+    for name in ("trials", "finalists", "best", "bottleneck"):
+        assert getattr(again, name) == getattr(finished, name) is not None
+    hurried = resumed(tmp_path, replace(ALL_TRIALS, time_budget_s=10.0))
+    assert len(finished.finalists) > 2
+    assert {f.config: f.runs for f in hurried.finalists} == {f.config: f.runs for f in finished.finalists}
+
+
+def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path) -> None:
+    config = TuneConfig(time_budget_s=10.0)
+    said = [
+        [note for note in run(bench=FakeBench(), folder=tmp_path, config=config).notes if "search ended after" in note]
+        for run in (tune_fake, resumed)
+    ]
+    assert said[0] == said[1] != []
+
+
+def test_a_resumed_run_searches_the_workers_that_it_searched_before(tmp_path: Path) -> None:
+    """Where samples wait, how many workers are worth a trial depends on the time budget and on what a sample took."""
+    waits = replace(fake_facts(Surface()), sample_cpu_s=Surface().sample_s / 20)
+    longer = TuneConfig(num_trials=2, time_budget_s=600.0)
+    tune_fake(FakeBench(facts=waits), tmp_path, longer)
+    before = read_run(tmp_path).num_workers
+    assert max(before) > 16, "more than there are cores"
+    shorter = replace(longer, num_trials=3, time_budget_s=100.0)
+    result = resumed(tmp_path, shorter, bench=FakeBench(facts=waits, seed=1))
+    assert len(result.trials) >= 3
+    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, *before}
 
 
 def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tmp_path: Path) -> None:
@@ -122,75 +159,6 @@ def test_more_trials_take_nothing_from_an_answer_where_nothing_is_left_to_try(tm
     again = resumed(tmp_path, replace(config, num_trials=30), bench)
     assert bench.requests == []
     assert (again.trials, again.finalists, again.best) == (finished.trials, finished.finalists, finished.best)
-
-
-def test_a_search_that_had_ended_is_not_gone_on_with(tmp_path: Path) -> None:
-    """Time ended it before its trials did; a run that was killed in the confirmation goes on there."""
-    killed(tmp_path, "confirm", config=PATIENT)
-    before = read_run(tmp_path)
-    assert len(before.trials) < PATIENT.num_trials
-    assert before.searched is not None
-    result = resumed(tmp_path, PATIENT)
-    assert list(result.trials) == before.trials
-    assert {line.config for line in before.confirmed} <= {finalist.config for finalist in result.finalists}
-    runs = [run for finalist in result.finalists for run in finalist.runs]
-    assert all(line.measurement in runs for line in before.confirmed)
-
-
-@pytest.mark.parametrize("more", [{"num_trials": PATIENT.num_trials + 3}, {"time_budget_s": 900.0}])
-def test_more_trials_or_time_go_on_with_a_search_that_had_ended(tmp_path: Path, more: dict) -> None:
-    finished = tune_fake(FakeBench(), tmp_path, PATIENT)
-    assert num_run(resumed(tmp_path, replace(PATIENT, **more))) > num_run(finished)
-
-
-def test_as_many_trials_as_were_left_are_more_where_they_are_asked_for(tmp_path: Path) -> None:
-    """`--resume --trials 3` after 11 of 14 asks for 14 again."""
-    finished = tune_fake(FakeBench(), tmp_path, PATIENT)
-    again = resumed(tmp_path, PATIENT, reopen=True)
-    assert num_run(again) > num_run(finished)
-    assert resumed(tmp_path, PATIENT).trials == again.trials
-
-
-@pytest.mark.parametrize("time_budget_s", [10.0, 300.0])
-def test_what_was_said_of_the_searchs_end_is_said_again(tmp_path: Path, time_budget_s: float) -> None:
-    config = TuneConfig(time_budget_s=time_budget_s)
-    finished = tune_fake(FakeBench(), tmp_path, config)
-    again = resumed(tmp_path, config)
-    said = [
-        [note for note in result.notes if note.startswith("The search ended after")] for result in (finished, again)
-    ]
-    assert said[0] == said[1]
-    assert bool(said[0]) == (time_budget_s == 10.0)
-
-
-def test_a_smaller_budget_takes_no_finalist_from_what_was_confirmed(tmp_path: Path) -> None:
-    whole = finished(tmp_path)
-    result = resumed(tmp_path, replace(ALL_TRIALS, time_budget_s=10.0))
-    assert len(whole.finalists) > 2
-    assert {f.config: f.runs for f in result.finalists} == {f.config: f.runs for f in whole.finalists}
-
-
-def test_what_was_timed_of_the_winner_is_not_timed_again(tmp_path: Path) -> None:
-    first, second = FakeBench(), FakeBench(seed=1)
-    finished = tune_fake(first, tmp_path, ALL_TRIALS)
-    again = resumed(tmp_path, ALL_TRIALS, bench=second)
-    assert second.requests == []
-    assert (again.trials, again.finalists) == (finished.trials, finished.finalists)
-    for name in ("best", "bottleneck"):
-        assert getattr(again, name) == getattr(finished, name) is not None
-
-
-def test_of_another_winner_they_are_timed_anew(tmp_path: Path) -> None:
-    surface = Surface()
-    finished = tune_fake(FakeBench(surface), tmp_path, TuneConfig(num_trials=2))
-    assert finished.best is not None
-    winner = finished.best.config
-    bench = FakeBench(surface, seed=1)
-    planted = TrialFailure(kind="crash", phase="training", message="planted")
-    bench.fail = lambda config: planted if config == winner else None
-    other = resumed(tmp_path, TuneConfig(num_trials=4), bench=bench)
-    assert other.best is not None
-    assert other.best.config != winner
 
 
 def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
@@ -206,17 +174,3 @@ def test_what_cannot_be_resumed_is_told(tmp_path: Path) -> None:
         (tmp_path / RUN_FILE).write_bytes(content)
         with pytest.raises(ResultError, match=message):
             read_run(tmp_path)
-
-
-def test_the_baselines_loader_with_workers_that_stay_is_confirmed_without_a_trial(tmp_path: Path) -> None:
-    """It trains at the same rate; what differs is the start of workers in each epoch."""
-    values = {"batch_size": 64, "num_workers": 4, "precision": "fp32"}
-    fixed = tuple(Fixed(name=name, value=value) for name, value in values.items())
-    config = TuneConfig(yours=YourSettings(batch_size=64, num_workers=4), fix=fixed)
-    result = tune_fake(FakeBench(), tmp_path, config)
-    tried, confirmed = (
-        {(each.config.loader.pin_memory, each.config.loader.persistent_workers) for each in found}
-        for found in (result.trials, result.finalists)
-    )
-    assert tried == {(False, False), (True, True)}
-    assert confirmed >= {(False, False), (False, True)}

@@ -1,22 +1,25 @@
-"""What is told of a run that is resumed and ended again, and of one that was ended before its search."""
+"""What is told of a run that is resumed and ended again, and what is refused: another machine, job or version."""
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pipeline_rig import ALL_TRIALS, Impatient, finished, resumed, tune_fake
+from pipeline_rig import ALL_TRIALS, GPU, Impatient, finished, resumed, tune_fake
 
 from loadtune import tuner
-from loadtune.errors import ResultError, UsageError, WorkloadError
-from loadtune.records.config import Fixed, TuneConfig, YourSettings
-from loadtune.records.measurement import TrialFailure
+from loadtune.errors import LoadtuneError, ResultError, UsageError, WorkloadError
+from loadtune.records.config import Fixed, TuneConfig, WorkloadSpec, YourSettings
+from loadtune.records.facts import CodePart, Device, WorkloadFacts
+from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.result import TuningResult
 from loadtune.records.telemetry import Progress
+from loadtune.report.page.view import page_view
 from loadtune.report.page.write import PAGE_FILE
 from loadtune.report.store import RESULT_FILE, load_result
 from loadtune.run_file import newest_run, read_run
 from loadtune.seams import Listener
-from loadtune.testing import FakeBench
+from loadtune.testing import GIB, FakeBench, fake_host
 
 pytestmark = pytest.mark.usefixtures("study_in_memory")
 
@@ -37,6 +40,10 @@ def interrupt_at(stage: str) -> Listener:
 
 
 def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def answer(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (RESULT_FILE, PAGE_FILE)}
 
 
@@ -47,7 +54,7 @@ def stands(result: TuningResult) -> bool:
 @pytest.mark.parametrize("stage", ["start", "study", "confirm"])
 def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str) -> None:
     finished(tmp_path)
-    before, known = files(tmp_path), len(read_run(tmp_path).trials)
+    before, known = answer(tmp_path), len(read_run(tmp_path).trials)
     if stage == "start":
         cut = resumed(tmp_path, MORE, Impatient(), reopen=True)
     else:
@@ -55,7 +62,7 @@ def test_an_answer_stands_until_another_is_confirmed(tmp_path: Path, stage: str)
     assert cut.cut_short == "interrupted by Ctrl-C"
     assert cut.best is None
     assert stands(cut)
-    assert files(tmp_path) == before
+    assert answer(tmp_path) == before
     assert (len(read_run(tmp_path).trials) > known) == (stage != "start")
     assert any("run.json has what was measured since" in note for note in cut.notes) == (stage != "start")
     result = resumed(tmp_path, MORE, FakeBench(seed=2), reopen=stage == "start")
@@ -76,58 +83,47 @@ def test_what_was_confirmed_anew_takes_its_place_whatever_ends_it_then(
     assert cut.cut_short is not None
     assert cut.best is not None
     assert cut.best != whole.best
+    assert "The confirmation was complete before that." in (page_view(cut).warning or "")
     assert not stands(cut)
     assert load_result(tmp_path) == cut
 
 
-def test_an_answer_stands_where_nothing_is_confirmed_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["shm", "user_error"])
+def test_an_answer_stands_where_nothing_runs_any_more(tmp_path: Path, kind: FailureKind) -> None:
     finished(tmp_path)
-    before, planted = files(tmp_path), TrialFailure(kind="shm", phase="training", message="planted")
-    result = resumed(tmp_path, MORE, FakeBench(fail=lambda config: planted), reopen=True)
-    assert result.cut_short is None
-    assert result.best is None
-    assert stands(result)
-    assert files(tmp_path) == before
+    before = answer(tmp_path)
+    bench = FakeBench(fail=lambda config: TrialFailure(kind=kind, phase="training", message="sample 7 is broken"))
+    if kind == "user_error":
+        with pytest.raises(WorkloadError, match="sample 7"):
+            resumed(tmp_path, MORE, bench, reopen=True)
+    else:
+        result = resumed(tmp_path, MORE, bench, reopen=True)
+        assert result.cut_short is None
+        assert result.best is None
+        assert stands(result)
+    assert answer(tmp_path) == before
 
 
-def test_an_answer_stands_behind_an_error(tmp_path: Path) -> None:
+def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path) -> None:
     finished(tmp_path)
-    before = files(tmp_path)
-    broken = TrialFailure(kind="user_error", phase="training", message="sample 7 is broken")
-    with pytest.raises(WorkloadError, match="sample 7"):
-        resumed(tmp_path, MORE, FakeBench(fail=lambda config: broken), reopen=True)
-    assert files(tmp_path) == before
-
-
-@pytest.mark.parametrize("content", [None, "{"])
-def test_a_result_that_cannot_be_read_stands_in_nobodys_way(tmp_path: Path, content: str | None) -> None:
-    finished(tmp_path)
-    (tmp_path / RESULT_FILE).unlink()
-    if content is not None:
-        (tmp_path / RESULT_FILE).write_text(content)
+    (tmp_path / RESULT_FILE).write_text("{")
     cut = resumed(tmp_path, MORE, reopen=True, listener=interrupt_at("study"))
     assert not stands(cut)
     assert load_result(tmp_path) == cut
 
 
-def test_a_run_that_was_ended_before_its_search_has_no_trial(tmp_path: Path) -> None:
-    cut = tune_fake(FakeBench(), tmp_path, None, interrupt_at("calibrate"))
-    assert cut.trials == ()
-    assert cut.assumed
-    again = resumed(tmp_path, listener=interrupt_at("calibrate"))
-    assert again.assumed == cut.assumed
-    told = [note for note in again.notes if note.startswith("This run was resumed")]
-    assert [note.partition(" measured")[0] for note in told] == ["This run was resumed, with 0 trials"]
-    assert len(resumed(tmp_path, TuneConfig(num_trials=2)).trials) == 2
-
-
 def test_a_run_that_is_resumed_often_says_so_once(tmp_path: Path) -> None:
-    tune_fake(FakeBench(), tmp_path, MORE, interrupt_at("calibrate"))
-    notes = [resumed(tmp_path, MORE, listener=interrupt_at(stage)).notes for stage in ("study", "confirm")]
-    notes.append(resumed(tmp_path, MORE).notes)
-    told = [[note for note in each if note.startswith("This run was resumed")] for each in notes]
-    assert [len(each) for each in told] == [1, 1, 1]
-    assert told[0] != told[1] != told[2]
+    """Ended before its search it has no trial, and what its baseline assumes all the same."""
+    cut = tune_fake(FakeBench(), tmp_path, MORE, interrupt_at("calibrate"))
+    assert cut.trials == ()
+    stages = ("calibrate", "study", "confirm", "never")
+    again = [resumed(tmp_path, MORE, listener=interrupt_at(stage)) for stage in stages]
+    assert again[0].assumed == cut.assumed != ()
+    told = [[note for note in each.notes if note.startswith("This run was resumed")] for each in again]
+    assert [len(each) for each in told] == [1, 1, 1, 1]
+    assert told[0][0].startswith("This run was resumed, with 0 trials measured")
+    assert told[1] != told[2] != told[3]
+    assert again[3].best is not None
 
 
 def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
@@ -143,16 +139,86 @@ def test_an_error_before_the_search_leaves_no_result(tmp_path: Path) -> None:
 
 def test_a_run_is_named_by_its_result_as_well(tmp_path: Path) -> None:
     run = tmp_path / "lab" / "run"
-    run.mkdir(parents=True)
-    tune_fake(FakeBench(), run, ALL_TRIALS)
+    finished(run)
     assert newest_run(run / RESULT_FILE) == newest_run(tmp_path) == run
     with pytest.raises(ResultError, match="holds no run to resume"):
         newest_run(tmp_path / RESULT_FILE)
 
 
-def test_a_seed_of_search_and_workload_is_refused_once(tmp_path: Path) -> None:
-    config = replace(ALL_TRIALS, seed=0, workload=replace(ALL_TRIALS.workload, seed=0))
-    tune_fake(FakeBench(), tmp_path, config)
-    with pytest.raises(ResultError) as refused:
-        resumed(tmp_path, replace(config, seed=4, workload=replace(config.workload, seed=4)))
-    assert str(refused.value).count("seed was 0 and is 4") == 1
+CONFIG = TuneConfig(num_trials=1, seed=0, workload=WorkloadSpec(seed=0))
+CODE = CodePart(name="job.py", sha256="aa"), CodePart(name="the model's layers", sha256="bb")
+CHANGED = tuple(replace(part, sha256="cc") for part in CODE)
+
+
+def built_of(*parts: CodePart, **facts: Any) -> FakeBench:
+    return FakeBench(facts=replace(FakeBench().describe(), **{"code": parts, "torchvision": "0.26.0"} | facts))
+
+
+OTHERS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"config": replace(CONFIG, workload=WorkloadSpec(model="vit_b_16"))}, "model was 'resnet50' and is 'vit_b_16'"),
+    ({"config": replace(CONFIG, seed=4, workload=WorkloadSpec(seed=4))}, "seed was 0 and is 4"),
+    ({"config": replace(CONFIG, max_workers=2)}, "max_workers was None and is 2"),
+    ({"config": replace(CONFIG, ranks_per_node=2)}, "ranks_per_node was 1 and is 2"),
+    ({"host": fake_host(num_usable_cores=4)}, "num_usable_cores was 16 and is 4"),
+    ({"host": replace(fake_host(), torch="9.9")}, "torch was '2.11.0' and is '9.9'"),
+    ({"host": replace(fake_host(), num_listed_cores=64)}, "num_listed_cores was 16 and is 64"),
+    ({"host": replace(fake_host(), ram_total_bytes=64 * GIB)}, "RAM was 128 GiB and is 64.0 GiB"),
+    ({"host": replace(fake_host(), driver="590.1")}, "driver was '580.0' and is '590.1'"),
+    ({"host": replace(fake_host(), python="3.13.1")}, "python was '3.12.0' and is '3.13.1'"),
+    ({"device": replace(GPU, uuid="GPU-1")}, "uuid was 'GPU-0' and is 'GPU-1'"),
+    ({"bench": built_of(*CODE, dataset_length=500)}, "dataset_length was 1281167 and is 500"),
+    ({"bench": built_of(CHANGED[0], CODE[1])}, "code of the workload has changed (job.py)"),
+    ({"bench": built_of(*CHANGED)}, "(job.py, the model's layers)"),
+    ({"bench": built_of(*CODE, torchvision="0.27.0")}, "torchvision was '0.26.0' and is '0.27.0'"),
+)
+
+
+def test_another_machine_job_or_code_is_refused_and_named_once_and_what_changes_by_itself_is_not(
+    tmp_path: Path,
+) -> None:
+    tune_fake(built_of(*CODE), tmp_path, CONFIG)
+    for differs, told in OTHERS:
+        given = {"config": CONFIG, "bench": built_of(*CODE)} | differs
+        with pytest.raises(ResultError, match="cannot be resumed here") as raised:
+            resumed(tmp_path, **given)
+        assert str(raised.value).count(told) == 1
+        assert given["bench"].requests == []
+    here = replace(fake_host(), hostname="pod-2", python="3.12.4", ram_available_bytes=GIB)
+    more = CodePart(name="imported now and then.py", sha256="ee")
+    for ram_bytes in (127 * GIB, 256 * GIB):
+        host = replace(here, ram_total_bytes=ram_bytes)
+        notes = resumed(tmp_path, CONFIG, built_of(CODE[0], more), host=host).notes
+        assert not any("pod-2" in note or "with loadtune" in note for note in notes)
+
+
+@pytest.mark.parametrize("what", ["machine", "workload", "no workload"])
+def test_a_run_that_is_refused_stays_as_it_was(tmp_path: Path, what: str) -> None:
+    """Also where more trials were asked for: a later resumption without that runs none of them."""
+
+    class Broken(FakeBench):
+        def describe(self) -> WorkloadFacts:
+            raise WorkloadError("importing the module raised SyntaxError")
+
+    whole = finished(tmp_path)
+    before, more = files(tmp_path), replace(ALL_TRIALS, num_trials=5)
+    other = FakeBench(facts=replace(FakeBench().describe(), dataset_length=500))
+    bench = {"machine": FakeBench(), "workload": other, "no workload": Broken()}[what]
+    host = replace(fake_host(), torch="9.9") if what == "machine" else fake_host()
+    with pytest.raises(LoadtuneError):
+        resumed(tmp_path, more, bench, host=host, reopen=True)
+    assert files(tmp_path) == before
+    assert resumed(tmp_path, ALL_TRIALS).trials == whole.trials
+
+
+def test_another_version_and_where_no_gpu_tells_hosts_apart_another_host_are_noted_and_stay_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, cpu = TuneConfig(num_trials=1, precisions=("fp32",)), Device(kind="cpu", name="Fake CPU")
+    monkeypatch.setattr("loadtune.tuner.__version__", "0.0.1")
+    tune_fake(FakeBench(), tmp_path, config, device=cpu)
+    monkeypatch.setattr("loadtune.tuner.__version__", "0.0.2")
+    here = replace(fake_host(), hostname="pod-2", driver="590.1")  # a driver is no matter of a CPU's
+    for _ in range(2):
+        notes = resumed(tmp_path, config, device=cpu, host=here).notes
+        assert any("on fake and continued on pod-2" in note for note in notes)
+        assert any("loadtune 0.0.1 and continued with 0.0.2" in note for note in notes)

@@ -1,15 +1,24 @@
 """What is searched, what is not, and when the search is over; over a fake bench."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
-from pipeline_rig import tune_fake
+from pipeline_rig import finished, tune_fake
 
 from loadtune.errors import ResultError, UsageError
-from loadtune.records.config import Fixed, LoaderConfig, Recipe, TrialConfig, TuneConfig, YourSettings
+from loadtune.records.config import (
+    Fixed,
+    LoaderConfig,
+    OptionalDimension,
+    Recipe,
+    TrialConfig,
+    TuneConfig,
+    YourSettings,
+)
 from loadtune.records.facts import Device
-from loadtune.records.measurement import TrialFailure
+from loadtune.records.measurement import FailureKind, TrialFailure
 from loadtune.records.result import TuningResult, Winner
 from loadtune.records.telemetry import Progress
 from loadtune.report.store import write_result
@@ -24,34 +33,24 @@ FIXED = (
 )
 
 
-def values(result: TuningResult, name: str) -> set[object]:
-    return {getattr(t.config.loader, name) for t in result.trials if t.config.loader.num_workers}
-
-
 def test_what_is_fixed_stays_and_the_baseline_is_compared_all_the_same(tmp_path: Path) -> None:
     config = TuneConfig(fix=FIXED, max_workers=3, num_trials=20, yours=YourSettings(batch_size=64, num_workers=2))
     result = tune_fake(FakeBench(), tmp_path, config)
     run = [trial.config for trial in result.trials]
     assert {(c.batch_size, c.precision, c.recipe.memory_format) for c in run} == {(200, "bf16", "contiguous")}
     assert len({c.loader for c in run}) < 8, "nothing that cannot win is run for completeness"
-    assert result.best is not None
     assert result.best.config.loader.num_workers == 3
-    assert result.yours is not None
     assert (result.yours.batch_size, result.yours.precision) == (64, "fp32")
+    assert result.best.speedup is not None
     assert any(finalist.config == result.yours for finalist in result.finalists)
 
 
-def test_what_is_tuned_is_searched_and_the_rest_is_not(tmp_path: Path) -> None:
-    tuned = TuneConfig(
-        tune=("prefetch_factor", "memory_format", "in_order"), num_trials=24, time_budget_s=900.0, max_batch_size=256
-    )
-    result = tune_fake(FakeBench(), tmp_path, tuned)
-    assert len(values(result, "prefetch_factor")) >= 3
-    assert values(result, "in_order") == {False, True}
-    assert values(result, "persistent_workers") == {True}
-    assert {t.config.recipe.memory_format for t in result.trials} == {"contiguous", "channels_last"}
-    assert result.best is not None
-    assert result.best.config.recipe.memory_format == "channels_last"
+def test_the_users_workers_above_the_most_allowed_are_compared_with_and_not_searched(tmp_path: Path) -> None:
+    config = TuneConfig(num_trials=3, max_workers=2, yours=YourSettings(num_workers=8))
+    result = tune_fake(FakeBench(), tmp_path, config)
+    assert {trial.config.loader.num_workers for trial in result.trials} <= {0, 1, 2}
+    assert result.yours.loader.num_workers == 8
+    assert any(finalist.config == result.yours for finalist in result.finalists)
 
 
 @pytest.mark.parametrize(
@@ -76,33 +75,14 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, config: TuneConfig, device: 
         tune_fake(bench, tmp_path, config, device=Device(kind=device, uuid="GPU-0", name="Fake"))
 
 
-def elsewhere(folder: Path, result: TuningResult, **loader: int) -> Path:
-    """Another machine's result, with a winner of 48 workers."""
-    config = TrialConfig(
-        loader=LoaderConfig(**{"batch_size": 300, "num_workers": 48, "pin_memory": True, **loader}),
-        recipe=Recipe(precision="bf16"),
-    )
-    winner = Winner(config=config, samples_per_s=9000.0, half_width_fraction=None)
+def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes_also_in_a_resumed_run(tmp_path: Path) -> None:
+    loader = LoaderConfig(batch_size=300, num_workers=48, pin_memory=True)
+    theirs = TrialConfig(loader=loader, recipe=Recipe(precision="bf16"))
+    winner = Winner(config=theirs, samples_per_s=9000.0, half_width_fraction=None)
+    folder = tmp_path / "elsewhere"
     folder.mkdir()
-    return write_result(replace(result, best=winner), folder)
-
-
-def test_another_machines_winner_is_tried_first_as_far_as_this_one_goes(tmp_path: Path) -> None:
-    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1))
-    path = elsewhere(tmp_path / "elsewhere", first)
-    result = tune_fake(FakeBench(), tmp_path / "elsewhere", TuneConfig(warm_start=str(path), num_trials=3))
-    (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
-    assert warm.number == 1
-    assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
-    assert warm.config.precision == "bf16"
-
-
-def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> None:
-    first = tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1))
-    path = elsewhere(tmp_path / "elsewhere", first)
+    path = write_result(replace(finished(tmp_path), best=winner), folder)
     config = TuneConfig(warm_start=str(path), num_trials=3, yours=YourSettings(batch_size=64))
-    folder = tmp_path / "resumed"
-    folder.mkdir()
 
     def interrupt(progress: Progress) -> None:
         if progress.stage == "study":
@@ -111,42 +91,44 @@ def test_a_resumed_run_starts_with_what_the_first_one_read(tmp_path: Path) -> No
     assert tune_fake(FakeBench(), folder, config, interrupt).trials == ()
     path.unlink()
     result = tune_fake(FakeBench(), folder, config, resume=True)
-    assert [trial.origin for trial in result.trials].count("warm start") == 1
+    (warm,) = [trial for trial in result.trials if trial.origin == "warm start"]
+    assert warm.number == 1
+    assert warm.config.loader == LoaderConfig(batch_size=256, num_workers=16, pin_memory=True)
+    assert warm.config.precision == "bf16"
     assert result.best is not None
 
 
 def test_a_result_without_a_winner_starts_nothing(tmp_path: Path) -> None:
-    write_result(replace(tune_fake(FakeBench(), tmp_path, TuneConfig(num_trials=1)), best=None), tmp_path)
+    write_result(replace(finished(tmp_path), best=None), tmp_path)
     with pytest.raises(ResultError, match=r"--warm-start is .*confirmed no configuration"):
         tune_fake(FakeBench(), tmp_path, TuneConfig(warm_start=str(tmp_path)))
 
 
-def test_an_oom_in_a_trial_lowers_that_precisions_bound(tmp_path: Path) -> None:
-    """The probe saw these sizes train; with a loader beside them they do not."""
+def fp16_batch(config: TrialConfig) -> int:
+    return config.batch_size if config.precision == "fp16" else 0
 
-    def fail(config: TrialConfig) -> TrialFailure | None:
-        over = config.precision == "fp16" and config.batch_size >= 100
-        return TrialFailure(kind="oom", phase="training", message="planted") if over else None
 
-    result = tune_fake(FakeBench(fail=fail), tmp_path, TuneConfig(time_budget_s=600.0, num_trials=8))
-    failed = [trial.config.batch_size for trial in result.trials if trial.failure]
-    assert failed == sorted(failed, reverse=True)
-    assert len(failed) == len(set(failed))
+def in_flight(config: TrialConfig) -> int:
+    return config.batch_size * config.loader.num_workers
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "most", "config"),
+    [
+        ("oom", fp16_batch, 63, TuneConfig(tune=("memory_format",), precisions=("fp16",), num_trials=20)),
+        ("shm", in_flight, 1500, TuneConfig(num_trials=20)),
+    ],
+)
+def test_memory_that_ran_out_in_a_trial_bounds_what_is_tried_then(
+    tmp_path: Path, kind: FailureKind, size: Callable[[TrialConfig], int], most: int, config: TuneConfig
+) -> None:
+    """The probe saw these sizes train; with a loader beside them they do not, in neither memory format."""
+    planted = TrialFailure(kind=kind, phase="training", message="planted")
+    result = tune_fake(FakeBench(fail=lambda config: planted if size(config) > most else None), tmp_path, config)
+    failed = [size(trial.config) for trial in result.trials if trial.failure]
+    assert failed
+    assert failed == sorted(set(failed), reverse=True)
     assert result.best is not None
-
-
-def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -> None:
-    def in_flight(config: TrialConfig) -> int:
-        return config.batch_size * config.loader.num_workers
-
-    def fail(config: TrialConfig) -> TrialFailure | None:
-        over = in_flight(config) > 1500
-        return TrialFailure(kind="shm", phase="training", message="planted") if over else None
-
-    result = tune_fake(FakeBench(fail=fail), tmp_path, TuneConfig(num_trials=20))
-    failed = [in_flight(trial.config) for trial in result.trials if trial.failure]
-    assert failed == sorted(failed, reverse=True)
-    assert len(failed) == len(set(failed))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +140,6 @@ def test_ram_that_ran_out_in_a_trial_bounds_what_is_prefetched(tmp_path: Path) -
             "need 1.72 GiB of /dev/shm, of which 51.2 MiB can be used. Start the container with --shm-size=3g",
         ),
         (0, 0, "Workers need a /dev/shm, which is missing or read-only here. Start the container with --shm-size=3g"),
-        (64 << 30, 64 << 30, None),
         (None, None, None),
     ],
 )
@@ -171,13 +152,6 @@ def test_workers_that_do_not_fit_into_shm_are_named_with_the_remedy(
     assert [said in note for note in notes] == [True] * (said is not None)
     assert result.best is not None
     assert total != 0 or not any(trial.config.loader.num_workers for trial in result.trials)
-
-
-def test_where_pinning_does_not_limit_the_most_workers_win(tmp_path: Path) -> None:
-    surface = Surface(pinned_per_s=1e9, pageable_per_s=1e9)
-    result = tune_fake(FakeBench(surface), tmp_path, TuneConfig(), host=fake_host(num_usable_cores=12))
-    assert result.best is not None
-    assert surface.training_rate(result.best.config) >= 0.97 * 12 / surface.sample_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +173,6 @@ def waiting(surface: Surface, **facts: object) -> FakeBench:
     return FakeBench(surface, facts=replace(fake_facts(surface), **few))
 
 
-def test_a_job_whose_step_takes_as_long_whatever_its_batch_gets_a_large_one(tmp_path: Path) -> None:
-    surface = SameStep(sample_s=0.006, bytes_per_sample={"fp32": 1e6}, pageable_per_s=1e9)
-    result = tune_fake(
-        waiting(surface), tmp_path, TuneConfig(), host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU
-    )
-    assert result.best is not None
-    assert surface.training_rate(result.best.config) >= 2500
-
-
 def test_a_batch_is_at_most_a_tenth_of_an_epoch(tmp_path: Path) -> None:
     bench = waiting(SameStep(pageable_per_s=1e9), dataset_length=1000)
     result = tune_fake(bench, tmp_path, host=fake_host(num_gpus=0), device=CPU)
@@ -223,11 +188,41 @@ def test_what_could_not_turn_over_its_queue_in_the_time_left_is_not_tried_and_th
     assert all(trial.measurement is not None for trial in result.trials)
 
 
-@pytest.mark.parametrize("given", [None, 48])
-def test_an_assumed_baseline_is_a_power_of_two_that_the_machine_can_run(tmp_path: Path, given: int | None) -> None:
-    bench = waiting(Surface(compute_per_s={"fp32": 8.0}, half_batch=1.0, bytes_per_sample={"fp32": 87e6}))
-    config = TuneConfig(num_trials=1, yours=YourSettings(batch_size=given))
-    result = tune_fake(bench, tmp_path, config, host=fake_host(num_usable_cores=2, num_gpus=0), device=CPU)
-    assert result.yours is not None
-    assert result.yours.batch_size == (given or 8)
-    assert any(finalist.config == result.yours for finalist in result.finalists)
+TUNED: tuple[OptionalDimension, ...] = ("prefetch_factor", "memory_format", "in_order", "persistent_workers")
+
+
+def notes(result: TuningResult, name: str) -> list[str]:
+    return [note for note in result.notes if note.startswith(f"--tune {name}: ")]
+
+
+def settings(config: TrialConfig) -> dict[str, object]:
+    return {**asdict(config.loader), **asdict(config.recipe)}
+
+
+def test_each_tuned_dimension_is_tried_by_itself_in_the_time_there_is_by_default(tmp_path: Path) -> None:
+    result = tune_fake(FakeBench(), tmp_path, TuneConfig(tune=TUNED, max_batch_size=256))
+    tried = [settings(config) for config in [trial.config for trial in result.trials]]
+    changed = [
+        {name for name in one if one[name] != other[name]} for at, one in enumerate(tried) for other in tried[:at]
+    ]
+    assert all({name} in changed for name in TUNED)
+    assert not any(notes(result, name) for name in TUNED)
+    assert result.best.config.recipe.memory_format == "channels_last"
+
+
+def test_what_was_not_tried_in_time_is_told_and_what_was_is_not_and_a_resumed_run_says_so_too(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "confirm":
+            raise KeyboardInterrupt
+
+    config = TuneConfig(tune=TUNED)
+    first = tune_fake(FakeBench(prepare_s=25.0), tmp_path, config, interrupt)
+    again = tune_fake(FakeBench(prepare_s=25.0), tmp_path, config, resume=True)
+    ends = "only one value was tried, because the time ended. Raise --time-budget to try others."
+    tried = [trial.config for trial in again.trials if trial.config.loader.num_workers]
+    untried = {name for name in TUNED if len({settings(each)[name] for each in tried}) < 2}
+    assert untried
+    assert len(untried) < len(TUNED)
+    for result in (first, again):
+        assert {name: notes(result, name) for name in untried} == {name: [f"--tune {name}: {ends}"] for name in untried}
+        assert not any(notes(result, name) for name in set(TUNED) - untried)

@@ -149,21 +149,3 @@ def test_minutes_in_which_the_loop_does_something_else_count_against_no_workers(
     monkeypatch.setattr(time, "monotonic", lambda: now() + 1000.0)  # validation, say
     assert numbers(batches) == list(range(LENGTH))
     assert switching.withdrawn == []
-
-
-def test_a_switch_that_waits_for_the_next_epoch_says_when_it_took_effect():
-    """Nothing may block the loop here, and spawning pickles the dataset."""
-    own = DataLoader(range(40), batch_size=4, num_workers=1, multiprocessing_context="spawn", persistent_workers=True)
-    loader = SwitchingLoader(own, max_blocked_s=0.0)
-    try:
-        iterator = iter(loader)
-        next(iterator)
-        switch = loader.switch(prefetch_factor=3)
-        assert len(list(iterator)) == 9
-        assert (switch.start_s, switch.delivers_s) == (None, None)
-        batches = [batch.tolist() for batch in loader]
-        assert (len(batches), batches[0]) == (10, [0, 1, 2, 3])
-        assert loader.settings.prefetch_factor == 3
-        assert 0 < switch.start_s < switch.delivers_s
-    finally:
-        loader.close()

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from loadtune.bottleneck import bottleneck
-from loadtune.model.answers import explained
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
 from loadtune.records.facts import Device
 from loadtune.records.interval import Interval
@@ -91,15 +90,6 @@ def test_workers_that_are_too_slow_are_named_and_quicker_samples_help() -> None:
     assert gains["half_the_loading"].gain.value > 1.3
 
 
-def test_the_roofline_rises_with_the_workers_and_has_a_place_for_none() -> None:
-    roof = found(Surface(sample_s=1 / 50)).roofline
-    assert [point.num_workers for point in roof] == [0, 4, 8, 16, 32]
-    assert set(roof[0].limits) == {"main"}
-    assert roof[1].limits["workers"] < roof[2].limits["workers"] < roof[3].limits["workers"]
-    for point in roof:
-        assert point.samples_per_s.low <= point.samples_per_s.value <= point.samples_per_s.high
-
-
 def test_a_prediction_is_of_the_steady_rate_however_short_an_epoch_is() -> None:
     assert found(PINNING, epoch_samples=1000).num_missed == 0
 
@@ -114,8 +104,3 @@ def test_a_throughput_that_the_resources_do_not_explain_names_none() -> None:
     told = found(PINNING, slower=4.0)
     assert told.explained > 1.25
     assert not told.holds
-
-
-@pytest.mark.parametrize(("rate", "share"), [(50.0, 1.6), (80.0, 1.0), (90.0, 1.0), (100.0, 1.0), (200.0, 0.5)])
-def test_a_rate_between_all_resources_together_and_the_slowest_alone_is_explained(rate: float, share: float) -> None:
-    assert explained((80.0, 100.0), rate) == pytest.approx(share)

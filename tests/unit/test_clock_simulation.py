@@ -165,19 +165,6 @@ def test_a_trial_tells_what_minutes_of_the_same_pipeline_train(parts: dict[str, 
     assert told(parts) == pytest.approx(1.0, abs=0.02)
 
 
-def at_first(parts: dict[str, Seconds], kind: type[Pipeline] = Pipeline) -> list[list[Window]]:
-    """Windows in which the queue that was full at the start is used up."""
-    return [kind(**parts).run(20.0, seed).windows()[2:6] for seed in range(1, 31)]
-
-
-def test_neither_the_queue_as_a_whole_nor_what_was_trained_on_tells_what_a_pinning_thread_can_do() -> None:
-    """Without these the test above could not fail where the thread is the wall."""
-    by_queue = [samples_per_s([replace(w, num_pinned=None) for w in kept]) for kept in at_first(PINNING)]
-    trained = [sum(w.num_samples for w in kept) / sum(w.seconds for w in kept) for kept in at_first(PINNING)]
-    assert statistics.fmean(by_queue) / trained_per_s(PINNING) > 1.1
-    assert statistics.fmean(trained) / trained_per_s(PINNING) > 1.1
-
-
 TAKING: dict[str, Seconds] = {"make": about(0.9), "pin": about(0.06, 0.3), "step": about(0.015)}
 """The training process is the wall, and spends its time on taking batches over."""
 
@@ -200,12 +187,6 @@ def by_the_queue(kept: list[Window]) -> float:
     return samples_per_s([replace(window, num_taken=None) for window in kept])
 
 
-def test_the_queue_as_a_whole_does_not_tell_what_the_training_process_can_take() -> None:
-    """Without this the test above could not fail where taking over is the wall."""
-    rates = [by_the_queue(kept) for kept in at_first(TAKING, WithoutThread)]
-    assert statistics.fmean(rates) / trained_per_s(TAKING, WithoutThread) > 1.05
-
-
 def late(mean: float, times: float, share: float) -> Seconds:
     """Now and then one that takes so many times as long."""
     return lambda chance, at: mean * chance.lognormvariate(-0.005, 0.1) * (times if chance.random() < share else 1.0)
@@ -218,7 +199,7 @@ def test_a_batch_that_is_late_is_not_taken_for_work_of_the_training_process(monk
     assert told(parts, kind=WithoutThread) == pytest.approx(1.0, abs=0.03)
 
 
-@pytest.mark.parametrize("make_s", [1.3, 1.6, 2.4])
+@pytest.mark.parametrize("make_s", [1.3, 2.4])
 def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall(make_s: float) -> None:
     parts: dict[str, Seconds] = {"make": about(make_s, 0.2), "pin": about(0.06, 0.3), "step": about(0.015)}
     trials = [trial(WithoutThread(**parts), seed) for seed in range(1, 31)]
@@ -227,7 +208,7 @@ def test_what_the_training_process_takes_says_nothing_where_workers_are_the_wall
 
 
 @pytest.mark.parametrize("batch_s", [1.4, 3.0])
-@pytest.mark.parametrize("faster", [2.0, 1.3, 0.8])
+@pytest.mark.parametrize("faster", [2.0, 0.8])
 def test_a_queue_that_was_full_does_not_make_workers_slow(batch_s: float, faster: float) -> None:
     """They have nothing in the making when training begins: told 0.8 to 0.96 where nothing is left out."""
     step_s = faster * batch_s / NUM_WORKERS

@@ -50,12 +50,6 @@ def test_growth_with_each_sample_is_told_with_its_size(num_workers):
     assert memory_growth(runs, of_workers=not of_workers) is None
 
 
-def test_the_growth_of_a_small_dataset_is_told_where_one_run_took_much_of_the_ram():
-    growth = memory_growth([measured(lambda at_s: at_s * PER_S * 8 * MIB)], of_workers=True)
-    assert growth.matters(10, RAM)
-    assert not growth.matters(10, 1000 * RAM)
-
-
 def test_what_fills_and_then_is_full_is_no_growth():
     assert not told(*[measured(lambda at_s: min(at_s, 1.0) * 500 * MIB) for _ in range(10)])
 
@@ -81,11 +75,3 @@ def test_workers_that_are_found_late_are_no_growth():
         return 2 if at_s > 1.7 else 1
 
     assert not told(*[measured(lambda at_s: arrives(at_s) * 300 * MIB, workers_at=arrives) for _ in range(10)])
-
-
-def test_without_readings_nothing_is_said():
-    config, run = measured(lambda at_s: 0)
-    assert (
-        memory_growth([(config, Measurement(windows=run.windows, first_batch_s=0.1, seconds=3.0))], of_workers=True)
-        is None
-    )

@@ -70,11 +70,6 @@ def test_an_interval_is_no_narrower_than_one_of_the_batches_it_is_made_of() -> N
     assert half_width_fraction([replace(TAKING, least_untaken=0)] * 8) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_where_nothing_is_made_ahead_what_was_trained_on_counts() -> None:
-    window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=1.0)
-    assert delivered_samples([window]) == 16
-
-
 def test_what_windows_between_them_made_ahead_is_not_theirs() -> None:
     """A window that was left out, for a skipped step say, may have filled the queue that the next one empties."""
     first = Window(start_s=0.0, seconds=4.0, num_steps=4, num_samples=4, wait_s=2.0, queue_start=0.0, queue_end=0.0)
@@ -89,8 +84,3 @@ def test_batches_that_were_made_before_spare_no_wait(ahead: tuple[float, float],
     """Workers that make three quarters of what the steps take seem to keep up while there is a queue."""
     found = Measurement(windows=(ten_batches(0.6, ahead),), first_batch_s=1.0, seconds=12.0)
     assert found.wait_fraction == pytest.approx(share)
-
-
-def test_without_a_queue_the_wait_is_what_was_seen() -> None:
-    window = Window(start_s=0.0, seconds=2.0, num_steps=2, num_samples=16, wait_s=0.5)
-    assert Measurement(windows=(window,), first_batch_s=0.1, seconds=3.0).wait_fraction == 0.25

@@ -13,8 +13,8 @@ from loadtune.final.ruled_out import ruled_out
 from loadtune.final.statistics import finalists
 from loadtune.final.winner import Verdict, speedup
 from loadtune.records.config import LoaderConfig, Recipe, TrialConfig
-from loadtune.records.measurement import Measurement, TrialFailure, Window
-from loadtune.records.result import Trial
+from loadtune.records.measurement import Measurement, TrialFailure
+from loadtune.records.result import Finalist, Trial
 from loadtune.records.telemetry import Telemetry
 
 
@@ -29,6 +29,11 @@ def trial(number: int, rate: float | None, what: TrialConfig) -> Trial:
 
 
 LEADER, YOURS, AT_YOURS, SECOND, SMALL = (config(*what) for what in ((512, 16), (64, 0), (64, 8), (384, 16), (256, 12)))
+
+
+def of_workers(rates: dict[int, tuple[float, ...]]) -> tuple[Finalist, ...]:
+    """Of runs at these rates, by number of workers."""
+    return finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
 
 
 def lasting(seconds: float, what: TrialConfig) -> Trial:
@@ -62,23 +67,6 @@ def test_the_changed_one_and_what_one_would_type_have_all_that_is_left_of_the_bu
     assert pick_finalists([LEADER, SECOND], YOURS, trials, time_s=59.0, **able) == (LEADER, YOURS)
 
 
-def test_what_was_not_tried_takes_what_the_model_expects() -> None:
-    """A step of a batch of 64 took 20 s on two cores, where trials took 7 s."""
-    assert picked_in(80.0, expected_s=lambda what: 30.0 if what == SMALL else 0.0) == (LEADER, YOURS, SECOND)
-
-
-def test_a_short_finalist_takes_the_place_of_a_long_one_that_does_not_fit() -> None:
-    trials = [lasting(10.0, LEADER), lasting(10.0, SECOND), lasting(4.0, SMALL)]
-    assert pick_finalists([LEADER, SECOND], None, trials, smallest=SMALL, spare_s=39.0) == (LEADER, SMALL)
-
-
-def test_yours_is_foretold_by_the_trial_of_its_loader_under_another_recipe() -> None:
-    tried = replace(YOURS, recipe=Recipe(memory_format="channels_last"))
-    trials = [lasting(10.0, LEADER), lasting(3.0, tried), lasting(10.0, SECOND)]
-    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, spare_s=46.0) == (LEADER, YOURS, SECOND)
-    assert pick_finalists([LEADER, SECOND, tried], YOURS, trials, spare_s=45.0) == (LEADER, YOURS)
-
-
 def test_two_at_your_batch_are_finalists_however_little_time_there_is_tried_or_not() -> None:
     at_batch = [YOURS, AT_YOURS, config(64, 3), config(64, 2)]
     assert picked_in(0.0, at_your_batch=at_batch) == (LEADER, YOURS, AT_YOURS, config(64, 3))
@@ -95,15 +83,6 @@ def test_what_was_measured_again_before_an_interruption_stays_a_finalist() -> No
     assert picked == (LEADER, YOURS, SMALL)
 
 
-def test_what_the_compiler_took_of_a_trial_is_not_foretold_again() -> None:
-    compiled = [replace(what, recipe=Recipe(compile=True)) for what in (LEADER, SECOND, SMALL)]
-    window = Window(start_s=0.0, seconds=3.0, num_steps=1, num_samples=300)
-    run = replace(measured(1.0), windows=(window,), first_batch_s=1.0, seconds=50.0)
-    trials = [Trial(number=n, config=what, origin="search", measurement=run) for n, what in enumerate(compiled)]
-    assert len(pick_finalists(compiled, None, trials, spare_s=24.0)) == 2  # 6 s a run, twice
-    assert len(pick_finalists(compiled, None, trials, spare_s=23.0)) == 1
-
-
 def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> None:
     """As it was on an H200."""
     once = [(SECOND, measured(3885.0)), (SMALL, measured(5701.0)), (AT_YOURS, measured(2066.0))]
@@ -116,11 +95,6 @@ def test_the_search_tells_how_far_runs_differ_and_not_how_fast_they_are() -> Non
     assert finalists(once, trials)[0].half_width_fraction is None, "nothing ran twice in the final"
 
 
-def test_nothing_is_sure_where_nothing_ran_twice() -> None:
-    once = finalists([(LEADER, measured(100.0)), (SECOND, measured(99.5))])
-    assert set(Verdict(once, None).undecided()) == {LEADER, SECOND}
-
-
 def test_where_nothing_ran_there_are_no_finalists() -> None:
     assert pick_finalists([], None, [trial(0, None, config())]) == ()
     assert pick_finalists([], YOURS, []) == (YOURS,)
@@ -131,7 +105,6 @@ def test_a_winner_never_failed_twice_also_where_all_did() -> None:
     fast, slow = config(64, 8), config(64, 4)
     outcomes = [(fast, measured(1000.0)), (fast, failure), (fast, failure), (slow, measured(500.0)), (slow, failure)]
     winner = Verdict(ruled_out(finalists(outcomes)), None).winner()
-    assert winner is not None
     assert winner.config == slow
     assert Verdict(ruled_out(finalists([*outcomes, (slow, failure)])), None).winner() is None
 
@@ -142,9 +115,7 @@ def test_who_was_run_once_does_not_win_beside_who_was_run_again() -> None:
     runs = [(twice, 1000.0), (once, 1010.0), (small, 995.0), (yours, 100.0), (yours, 101.0)]
     alone = Verdict(finalists([(what, measured(rate)) for what, rate in runs]), yours).winner()
     again = Verdict(finalists([(what, measured(rate)) for what, rate in [*runs, (twice, 1001.0)]]), yours).winner()
-    assert alone is not None
     assert alone.config == small
-    assert again is not None
     assert again.config == twice
 
 
@@ -155,8 +126,6 @@ def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_sam
         Verdict(finalists([(what, measured(rate)) for what, own in found for rate in own]), yours[0]).winner()
         for found in ((twice, yours), (twice, *once, yours))
     )
-    assert of_two is not None
-    assert of_five is not None
     assert of_five.config == twice[0]
     assert of_five.speedup.low < of_two.speedup.low
 
@@ -175,7 +144,7 @@ def test_who_could_not_win_for_being_run_once_was_there_to_pick_from_all_the_sam
 def test_the_answer_is_decided_where_the_rate_is_known_and_the_baseline_is_told_from_it_or_alike(
     rates: dict[int, tuple[float, ...]], decided: bool
 ) -> None:
-    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    found = of_workers(rates)
     assert (Verdict(found, config(64, 0)).undecided() == ()) is decided
     assert (Verdict(found, config(64, 0)).undecided(64) == ()) is decided
     assert Verdict(found, config(32, 0)).undecided(32) == ()  # nothing of that size ran
@@ -189,15 +158,8 @@ def test_after_a_look_those_go_on_that_may_still_be_the_answer() -> None:
         2: (500.0, 530.0, 510.0),
         0: (98.0, 110.0, 107.0),
     }
-    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    found = of_workers(rates)
     assert set(Verdict(found, config(64, 0)).undecided()) == {config(64, 8), config(64, 6)}
-
-
-def test_where_all_are_too_uncertain_all_go_on() -> None:
-    rates = {8: (1000.0, 300.0, 2500.0), 0: (100.0, 400.0, 50.0)}
-    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
-    judged = ruled_out(found, ())
-    assert set(Verdict(judged, config(64, 0)).undecided()) == {config(64, 8), config(64, 0)}
 
 
 def test_a_baseline_that_failed_twice_is_not_waited_for() -> None:
@@ -217,7 +179,7 @@ def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
     later = {8: (*early[8], 700.0, 1300.0), 4: (*early[4], 1250.0, 800.0), 0: early[0]}
     told = []
     for rates in (early, later):
-        found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+        found = of_workers(rates)
         best, own = found[0], found[2]
         told.append(speedup(best, own, found, 2))
     assert told[0] == told[1]
@@ -225,13 +187,8 @@ def test_who_is_out_after_a_look_stays_told_apart_as_it_was() -> None:
 
 def test_who_ran_often_enough_has_an_interval_from_its_own_spread() -> None:
     steady, unsteady = (1000.0, 1010.0, 990.0, 1005.0, 995.0), (100.0, 140.0, 80.0)
-    found = finalists(
-        [*((config(64, 8), measured(r)) for r in steady), *((config(64, 0), measured(r)) for r in unsteady)]
-    )
-    alone, _ = found
-    three = finalists(
-        [*((config(64, 8), measured(r)) for r in steady[:3]), *((config(64, 0), measured(r)) for r in unsteady)]
-    )
+    alone, _ = of_workers({8: steady, 0: unsteady})
+    three = of_workers({8: steady[:3], 0: unsteady})
     assert alone.half_width_fraction < 0.02
     assert three[0].half_width_fraction > 0.2, "three runs say too little of their own spread"
 
@@ -240,17 +197,10 @@ def test_what_a_round_is_faster_by_is_no_difference_and_hides_none() -> None:
     """The machine slows down by 40% from the first round to the fifth; the second is 2% faster in each."""
     rounds = [1000.0, 900.0, 800.0, 700.0, 600.0]
     jitter = {1: [1.0, 1.001, 0.999, 1.0, 1.0], 2: [1.021, 1.019, 1.02, 1.02, 1.02]}
-    found = finalists(
-        [
-            (config(64, w), measured(rate * part))
-            for w, own in jitter.items()
-            for rate, part in zip(rounds, own, strict=True)
-        ]
-    )
+    rates = {w: tuple(rate * part for rate, part in zip(rounds, own, strict=True)) for w, own in jitter.items()}
+    found = of_workers(rates)
     ratio, low, high = speedup(found[1], found[0], found, 1)
     assert ratio == pytest.approx(1.02, abs=0.001)
-    assert low is not None
-    assert high is not None
     assert 1.0 < low < high < 1.04
 
 
@@ -283,7 +233,6 @@ def test_the_interval_of_the_speedup_holds_its_level(runs: int, truth: float) ->
     for seed in range(1000):
         found = finalists(list(draws(seed, [1000.0, truth * 1000.0, 800.0], runs, 0.03)))
         _, low, high = speedup(found[1], found[0], found, 1)
-        assert low is not None
         assert high is not None
         held += low <= truth <= high
     assert held >= 985
@@ -298,24 +247,16 @@ def test_the_more_there_was_to_pick_from_the_wider_the_interval() -> None:
 
 
 def test_ties_go_to_the_smallest() -> None:
-    found = finalists([(config(64, 8), measured(1000.0)), (config(64, 4), measured(985.0))])
+    found = of_workers({8: (1000.0,), 4: (985.0,)})
     winner = Verdict(found, None).winner()
-    assert winner is not None
     assert winner.config.loader.num_workers == 4
     assert winner.speedup is None
 
 
-def test_a_finalist_that_never_ran_is_left_out() -> None:
-    failure = TrialFailure(kind="crash", phase="training", message="")
-    found = finalists([(config(64, 8), failure), (config(64, 0), measured(500.0))])
-    assert [f.config for f in found] == [config(64, 0)]
-
-
 def test_finalists_that_may_be_as_fast_are_named() -> None:
     rates = {8: (1000.0, 1030.0), 4: (960.0, 990.0), 1: (500.0, 505.0)}
-    found = finalists([(config(64, workers), measured(rate)) for workers, own in rates.items() for rate in own])
+    found = of_workers(rates)
     winner = Verdict(found, None).winner()
-    assert winner is not None
     assert winner.config.loader.num_workers == 8
     assert [f.config.loader.num_workers for f in Verdict(found, None).not_told_apart(winner.config)] == [4]
 
@@ -334,7 +275,6 @@ def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_it
     assert {finalist.half_width_fraction for finalist in found} == {0.0}
     assert all((finalist.efficiency_half_width_fraction or 0.0) > 0.1 for finalist in found)
     best = Verdict(found, None, "samples-per-joule").winner()
-    assert best is not None
     assert best.picked_by == found[1].scored("samples-per-joule")
     unread = finalists([*steady, (B, at_power(80.0, None))])
     assert {finalist.efficiency_half_width_fraction for finalist in unread} == {None}

@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtune.model import resources
 from loadtune.model.answers import change, limits
 from loadtune.model.fit import Segments, ThroughputModel, points_of
 from loadtune.model.proposals import is_enough, propose
-from loadtune.model.resources import PRIORS, Job, demands, names_of, prior_of
+from loadtune.model.resources import Job, demands, names_of, prior_of
 
 JOB = Job(
     sample_s=3e-3,
@@ -125,16 +124,6 @@ def test_intervals_hold_what_was_not_seen():
     assert np.mean(inside) >= 0.9
 
 
-def test_waiting_workers_are_not_bound_by_cores():
-    waiting = replace(JOB, sample_s=80e-3, sample_cpu_s=0.5e-3)
-    points = points_of([(256, 16, True, 1), (256, 64, True, 1)])
-    theta, _ = prior_of(waiting)
-    few, many = 1 / demands(theta, waiting, points).seconds
-    assert many > 3.5 * few
-    few, many = 1 / demands(theta, JOB, points).seconds
-    assert many < 1.5 * few
-
-
 def test_a_smaller_sample_lifts_a_limit_of_bytes():
     machine = Machine(JOB, pin_rate=1.2e9, bend=0.0)
     best = (256, 16, True, 1)
@@ -150,67 +139,6 @@ def test_a_smaller_sample_lifts_a_limit_of_bytes():
     assert gain.value <= expected
     _, fewer, least = change(model, points_of([best]), to=points_of([(256, 2, True, 1)]))
     assert fewer.high < 1.0 <= least < 1.001
-
-
-def test_without_segments_the_priors_speak_and_with_them_less_is_unknown():
-    points = points_of(SPACE)
-    before = ThroughputModel(JOB).predict(points)
-    machine = Machine(JOB)
-    after = fitted(
-        JOB, [(index, machine.measure(index)) for index in (BASELINE, SPACE.index((256, 16, True, 1)))]
-    ).predict(points)
-    assert after.sd.mean() < 0.8 * before.sd.mean()
-    assert np.isfinite(before.mean).all()
-
-
-def test_every_parameter_changes_some_rate():
-    points = points_of([*SPACE, (65536, 4, False, 0)])
-    small = replace(JOB, sample_s=2e-6, sample_cpu_s=2e-6, sample_bytes=256.0)
-    jobs = [replace(JOB, syncing=frozenset(["bf16"])), replace(small, on_gpu=False, num_cores=2.0)]
-    for name in PRIORS:
-        if name == "small":  # below the smallest batch of the compute curve alone
-            jobs = [replace(JOB, compute={name: curve[1:] for name, curve in JOB.compute.items()})]
-        assert max(_moved(job, points, name) for job in jobs) > 0.005, name
-
-
-def _moved(job, points, name):
-    """Largest change of the logarithm of a rate where one parameter is e times as large."""
-    theta, _ = prior_of(job)
-    other = theta.copy()
-    other[names_of(job).index(name)] += 1.0
-    return np.abs(np.log(demands(theta, job, points).seconds / demands(other, job, points).seconds)).max()
-
-
-def test_the_scalers_wait_grows_with_what_the_pinning_thread_does():
-    points = points_of([(256, 16, True, 1), (256, 16, False, 1), (256, 0, False, 1)])
-    job = replace(JOB, syncing=frozenset(["bf16"]))
-    theta, _ = prior_of(job)
-    floats, few_bytes = (
-        demands(theta, each, points, with_parts=True).parts["device"]["synchronizing"]
-        for each in (job, replace(job, sample_bytes=150_000.0))
-    )
-    assert 0 < few_bytes[0] < 0.6 * floats[0]
-    assert floats[1] == floats[2] == 0
-
-
-def test_more_iterations_change_nothing(monkeypatch: pytest.MonkeyPatch):
-    job = replace(JOB, syncing=frozenset(["bf16"]))
-    mean, sd = prior_of(job)
-    theta = mean + sd * np.random.default_rng(0).standard_normal((200, len(mean)))
-    found = demands(theta, job, points_of(SPACE)).seconds
-    monkeypatch.setattr(resources, "_ROUNDS", 40)
-    apart = np.abs(np.log(found / demands(theta, job, points_of(SPACE)).seconds))
-    assert np.quantile(apart, 0.99) < 0.01
-
-
-@pytest.mark.parametrize("sharpness", [5.0, 500.0])
-def test_the_slowest_resource_bounds_throughput_however_sharply(sharpness: float):
-    theta, _ = prior_of(JOB)
-    theta[names_of(JOB).index("sharpness")] = np.log(sharpness)
-    found = demands(theta, JOB, points_of(SPACE))
-    slowest = np.max(np.broadcast_arrays(*found.by_resource.values()), axis=0)
-    assert np.all(found.seconds >= 0.999 * slowest)
-    assert np.all(found.seconds <= 1.001 * slowest * 5 ** (1 / sharpness))
 
 
 def test_a_setting_that_cannot_compute_faster_promises_nothing_however_unsure_it_is() -> None:

@@ -7,20 +7,7 @@ from hypothesis import strategies as st
 
 from loadtune.records.config import LoaderConfig, Recipe, YourSettings
 from loadtune.search.baseline import assumed_settings, your_config
-from loadtune.search.space import SearchSpace, batch_ladder, worker_ladder
-
-
-def test_powers_of_two_their_halves_and_what_is_asked_for() -> None:
-    assert batch_ladder(16, 100) == (16, 24, 32, 48, 64, 96)
-    assert batch_ladder(16, 100, (100,)) == (16, 24, 32, 48, 64, 96, 100)
-    assert batch_ladder(1, 3, (7,)) == (1, 2, 3, 7)
-    assert batch_ladder(5, 5) == (5,)
-
-
-def test_every_small_worker_count_then_fifths() -> None:
-    assert worker_ladder(2) == (0, 1, 2)
-    assert worker_ladder(16) == (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
-    assert worker_ladder(0) == (0,)
+from loadtune.search.space import SearchSpace, worker_ladder
 
 
 @given(most=st.integers(0, 300), extra=st.integers(0, 300))
@@ -57,9 +44,3 @@ def test_the_baselines_workers_end_with_each_epoch_as_in_pytorch_unless_told_oth
     assert "persistent_workers" in assumed_settings(given)
     assert "persistent_workers" not in assumed_settings(kept)
     assert "persistent_workers" not in assumed_settings(YourSettings())
-
-
-def test_an_assumed_batch_gives_way_a_given_one_does_not() -> None:
-    assert your_config(YourSettings(), 16).batch_size == 16
-    assert your_config(YourSettings(), 1000).batch_size == 64
-    assert your_config(YourSettings(batch_size=64), 16).batch_size == 64

@@ -51,18 +51,6 @@ def test_a_segment_has_what_a_worker_and_the_device_took_for_a_sample() -> None:
     assert list(points_at([CONFIG], job).recipe) == [2]
 
 
-def test_without_workers_waiting_for_the_loader_is_loading_unless_it_pins_too() -> None:
-    window = Window(start_s=0.0, seconds=2.0, num_steps=10, num_samples=100, wait_s=0.5)
-    run = Measurement(windows=(window, window), first_batch_s=0.1, seconds=5.0)
-    curve = [ComputePoint(recipe=RECIPES["fp32"], batch_size=10, windows=(window,))]
-    job = job_of(fake_facts(Surface()), fake_host(), GPU, RECIPES, curve)
-    plain = replace(CONFIG, loader=LoaderConfig(batch_size=10))
-    pinned = replace(CONFIG, loader=LoaderConfig(batch_size=10, pin_memory=True))
-    found = segments_of([(plain, run), (pinned, run)], [50.0, 50.0], job)
-    assert found.make_s[0] == pytest.approx(0.005)
-    assert math.isnan(found.make_s[1])
-
-
 def test_a_pinning_thread_that_always_had_batches_is_timed_by_what_it_pinned() -> None:
     config = TrialConfig(loader=LoaderConfig(batch_size=100, num_workers=4, pin_memory=True), recipe=Recipe())
     busy = Window(start_s=0.0, seconds=2.0, num_steps=10, num_samples=1000, num_pinned=8, least_unpinned=2)

@@ -1,7 +1,5 @@
 """What of a segment is left out, and when it has seen enough."""
 
-from dataclasses import replace
-
 from loadtune.records.config import LoaderConfig
 from loadtune.records.measurement import Window
 from loadtune.search.segment import Segment
@@ -49,10 +47,6 @@ def test_it_goes_on_until_the_workers_have_delivered_fifteen_times_and_no_longer
     assert feed(Segment(EIGHT, 4.0), [window(num_steps=8, seconds=0.5)] * 90) == 1 + 8
 
 
-def test_long_steps_end_with_two_windows():
-    assert feed(Segment(IN_PROCESS, 4.0), [window(num_steps=1, seconds=9.0)] * 9) == 2
-
-
 def test_pages_that_are_locked_are_no_part_of_the_rate_nor_is_what_came_before():
     locking = window(page_lock_s=0.3)
     segment = Segment(IN_PROCESS, 4.0)
@@ -75,8 +69,3 @@ def test_a_segment_whose_queue_is_not_turned_over_in_time_gives_up():
     segment = Segment(EIGHT, 4.0, limit_s=20.0)
     assert feed(segment, [window(num_steps=8, seconds=2.0)] * 90) is not None
     assert not segment.gave_up
-
-
-def test_windows_of_nothing_are_no_rate():
-    nothing = replace(window(), num_samples=0)
-    assert feed(Segment(IN_PROCESS, 4.0), [nothing] * 20) is None
