@@ -142,6 +142,15 @@ class RaisesAtIndex(Images):
         return super().__getitem__(index)
 
 
+class RaisesLater(Images):
+    """Most samples are broken; those that are read first are not."""
+
+    def __getitem__(self, index):
+        if index >= BAD_INDEX:
+            raise ValueError("broken sample")
+        return super().__getitem__(index)
+
+
 class RaisesAtOnce(Images):
     def __getitem__(self, index):
         raise KeyError("label missing")

@@ -164,7 +164,8 @@ class MemoryProbe:
             return min(runs.cap, 2 * base) if wall is None else (wall + base) // 2
         size = min(runs.cap, self._lean(runs.end))
         if wall is not None:
-            size = min(size, int(wall * STEP_BACK))
+            num_failed = sum(not report.fits for report in runs.reports)  # twice as far back after each failure
+            size = min(size, int(wall * (1 - (1 - STEP_BACK) * 2 ** (num_failed - 1))))
         return size if size > base * WORTH or size == runs.cap else None
 
     def _lean(self, end: int) -> int:

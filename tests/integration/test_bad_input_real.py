@@ -40,8 +40,8 @@ BAD = {
     "no tensors": (f"--dataset {W}Pictures {LINEAR}", ["cannot be collated", "mode=RGB size=8x8", "ToTensor"]),
     "a sample raises": (f"--dataset {W}RaisesAtOnce {LINEAR}", ["dataset[0] raised KeyError: 'label missing'"]),
     "a later sample raises": (
-        f"--dataset {W}RaisesAtIndex {LINEAR} --precision fp32 --max-batch-size 8",
-        ["dataset[5] raised ValueError: broken sample"],
+        f"--dataset {W}RaisesLater {LINEAR} --precision fp32 --max-batch-size 8",
+        ["dataset[", "] raised ValueError: broken sample"],
     ),
     "model rejects samples": (f"--dataset {W}Scalars {LINEAR}", ["does not train", "float32 tensor (4,)"]),
     "model returns a list": (f"{GOOD} --model {W}ReturnsList", ["returned a list", "tensor"]),
