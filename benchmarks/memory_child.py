@@ -127,7 +127,8 @@ def probe(order: Order, say: Say) -> dict[str, object]:
         for each in ceiling.probes
     ]
     sizes = {"hard": ceiling.batch_size, "safe": ceiling.safe_batch_size, "probes": probes}
-    return sizes | {"num_probes": ceiling.num_probes, "num_ooms": ceiling.num_ooms} | seconds
+    num_ooms = sum(each.failure is not None and each.failure.is_of_memory for each in ceiling.probes)
+    return sizes | {"num_probes": len(ceiling.probes), "num_ooms": num_ooms} | seconds
 
 
 def _ceiling(bench: Any, cell: Cell, facts: Any) -> Any:

@@ -212,9 +212,11 @@ class Slot:
         """In use when nothing of ours runs."""
 
     def used_bytes(self) -> int | None:
-        from loadtune.host.gpu import read_memory_used_bytes
+        """Of the GPU's memory, by everybody. None: there is no GPU, or its driver does not say."""
+        from loadtune.host.nvml import NvmlDevice
 
-        return read_memory_used_bytes(self.device.uuid) if self.device.uuid else None
+        memory = NvmlDevice(self.device.uuid).value("nvmlDeviceGetMemoryInfo") if self.device.uuid else None
+        return None if memory is None else int(memory.total - memory.free)
 
     def start(self, script: str, on_event: Callable[[dict[str, Any]], None] | None = None) -> Child:
         self._num_started += 1

@@ -81,12 +81,11 @@ def row(number: int, run: Run) -> str:
 
 def note(runs: list[Run]) -> str:
     result = runs[-1].result
-    facts = result.facts
     head = [
         f"# The README's run on {result.device.name}, {datetime.now(UTC):%Y-%m-%d}",
         "",
         f"Host: {result.host.cpu_name}, {result.host.num_usable_cores} cores, {result.host.os}. "
-        f"Python {result.host.python}, torch {facts.torch if facts else '–'}, CUDA {facts.cuda if facts else '–'}, "
+        f"Python {result.host.python}, torch {result.host.torch or '–'}, CUDA {result.host.cuda or '–'}, "
         f"driver {result.host.driver or '–'}, loadtune {result.loadtune_version}.",
         "",
         "Command: `python benchmarks/readme_run.py`, which runs `loadtune " + " ".join(COMMAND) + "`.",

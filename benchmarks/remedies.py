@@ -73,7 +73,7 @@ def show(name: str, result: TuningResult) -> None:
     if found.samples_per_s is not None:
         print(
             f"\nwith those kept: {found.samples_per_s.value:,.0f}/s ± {found.samples_per_s.half_width or 0:,.0f}/s, "
-            f"{_interval(found.gain)}, {_percent(found.compute_fraction)} of compute"
+            f"{_interval(found.gain)}"
         )
     print("".join(f"\nnote: {note}" for note in result.notes), flush=True)
 

@@ -229,7 +229,6 @@ def slim(measured: Measurement) -> Measurement:
     if telemetry is not None:
         telemetry = Telemetry(
             seconds=telemetry.seconds,
-            num_readings=telemetry.num_readings,
             workers_cpu_cores=telemetry.workers_cpu_cores,
         )
     if workers:

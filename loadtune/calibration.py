@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from loadtune.errors import LoadtuneError, OutOfTimeError, ResultError
-from loadtune.host import read_alloc_conf
 from loadtune.probe.host_memory import largest_host_batch
 from loadtune.probe.memory import MemoryProbe, verifying_seconds
 from loadtune.probe.recipe import COMPILE_SHARE, LARGE, STEP_S, choose_recipes, compile_recipes, compiling_seconds
@@ -247,7 +246,6 @@ def _described(ceiling: MemoryCeiling, facts: WorkloadFacts, host_before: HostFa
         capacity_bytes=facts.memory_capacity_bytes,
         others_bytes=None if gpu is None else gpu.others_bytes,
         others=() if gpu is None else others_text(gpu),
-        alloc_conf=read_alloc_conf() if device.kind == "cuda" else None,
     )
 
 

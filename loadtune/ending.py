@@ -25,8 +25,8 @@ TERMINATIONS = (signal.SIGTERM, signal.SIGHUP)
 
 def exit_code(result: TuningResult) -> int:
     """Of a run that left a result: an interruption outweighs what was confirmed before it."""
-    if result.cut_short is not None and any(word in result.cut_short for word in ("interrupted", "Ctrl-C")):
-        return interruption_code(result.cut_short)
+    if result.interrupted_by is not None:
+        return interruption_code(result.interrupted_by)
     return 0 if result.best is not None else NO_ANSWER
 
 
@@ -86,8 +86,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def interruption_code(reason: str) -> int:
-    return 128 + next((number for number in TERMINATIONS if number.name in reason), signal.SIGINT)
+def interruption_code(name: str) -> int:
+    """Of this signal; of Ctrl-C where it is none of `TERMINATIONS`."""
+    return 128 + next((number for number in TERMINATIONS if number.name == name), signal.SIGINT)
 
 
 def _show(error: LoadtuneError, verbose: bool) -> None:

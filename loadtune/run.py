@@ -73,6 +73,7 @@ class Run(Resumable):
     notes: list[str] = field(default_factory=list)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     cut_short: str | None = None
+    interrupted_by: str | None = None
     stage_name: str = "start"
     running: TrialConfig | None = None
     started_s: float = 0.0
@@ -233,6 +234,7 @@ class Run(Resumable):
             seconds=self.clock.now() - self.started_s,
             stage_seconds=dict(self.stage_seconds),
             cut_short=self.cut_short,
+            interrupted_by=self.interrupted_by,
             config=self.config,
             host=self.host,
             device=self.device,

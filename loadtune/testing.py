@@ -43,13 +43,12 @@ class FakeSensor:
     power_w: Callable[[], float | None] = lambda: None
 
     def latest(self) -> Reading:
-        return Reading(at_s=self.clock.now(), gpu_utilization_fraction=self.gpu_utilization_fraction)
+        return Reading(gpu_utilization_fraction=self.gpu_utilization_fraction)
 
     def between(self, start_s: float, end_s: float) -> Telemetry:
         seconds, power_w = end_s - start_s, self.power_w()
         return Telemetry(
             seconds=seconds,
-            num_readings=1,
             gpu_utilization_fraction=self.gpu_utilization_fraction,
             gpu_power_w=power_w,
             gpu_energy_j=None if power_w is None else power_w * seconds,
@@ -76,8 +75,6 @@ class Surface:
     pinned_per_s: float = 3900.0
     """Wall of the pin-memory thread and the copy behind it."""
     pageable_per_s: float = 2450.0
-    copy_per_s: float = 90_000.0
-    """Of copies from pinned memory alone: 54 GB/s of such images."""
     fixed_bytes: int = GIB
     bytes_per_sample: dict[Precision, float] = field(default_factory=lambda: {"fp32": 87e6, "fp16": 45e6, "bf16": 45e6})
     budget_bytes: int = 139 * GIB
@@ -212,7 +209,6 @@ class FakeBench:
             report,
             first_step_peak_bytes=peak,
             steady_peak_bytes=peak,
-            evaluation_peak_bytes=peak // 4 if asked.verify else None,
             partial_batch_size=asked.partial_batch_size,
             num_alloc_retries=retries * asked.num_steps,
             num_steady_retries=retries if asked.verify else None,
@@ -288,8 +284,6 @@ def fake_facts(surface: Surface) -> WorkloadFacts:
         min_batch_size=1,
         start_method="fork",
         device_name="Fake GPU",
-        torch="2.11.0",
-        cuda="13.0",
         memory_capacity_bytes=surface.budget_bytes,
         memory_budget_bytes=surface.budget_bytes,
     )

@@ -222,6 +222,7 @@ def _tell(run: Run) -> None:
         story(run)
     except KeyboardInterrupt as interruption:  # names its signal where it was not Ctrl-C
         run.cut_short = f"interrupted by {str(interruption) or 'Ctrl-C'}"
+        run.interrupted_by = str(interruption) or "SIGINT"
     except OutOfTimeError as end:
         run.cut_short = ended_text(run, end)
         if run.is_as_it_was or not any(trial.measurement for trial in run.trials):

@@ -81,11 +81,6 @@ def seconds_text(seconds: float | None) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def cores_text(cores: float | None) -> str:
-    """Cores' worth of CPU time: ``3.2 cores``."""
-    return MISSING if cores is None else f"{cores:.1f} cores"
-
-
 def watts_text(watts: float | None) -> str:
     """``512 W``."""
     return MISSING if watts is None else f"{watts:.0f} W"

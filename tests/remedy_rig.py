@@ -33,8 +33,6 @@ FACTS = WorkloadFacts(
     min_batch_size=1,
     start_method="fork",
     device_name="gpu",
-    torch="2.9",
-    cuda="12.8",
     memory_capacity_bytes=1 << 34,
     memory_budget_bytes=1 << 34,
 )
@@ -53,7 +51,6 @@ def situation(
     plain: dict[str, Any] = {
         "spec": WorkloadSpec(),
         "device": GPU,
-        "num_cores": 8,
         "ram_bytes": 1 << 33,
     }
     config = TrialConfig(loader=loader, recipe=recipe or Recipe(precision="fp16"), remedies=remedies)

@@ -47,5 +47,5 @@ def trial(number: int, rate: float | None) -> Trial:
 
 def measured(rate: float) -> Measurement:
     windows = (Window(start_s=0.0, seconds=1000.0, num_steps=10, num_samples=round(rate * 1000)),)
-    drawn = Telemetry(seconds=1.0, num_readings=10, gpu_energy_j=100.0)
+    drawn = Telemetry(seconds=1.0, gpu_energy_j=100.0)
     return Measurement(windows=windows, first_batch_s=0.1, seconds=1.0, telemetry=drawn)

@@ -138,8 +138,6 @@ def describe(
         min_batch_size=trained[0],
         start_method=loader.multiprocessing_context or multiprocessing.get_start_method(),
         device_name=torch.cuda.get_device_name(0) if device.kind == "cuda" else device.name,
-        torch=str(torch.__version__),  # TorchVersion is a str that only torch can read back
-        cuda=torch.version.cuda,
         memory_capacity_bytes=memory.capacity_bytes(),
         memory_budget_bytes=memory.budget_bytes(),
         code=code_of(workload),

@@ -164,7 +164,6 @@ class EndlessLoader:
                 num_made=times.num_timed,
                 made_s=times.made_s,
                 max_made_s=times.max_made_s,
-                num_batches=len(waits_s),
                 wait_s=sum(waits_s),
                 max_wait_s=max(waits_s, default=0.0),
             )

@@ -121,7 +121,6 @@ class TrainingLoop:
             windows=tuple(windows),
             first_batch_s=self._loader.first_batch_s(),
             ready_s=self._loader.ready_s(),
-            num_skipped_steps=sum(window.num_skipped_steps for window in windows),
             workers=self._loader.shares(),
         )
 
@@ -206,7 +205,6 @@ class TimedLoop:
             idle_s=parts.idle_s,
             queue_start=begun.ahead,
             queue_end=ended.ahead,
-            unpinned=statistics.fmean(unpinned) if unpinned else None,
             ready=statistics.fmean(depth.ready for depth in counts.depths) if counts.depths else None,
             num_pinned=num_taken if unpinned else None,
             least_unpinned=min(unpinned, default=None),

@@ -181,7 +181,6 @@ class Session:
         return dataclasses.replace(
             run,
             peak_allocated_bytes=self.memory.peak_bytes() if self._device.type == "cuda" else None,
-            peak_reserved_bytes=self.memory.peak_reserved_bytes(),
         )
 
     def _loader(self, config: TrialConfig) -> EndlessLoader:

@@ -131,7 +131,7 @@ def try_steps(
                 with steps.phase("partial batch"):
                     steps.step(make_batch(asked.partial_batch_size))
             steps.go_on(batch, 1)
-        outside, num_retries = memory.outside_bytes(), increase(retries, memory.num_retries())
+        num_retries = increase(retries, memory.num_retries())
     peak, failure = max(steps.peaks_bytes.values()), None
     if peak > budget:
         message = (
@@ -145,9 +145,7 @@ def try_steps(
         first_step_peak_bytes=steps.peaks_bytes["first step"],
         steady_peak_bytes=steps.peaks_bytes.get("steady steps"),
         reserved_peak_bytes=max(steps.reserved_bytes, default=None),
-        evaluation_peak_bytes=steps.peaks_bytes.get("evaluation"),
         partial_batch_size=asked.partial_batch_size if asked.verify else None,
-        outside_bytes=outside,
         num_alloc_retries=num_retries,
         num_steady_retries=steps.last_retries if asked.verify else None,
         budget_bytes=budget,

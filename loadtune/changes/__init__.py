@@ -10,14 +10,13 @@ from loadtune.changes.decoding import DraftDecoding
 from loadtune.changes.fetching import BatchedFetch, Cached
 from loadtune.changes.recipe import FusedOptimizer
 from loadtune.changes.transfer import Uint8Transfer
-from loadtune.changes.workers import OpencvThreads, WorkerThreads
+from loadtune.changes.workers import OpencvThreads
 
 _ALL: tuple[Remedy, ...] = (
     DraftDecoding(),
     Uint8Transfer(),
     BatchedFetch(),
     FusedOptimizer(),
-    WorkerThreads(),
     OpencvThreads(),
     Cached(),
 )

@@ -41,8 +41,6 @@ class Situation:
     spec: WorkloadSpec
     facts: WorkloadFacts
     device: Device
-    num_cores: int
-    """Usable ones."""
     ram_bytes: int
     """Of RAM that is available."""
     precisions: tuple[Precision, ...] = ()

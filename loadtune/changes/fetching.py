@@ -97,7 +97,7 @@ class Cached(Remedy):
         facts = situation.facts
         if facts.dataset_length is None or facts.fixed_batch_size is not None:
             return None
-        if facts.start_method != "fork" or situation.has("worker_threads"):
+        if facts.start_method != "fork":
             return None  # each worker would have a copy of its own
         if situation.has("batched_fetch"):
             return None  # the whole table is in RAM already

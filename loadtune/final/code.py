@@ -6,7 +6,7 @@ from dataclasses import replace
 from loadtune.changes import in_order
 from loadtune.changes.stack import NO_TIME, Stack, failed_text
 from loadtune.final.statistics import difference
-from loadtune.records.answer import Failed, compute_fraction
+from loadtune.records.answer import Failed
 from loadtune.records.interval import Interval, around
 from loadtune.records.result import Finalist, Remedies, TriedRemedy
 from loadtune.run import Run
@@ -34,7 +34,6 @@ def judge_changes(run: Run, stack: Stack, best: Finalist, failed: Sequence[Faile
         found,
         config=kept.config,
         samples_per_s=around(kept.samples_per_s, kept.half_width_fraction),
-        compute_fraction=compute_fraction(run.compute_points, kept.config, kept.samples_per_s),
     )
 
 

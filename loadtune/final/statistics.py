@@ -7,11 +7,12 @@ be true (simulated: it overclaims by 6% at 5% noise).
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Literal
 
 from loadtune.final.rounds import ERROR, LOOKS, Outcome
 from loadtune.records.config import Objective, TrialConfig
-from loadtune.records.interval import quantile_of_t
-from loadtune.records.measurement import Measurement, Spread, TrialFailure, between_run_spread, rate_spread
+from loadtune.records.interval import Spread, quantile_of_t, spread_between
+from loadtune.records.measurement import Measurement, TrialFailure
 from loadtune.records.result import Finalist, Trial
 from loadtune.search.search import MIN_RUNS
 
@@ -29,14 +30,16 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
     failed = [(config, each) for config, each in outcomes if isinstance(each, TrialFailure)]
     twice = any(len(own) >= MIN_RUNS for own in runs.values())
     tried = {trial.config: trial.measurement for trial in trials if twice and trial.measurement is not None}
-    spread = rate_spread([_with_trial(own, tried.get(config)) for config, own in runs.items()])
+    spread = _spread([_with_trial(own, tried.get(config)) for config, own in runs.items()], "samples_per_s")
     with_energy = {config: each for config, each in tried.items() if each.samples_per_joule is not None}
-    efficiency_spread = _efficiency_spread([_with_trial(own, with_energy.get(c)) for c, own in runs.items()])
+    efficiency_spread = _spread(
+        [_with_trial(own, with_energy.get(config)) for config, own in runs.items()], "samples_per_joule"
+    )
 
     def half_width(pooled: Spread | None, alone: Spread | None, num_runs: int) -> float | None:
         """From its own spread where it ran often enough to have one; configurations differ in how steady they are."""
         used = alone if alone is not None and alone.degrees_of_freedom >= FEWEST_DEGREES else pooled
-        return None if used is None else used.half_width(1 / num_runs, len(runs))
+        return None if used is None else used.half_width(num_runs, len(runs))
 
     return tuple(
         Finalist(
@@ -44,8 +47,8 @@ def finalists(outcomes: Sequence[Outcome], trials: Sequence[Trial] = ()) -> tupl
             runs=tuple(own),
             tried=tried.get(config),
             failures=tuple(failure for other, failure in failed if other == config),
-            half_width_fraction=half_width(spread, rate_spread([own]), len(own)),
-            efficiency_half_width_fraction=half_width(efficiency_spread, _efficiency_spread([own]), len(own)),
+            half_width_fraction=half_width(spread, _spread([own], "samples_per_s"), len(own)),
+            efficiency_half_width_fraction=half_width(efficiency_spread, _spread([own], "samples_per_joule"), len(own)),
         )
         for config, own in runs.items()
     )
@@ -55,10 +58,12 @@ def _with_trial(runs: Sequence[Measurement], tried: Measurement | None) -> list[
     return [*runs, *([] if tried is None else [tried])]
 
 
-def _efficiency_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
-    """None: nothing ran twice, or of one run no energy was read."""
-    read = all(run.samples_per_joule is not None for own in runs for run in own)
-    return between_run_spread(runs, "samples-per-joule") if read else None
+def _spread(
+    runs: Sequence[Sequence[Measurement]], figure: Literal["samples_per_s", "samples_per_joule"]
+) -> Spread | None:
+    """None: nothing ran twice, or of one run the figure was not read."""
+    figures = [[getattr(run, figure) for run in own] for own in runs]
+    return None if any(None in own for own in figures) else spread_between(figures)
 
 
 def difference(
@@ -78,8 +83,8 @@ def difference(
     pairs = list(zip(_logs(one, objective), _logs(other, objective), strict=False))
     ratio = math.exp(statistics.fmean(a - b for a, b in pairs))
     num_rounds = len(pairs) if len(pairs) >= LOOKS[0] else max(len(f.runs) for f in finalists)
-    spread = _block_spread([_logs(f, objective)[:num_rounds] for f in finalists]) or between_run_spread(
-        [_with_trial(f.runs[:num_rounds], f.tried) for f in finalists], objective
+    spread = _block_spread([_logs(f, objective)[:num_rounds] for f in finalists]) or spread_between(
+        [[run.score(objective) for run in _with_trial(f.runs[:num_rounds], f.tried)] for f in finalists]
     )
     if spread is None:
         return ratio, None, None

@@ -49,12 +49,6 @@ def read_driver(nvml: Nvml = NVML) -> str | None:
     return version
 
 
-def read_memory_used_bytes(uuid: str, nvml: Nvml = NVML) -> int | None:
-    """Total minus free, so the driver's own share is in it; the same difference as in `GpuFacts`."""
-    memory = NvmlDevice(uuid, nvml).value("nvmlDeviceGetMemoryInfo")
-    return None if memory is None else int(memory.total - memory.free)
-
-
 def _read_gpu(device: NvmlDevice) -> GpuFacts | None:
     """None: a GPU that cannot be read (fallen off the bus, a MIG name of no instance) cannot be trained on."""
     memory, index = _read_memory(device), device.value("nvmlDeviceGetIndex")

@@ -1,5 +1,5 @@
-"""What NVML tells of one GPU while something runs: memory, power, energy, clocks and the duty cycle at a moment; what
-processes that are not ours hold and take; and how full the chip is, from its performance counters."""
+"""What NVML tells of one GPU while something runs: memory, power, energy, clock and the duty cycle at a moment; what
+processes that are not ours take; and how full the chip is, from its performance counters."""
 
 import math
 from collections.abc import Callable, Container, Iterable
@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from loadtune.host.gpu import read_process_memory
 from loadtune.host.nvml import NOT_FOUND, NvmlDevice
 from loadtune.host.sensing import Count, Look, Missing, Probe
 
@@ -25,8 +24,8 @@ class _Figure(NamedTuple):
     arguments: tuple[int, ...] = ()
 
 
-_SM_CLOCK, _MEMORY_CLOCK = 1, 2
-"""NVML_CLOCK_SM and NVML_CLOCK_MEM."""
+_SM_CLOCK = 1
+"""NVML_CLOCK_SM."""
 
 OFTEN = (
     _Figure("gpu_utilization_fraction", lambda rates: rates.gpu / 100, "nvmlDeviceGetUtilizationRates"),
@@ -37,7 +36,6 @@ SELDOM = (
     _Figure("gpu_memory_used_bytes", lambda memory: int(memory.total - memory.free), "nvmlDeviceGetMemoryInfo"),
     _Figure("gpu_power_w", lambda mw: mw / 1000, "nvmlDeviceGetPowerUsage"),
     _Figure("gpu_sm_clock_hz", lambda mhz: mhz * 1_000_000, "nvmlDeviceGetClockInfo", (_SM_CLOCK,)),
-    _Figure("gpu_memory_clock_hz", lambda mhz: mhz * 1_000_000, "nvmlDeviceGetClockInfo", (_MEMORY_CLOCK,)),
 )
 
 
@@ -57,9 +55,9 @@ class GpuFigures(Probe):
 
 
 class GpuOthers(Probe):
-    """Memory and SM share of all processes but our own. Ids of processes mean nothing across a container's border."""
+    """SM share of all processes but our own. Ids of processes mean nothing across a container's border."""
 
-    figures = ("gpu_others_memory_bytes", "gpu_others_sm_fraction")
+    figures = ("gpu_others_sm_fraction",)
 
     def __init__(
         self, device: NvmlDevice, own_pids: Callable[[], Container[int]], namespace: Path = _OWN_NAMESPACE
@@ -71,15 +69,7 @@ class GpuOthers(Probe):
     def look(self, now_s: float) -> Look:
         if not _sees_the_drivers_ids(self._namespace):
             return self.all_missing("in a container process ids are not the driver's")
-        own = self._own_pids()
-        return {"gpu_others_memory_bytes": self._memory(own), "gpu_others_sm_fraction": self._sm_share(own)}
-
-    def _memory(self, own: Container[int]) -> int | Missing:
-        answer = read_process_memory(self._device)
-        if answer.reason is not None:
-            return Missing(answer.reason)
-        held = [used for pid, used in answer.value.items() if pid not in own]
-        return Missing("the driver does not tell processes' memory apart") if None in held else sum(held)
+        return {"gpu_others_sm_fraction": self._sm_share(self._own_pids())}
 
     def _sm_share(self, own: Container[int]) -> float | Missing | None:
         """Mean of each process's samples, summed. Left out: the driver's empty and impossible ones."""
@@ -108,23 +98,14 @@ def _sees_the_drivers_ids(namespace: Path) -> bool:
 _VERSION = 1
 """NVML_GPM_METRICS_GET_VERSION."""
 
-_PERCENT, _MIB = 0.01, 2**20
-_METRICS = {
-    "gpu_sm_activity_fraction": (2, _PERCENT),
-    "gpu_sm_occupancy_fraction": (3, _PERCENT),
-    "gpu_tensor_activity_fraction": (5, _PERCENT),
-    "gpu_dram_bandwidth_fraction": (10, _PERCENT),
-    "gpu_pcie_write_bytes_per_s": (20, _MIB),
-    "gpu_pcie_read_bytes_per_s": (21, _MIB),
-}
-"""Figure → NVML_GPM_METRIC_… and what one of its units is: SM_UTIL, SM_OCCUPANCY, ANY_TENSOR_UTIL, DRAM_BW_UTIL,
-PCIE_TX_PER_SEC (from this GPU) and PCIE_RX_PER_SEC (to it)."""
+_SM_UTIL = 2
+"""NVML_GPM_METRIC_SM_UTIL, in percent."""
 
 
 class Gpm(Probe):
     """Activity between the last look and this one, by the performance counters."""
 
-    figures = tuple(_METRICS)
+    figures = ("gpu_sm_activity_fraction",)
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
@@ -168,19 +149,14 @@ class Gpm(Probe):
         if made.reason is not None:
             return self.all_missing(made.reason)
         asked = made.value
-        asked.version, asked.numMetrics = _VERSION, len(_METRICS)
+        asked.version, asked.numMetrics = _VERSION, 1
         asked.sample1, asked.sample2 = earlier, later
-        for metric, (number, _) in zip(asked.metrics, _METRICS.values(), strict=False):
-            metric.metricId = number
+        asked.metrics[0].metricId = _SM_UTIL
         answer = self._device.nvml.attempt("nvmlGpmMetricsGet", asked)
         if answer.reason is not None:
             return self.all_missing(answer.reason)
-        metrics = zip(asked.metrics, _METRICS.items(), strict=False)
-        return {figure: _value(metric, unit) for metric, (figure, (_, unit)) in metrics}
-
-
-def _value(metric: Any, unit: float) -> float | Missing | None:
-    if metric.nvmlReturn != 0:
-        return Missing(f"NVML's error {metric.nvmlReturn} for this counter")
-    # Not a number where nothing was counted.
-    return metric.value * unit if math.isfinite(metric.value) else None
+        metric = asked.metrics[0]
+        if metric.nvmlReturn != 0:
+            return self.all_missing(f"NVML's error {metric.nvmlReturn} for this counter")
+        # Not a number where nothing was counted.
+        return {"gpu_sm_activity_fraction": metric.value / 100 if math.isfinite(metric.value) else None}

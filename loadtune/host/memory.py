@@ -58,14 +58,13 @@ def read_shm(folder: Path = SHM) -> tuple[int, int]:
 
 
 class RamUse(Probe):
-    """Used and left, under every limit in force."""
+    """Under every limit in force."""
 
-    figures = ("ram_available_bytes", "ram_used_bytes", "shm_used_bytes")
+    figures = ("ram_used_bytes",)
 
     def look(self, now_s: float) -> Look:
-        ram, (total, free) = read_ram(), read_shm()
-        used = ram.limit_bytes - ram.available_bytes
-        return dict(zip(self.figures, (ram.available_bytes, used, total - free), strict=True))
+        ram = read_ram()
+        return {"ram_used_bytes": ram.limit_bytes - ram.available_bytes}
 
 
 def read_oom_kills(system: Path = Path("/")) -> int | None:

@@ -47,14 +47,7 @@ class ProcessTree(Probe):
     seen alive; the kernel adds the CPU time of one that ended to its parent's account of children.
     """
 
-    figures = (
-        "bench_cpu_cores",
-        "bench_rss_bytes",
-        "main_cpu_cores",
-        "workers_cpu_cores",
-        "other_cpu_cores",
-        *ANONYMOUS,
-    )
+    figures = ("bench_cpu_cores", "bench_rss_bytes", "workers_cpu_cores", *ANONYMOUS)
 
     def __init__(self, pid: Callable[[], int | None]) -> None:
         self._pid = pid
@@ -92,15 +85,10 @@ class ProcessTree(Probe):
         }
         if not last or elapsed_s <= 0:
             return dict.fromkeys(self.figures) | found
-        cores = {role: self._cpu_s(role, last) for role in ("main", "worker", "other")}
-        cores["other"] = (cores["other"] or 0.0) + self._brief_s(last)
-        rates = {role: None if used_s is None else used_s / elapsed_s for role, used_s in cores.items()}
-        return found | {
-            "bench_cpu_cores": sum(rate for rate in rates.values() if rate is not None),
-            "main_cpu_cores": rates["main"],
-            "workers_cpu_cores": rates["worker"],
-            "other_cpu_cores": rates["other"],
-        }
+        used_s = {role: self._cpu_s(role, last) for role in ("main", "worker", "other")}
+        all_s = self._brief_s(last) + sum(each or 0.0 for each in used_s.values())
+        workers_cores = None if used_s["worker"] is None else used_s["worker"] / elapsed_s
+        return found | {"bench_cpu_cores": all_s / elapsed_s, "workers_cpu_cores": workers_cores}
 
     def _cpu_s(self, role: Role, last: Mapping[Any, Used]) -> float | None:
         """Since the last look. None: none of them was there then."""

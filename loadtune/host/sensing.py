@@ -22,10 +22,10 @@ class Count(NamedTuple):
     total: float
 
 
-class Missing(NamedTuple):
+class Missing(str):
     """Why a figure cannot be had."""
 
-    reason: str
+    __slots__ = ()
 
 
 Look = Mapping[str, Any]
@@ -57,10 +57,8 @@ ANONYMOUS = ("main_anonymous_bytes", "workers_anonymous_bytes", "num_workers")
 READING = "reading"
 """A figure of the sampler's own: one value for each reading that it took."""
 
-_DUTY = "gpu_utilization_fraction"
 _TOTALS = ("gpu_energy_j",)
-_PEAKS = ("gpu_memory_used_bytes", "gpu_others_memory_bytes", "bench_rss_bytes", "ram_used_bytes", "shm_used_bytes")
-_LEAST = ("ram_available_bytes",)
+_PEAKS = ("gpu_memory_used_bytes", "bench_rss_bytes", "ram_used_bytes")
 """All other figures are means."""
 
 KEPT_S = 600.0
@@ -166,16 +164,9 @@ def telemetry(
         track = tracks[figure]
         if figure in _PEAKS:
             found[figure] = max(track.values(start_s, end_s), default=None)
-        elif figure in _LEAST:
-            found[figure] = min(track.values(start_s, end_s), default=None)
         else:
             mean = track.mean(start_s, end_s)
             found[figure] = mean * seconds if mean is not None and figure in _TOTALS else mean
-    duty = sorted(point.value for point in tracks[_DUTY].within(start_s, end_s)) if _DUTY in tracks else []
-    if duty:
-        found["gpu_utilization_p5_fraction"] = duty[int(0.05 * len(duty))]
-        found["gpu_utilization_p95_fraction"] = duty[int(0.95 * len(duty))]
-        found["gpu_idle_fraction"] = duty.count(0.0) / len(duty)
     busy, own = (tracks[each].mean(start_s, end_s) if each in tracks else None for each in (BUSY_CORES, OWN_CORES))
     bench = found.get("bench_cpu_cores")
     if busy is not None and bench is not None and own is not None:
@@ -183,7 +174,6 @@ def telemetry(
         found["others_cpu_cores"] = max(0.0, busy - bench - own)
     return Telemetry(
         seconds=seconds,
-        num_readings=num_readings,
         memory=_memory(tracks, start_s, end_s),
         timeline=_timeline(tracks, num_readings, start_s, end_s),
         missing={figure: why for figure, why in missing.items() if figure in fields and found.get(figure) is None},
@@ -219,6 +209,6 @@ def _timeline(tracks: Mapping[str, Track], num_readings: int, start_s: float, en
 
     return Timeline(
         slice_s=slice_s,
-        gpu_utilization_fraction=series(_DUTY),
+        gpu_utilization_fraction=series("gpu_utilization_fraction"),
         cpu_utilization_fraction=series("cpu_utilization_fraction"),
     )

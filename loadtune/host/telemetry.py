@@ -143,14 +143,8 @@ class Sampler:
         with self._lock:
             if READING not in self._tracks:
                 return None
-            return Reading(
-                at_s=self._tracks[READING].newest.at_s,
-                **{
-                    figure: self._tracks[figure].newest.value
-                    for figure in Reading.__dataclass_fields__
-                    if figure in self._tracks
-                },
-            )
+            fields = Reading.__dataclass_fields__
+            return Reading(**{name: self._tracks[name].newest.value for name in fields if name in self._tracks})
 
     def between(self, start_s: float, end_s: float) -> Telemetry | None:
         """What happened in that span of the monotonic clock; None: no reading falls into it."""
@@ -178,7 +172,7 @@ class Sampler:
         with self._lock:
             for figure, value in seen.items():
                 if isinstance(value, Missing):  # what cannot be read any more is not what it was last
-                    self._missing[figure] = value.reason
+                    self._missing[figure] = str(value)
                 self._track(figure).add(now_s, None if isinstance(value, Missing) else value)
         # A little less than whole readings, so that one which is late by a moment does not cost another.
         pause_s = (paced.every - 0.5) * self._interval_s

@@ -140,31 +140,21 @@ class ThroughputModel:
         slope = _slope(self._model(_around(solution.x), seen.points))
         return _Fitted(scale, solution.x, covariance, float(evidence) + math.log(weight), solved, factor, slope)
 
-    def learned(self) -> tuple[Array, Array]:
-        """(Mean, standard deviation) of the logarithm of each parameter."""
-        mean = np.einsum("f,fp->p", self.weights, [fit.theta for fit in self._fits])
-        variances = [np.diag(fit.covariance) + (fit.theta - mean) ** 2 for fit in self._fits]
-        return mean, np.sqrt(np.einsum("f,fp->p", self.weights, variances))
+    def learned(self) -> Array:
+        """Mean of the logarithm of each parameter."""
+        return np.asarray(np.einsum("f,fp->p", self.weights, [fit.theta for fit in self._fits]))
 
-    def draws(self, num: int, seed: int = 0) -> Array:
-        """Parameters from the posterior, as logarithms, one row each."""
-        chance = np.random.default_rng(seed)
+    def draws(self, num: int, points: Points | None = None) -> tuple[Array, Array]:
+        """(Parameters from the posterior, as logarithms, ``g`` at these settings given the parameters): a row each."""
+        chance = np.random.default_rng(0)
         picked = chance.choice(len(self._fits), size=num, p=self.weights)
-        drawn = np.empty((num, len(self._mean)))
-        for at, fit in enumerate(self._fits):
-            rows = picked == at
-            drawn[rows] = chance.multivariate_normal(fit.theta, fit.covariance, size=rows.sum(), method="svd")
-        return drawn
-
-    def draws_with_rest(self, points: Points, num: int, seed: int = 0) -> tuple[Array, Array]:
-        """(Parameters as `draws` gives them, ``g`` at some settings given these parameters: one row each)."""
-        chance = np.random.default_rng(seed)
-        picked = chance.choice(len(self._fits), size=num, p=self.weights)
-        theta, rest = np.empty((num, len(self._mean))), np.empty((num, len(points)))
+        theta, rest = np.empty((num, len(self._mean))), np.empty((num, 0 if points is None else len(points)))
         for at, fit in enumerate(self._fits):
             rows = picked == at
             count = int(rows.sum())
             theta[rows] = chance.multivariate_normal(fit.theta, fit.covariance, size=count, method="svd")
+            if points is None:
+                continue
             mean, covariance = np.zeros((count, len(points))), fit.scale**2 * kernel(points, points)
             if fit.factor is not None and self.segments is not None and count:
                 cross = fit.scale**2 * kernel(points, self.segments.points)
@@ -208,7 +198,7 @@ class ThroughputModel:
         above the sizes that were timed, and on a CPU, where other load slows a timing down many times."""
         if not self.job.on_gpu:
             return np.full(len(points), np.inf)
-        theta = self.learned()[0]
+        theta = self.learned()
         slower = np.exp(theta[len(PRIORS) :])[points.recipe]
         timed = np.array([[curve[-1][0] for curve in each.compute.values()] for each in self.job.codes])
         most = PART_SD - np.log(demands(theta, self.job, points).compute * np.minimum(1.0, slower))

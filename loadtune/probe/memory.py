@@ -223,7 +223,6 @@ class MemoryProbe:
             probes=tuple(runs.reports),
             bytes_per_sample=runs.line.slope if runs.line else None,
             fixed_bytes=runs.line.at_zero if runs.line else None,
-            line_error_fraction=runs.line_error_fraction(LOW),
             budget_bytes=runs.standing[-1].budget_bytes,
         )
 

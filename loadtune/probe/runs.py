@@ -133,14 +133,6 @@ class Runs:
         slope = (y1 - y0) / (x1 - x0)
         return Line(slope, y1 - slope * x1) if slope > 0 else None
 
-    def line_error_fraction(self, from_size: int) -> float | None:
-        """Largest relative departure of a measured peak from the line, among sizes that it is meant for."""
-        line = self.line
-        if line is None:
-            return None
-        peaks = [(r.batch_size, r.peak_bytes) for r in self.fitting if r.batch_size >= from_size]
-        return max((abs(peak / line.bytes_at(size) - 1) for size, peak in peaks if peak), default=None)
-
     @property
     def largest_comfortable(self) -> int | None:
         """Largest verified size with room above it and no allocator retries in a steady step. None: none yet."""

@@ -124,8 +124,6 @@ class WorkloadFacts:
     start_method: str
     """How DataLoader starts its workers on this platform: fork, forkserver or spawn."""
     device_name: str
-    torch: str
-    cuda: str | None
     memory_capacity_bytes: int
     """Total memory of the device; on CPU the RAM limit in force."""
     memory_budget_bytes: int

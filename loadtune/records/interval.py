@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +108,31 @@ def largest_t(num_means: int, degrees_of_freedom: int) -> float:
 
 _GRID = 4000
 """Ten and a hundred times as many change the fourth decimal at most."""
+
+
+class Spread(NamedTuple):
+    """Between runs of one configuration, pooled over configurations."""
+
+    relative_sd: float
+    """Standard deviation, as a share of the mean."""
+    degrees_of_freedom: int
+
+    def half_width(self, num_runs: int, num_means: int) -> float:
+        """Of the interval of a mean over so many runs, as a share of it.
+
+        `num_means`: how many configurations the mean was picked from. The interval is wider because the fastest of
+        several was lucky, too.
+        """
+        return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd / math.sqrt(num_runs)
+
+
+def spread_between(runs: Sequence[Sequence[float]]) -> Spread | None:
+    """Of a figure of each run, by configuration. None: nothing ran twice.
+
+    Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
+    share of the figure.
+    """
+    logs = [[math.log(figure) for figure in own] for own in runs]
+    squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
+    degrees = sum(len(own) - 1 for own in logs)
+    return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None

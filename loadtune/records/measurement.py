@@ -5,7 +5,6 @@ are the seconds its steps took. Windows abut: nothing between two of them goes u
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 from loadtune.errors import WorkloadError
 from loadtune.records import interval
 from loadtune.records.config import Objective, Precision, Recipe
-from loadtune.records.interval import Interval, around, largest_t
+from loadtune.records.interval import Interval, around
 from loadtune.records.telemetry import Telemetry
 from loadtune.units import counted
 
@@ -47,15 +46,14 @@ class Window:
     num_skipped_steps: int = 0
     """Steps in which GradScaler left the optimizer out (fp16 overflow), which makes them faster. Where gradients are
     summed over several batches, all steps whose gradients were left out."""
-    unpinned: float | None = None
-    """Finished batches that waited for the pinning thread when a step asked for its batch, mean over the steps. None:
-    no thread pins."""
     ready: float | None = None
-    """Batches that could be delivered then, or were too early for their turn, mean over the steps. None: no queue."""
+    """Batches that could be delivered when a step asked for its own, or were too early for their turn, mean over the
+    steps. None: no queue."""
     num_pinned: int | None = None
-    """Batches that the pinning thread finished in this window. None: as for `unpinned`."""
+    """Batches that the pinning thread finished in this window. None, here and below: no thread pins."""
     least_unpinned: int | None = None
-    """Minimum of what `unpinned` is the mean of. Above 0 the thread was always busy: `num_pinned` is its limit."""
+    """Fewest finished batches that waited for the pinning thread when a step asked for its batch. Above 0 the thread
+    was always busy: `num_pinned` is its limit."""
     num_taken: int | None = None
     """Batches that the training process itself took from the workers. None: a pinning thread does, or no queue."""
     least_untaken: int | None = None
@@ -217,8 +215,6 @@ def non_finite_loss(precision: Precision, windows: Sequence[Window], phase: str)
 class WorkerShare:
     """One worker's part in a run, first window to last. Workers deliver in turn, in the order of their numbers."""
 
-    num_batches: int = 0
-    """Handed out of those it made."""
     wait_s: float = 0.0
     """What the training process waited for them, all together."""
     max_wait_s: float = 0.0
@@ -238,11 +234,8 @@ class TrainingRun:
     """Until all workers were ready, and from there until one had loaded its first batch."""
     ready_s: float = 0.0
     """The part of it until all workers were ready."""
-    num_skipped_steps: int = 0
-    """Steps in which GradScaler left the optimizer out (fp16 overflow): they are faster than a real one."""
     peak_allocated_bytes: int | None = None
     """None on CPU."""
-    peak_reserved_bytes: int | None = None
     workers: tuple[WorkerShare, ...] = ()
     """In the order of their numbers. Empty: 0 workers."""
 
@@ -256,10 +249,7 @@ class Measurement:
     first_batch_s: float
     seconds: float
     """What this took, all told, start-up and warm-up included."""
-    num_skipped_steps: int = 0
-    """Of the whole run, as `TrainingRun` has it: most of them lie before the windows that count."""
     peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
     telemetry: Telemetry | None = None
     noisy: bool = False
     """It did not settle in time: it was measured while memory pages were locked or steps skipped."""
@@ -357,14 +347,6 @@ class ComputePoint:
         """Of the fastest window."""
         return self.batch_size / self.quickest_per_s
 
-    @property
-    def step_s(self) -> float:
-        return sum(w.seconds for w in self.windows) / sum(w.num_steps for w in self.windows)
-
-    @property
-    def half_width_fraction(self) -> float | None:
-        return half_width_fraction(self.windows)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeChoice:
@@ -378,38 +360,3 @@ class RecipeChoice:
     def point(self) -> ComputePoint:
         """What was timed with the chosen recipe."""
         return next(point for point in self.points if point.recipe == self.chosen)
-
-
-class Spread:
-    """Spread between runs, relative to the mean, pooled over configurations."""
-
-    def __init__(self, relative_sd: float, degrees_of_freedom: int) -> None:
-        self.relative_sd, self.degrees_of_freedom = relative_sd, degrees_of_freedom
-
-    def half_width(self, variance_share: float, num_means: int) -> float:
-        """Half width of a 95% interval of a mean.
-
-        `variance_share`: variance of the mean ÷ variance of one run, 1/n for n runs. `num_means`: how many
-        configurations the mean was picked from; the interval is wider because the fastest of several was lucky, too.
-        """
-        return largest_t(num_means, self.degrees_of_freedom) * self.relative_sd * math.sqrt(variance_share)
-
-
-def between_run_spread(runs: Sequence[Sequence[Measurement]], objective: Objective = "samples-per-s") -> Spread | None:
-    """Pooled standard deviation of the log score between runs of one configuration. None: nothing ran twice.
-
-    Pooled, because two or three runs of one configuration say little by themselves; on the log, because noise is a
-    share of it.
-    """
-    return _pooled([[math.log(run.score(objective)) for run in own] for own in runs])
-
-
-def rate_spread(runs: Sequence[Sequence[Measurement]]) -> Spread | None:
-    """The same of samples/s while training goes on, without the start of workers. None: nothing ran twice."""
-    return _pooled([[math.log(run.samples_per_s) for run in own] for own in runs])
-
-
-def _pooled(logs: Sequence[Sequence[float]]) -> Spread | None:
-    squares = math.fsum((value - statistics.fmean(own)) ** 2 for own in logs for value in own)
-    degrees = sum(len(own) - 1 for own in logs)
-    return Spread(math.sqrt(squares / degrees), degrees) if degrees > 0 else None

@@ -50,14 +50,10 @@ class FitReport:
     """Allocated peak of the first step, in which the optimizer's state appears. On CPU: resident memory."""
     steady_peak_bytes: int | None = None
     """Allocated peak of the later steps."""
-    evaluation_peak_bytes: int | None = None
-    """Allocated peak of a forward pass in evaluation mode between training steps. None: not verified."""
     partial_batch_size: int | None = None
     """What the dataset leaves over at this size, trained as well. None: not verified, or nothing is left over."""
     reserved_peak_bytes: int | None = None
     """Peak of what the allocator held from the driver. None on CPU."""
-    outside_bytes: int | None = None
-    """What this process holds of the device outside the allocator: context, libraries. None: not known."""
     num_alloc_retries: int | None = None
     """Times the allocator had to give its cache back and try again, all steps together. None on CPU."""
     num_steady_retries: int | None = None
@@ -89,13 +85,13 @@ of one size only, ``--max-batch-size``, the RAM and /dev/shm that hold prefetche
 too large a share of the time budget."""
 
 
-_LIMITED_BY: Mapping[CeilingLimit, str] = {
+LIMIT_TEXT: Mapping[CeilingLimit, str] = {
     "memory": "memory",
-    "failure": "a failure of larger sizes that is not a lack of memory",
+    "failure": "an error at larger batches that is not out of memory",
     "dataset": "the length of an epoch",
-    "fixed": "the loader, which makes batches of this size only",
+    "fixed": "your loader, which makes batches of this size only",
     "cap": "max_batch_size",
-    "host_memory": "RAM for prefetched batches",
+    "host_memory": "RAM: prefetched batches would not fit",
     "time": "the time of one step",
 }
 
@@ -118,8 +114,6 @@ class MemoryCeiling:
     """Slope of the line through allocated peaks. None: fewer than two sizes were run."""
     fixed_bytes: float | None = None
     """The line at batch 0: model, gradients, optimizer state."""
-    line_error_fraction: float | None = None
-    """Largest departure of a measured peak from the line, relative, among the sizes the line is meant for."""
     capacity_bytes: int | None = None
     """Total memory of the device; on CPU the RAM limit in force."""
     budget_bytes: int | None = None
@@ -128,32 +122,10 @@ class MemoryCeiling:
     """What other processes held then. None: not known."""
     others: tuple[str, ...] = ()
     """Those processes, as far as they can be named: ``python (pid 812), 12.3 GiB``."""
-    alloc_conf: str | None = None
-    """``PYTORCH_CUDA_ALLOC_CONF`` in force. None: not set."""
     notes: tuple[str, ...] = ()
     """What else was found that a training run at these sizes would meet."""
     verified: bool = True
     """Whether ``batch_size`` and ``safe_batch_size`` were run. False: both are predicted from smaller sizes."""
-
-    @property
-    def num_probes(self) -> int:
-        """Sizes tried in search of the two ceilings."""
-        return len(self.probes)
-
-    @property
-    def num_ooms(self) -> int:
-        """Probes that ran out of memory."""
-        return sum(probe.failure is not None and probe.failure.is_of_memory for probe in self.probes)
-
-    @property
-    def seconds(self) -> float:
-        """What the probes took, all told."""
-        return sum(probe.seconds for probe in self.probes)
-
-    @property
-    def first_failed(self) -> int | None:
-        """Smallest size that failed. None: none was seen to."""
-        return min((probe.batch_size for probe in self.probes if not probe.fits), default=None)
 
     @property
     def peak_bytes(self) -> int | None:
@@ -165,7 +137,7 @@ class MemoryCeiling:
         lines = [
             f"{'Largest' if self.verified else 'Predicted largest'} batch size in {self.precision}: "
             f"{self.batch_size:,}; safe batch size: {self.safe_batch_size:,}",
-            f"Limited by {_LIMITED_BY[self.limit]}.",
+            f"Limited by {LIMIT_TEXT[self.limit]}.",
             "",
             "  batch size   allocated    reserved  retries  result",
         ]

@@ -176,8 +176,6 @@ class Remedies:
     """With all that were kept."""
     gain: Interval | None = None
     """Of the contestant with changes, over the best configuration without any, 99%. None: none ran."""
-    compute_fraction: float | None = None
-    """Share of the compute-only rate at this batch size and recipe. None: that rate was not timed."""
 
 
 SCHEMA_VERSION = 1
@@ -259,10 +257,6 @@ class Finalist:
             return around(self.samples_per_s, self.half_width_fraction)
         return around(self.score(objective), self.efficiency_half_width_fraction)
 
-    @property
-    def wait_fraction(self) -> float:
-        return sum(run.wait_fraction for run in self.runs) / len(self.runs)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Winner:
@@ -318,6 +312,8 @@ class TuningResult:
     stage_seconds: dict[str, float]
     cut_short: str | None = None
     """Why the run ended early. None: it went to its end. A run cut short before its confirmation has no winner."""
+    interrupted_by: str | None = None
+    """The signal that ended it early: ``SIGINT`` for Ctrl-C, ``SIGTERM`` or ``SIGHUP``. None: no signal did."""
     config: TuneConfig
     host: HostFacts
     device: Device
@@ -330,7 +326,7 @@ class TuningResult:
     ceilings: tuple[MemoryCeiling, ...] = ()
     compute_points: tuple[ComputePoint, ...] = ()
     batch_sizes: tuple[int, ...] = ()
-    """The ladder the study searched."""
+    """That the search could choose from."""
     trials: tuple[Trial, ...] = ()
     finalists: tuple[Finalist, ...] = ()
     """The user's own configuration among them, where it runs."""

@@ -11,16 +11,10 @@ from loadtune.records.config import TrialConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What the machine does right now. None: could not be read."""
+    """What the machine does right now, as the live display shows it. None: could not be read."""
 
-    at_s: float
-    """On the machine's monotonic clock."""
     gpu_utilization_fraction: float | None = None
-    gpu_memory_used_bytes: int | None = None
-    gpu_power_w: float | None = None
     cpu_utilization_fraction: float | None = None
-    bench_cpu_cores: float | None = None
-    bench_rss_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +44,8 @@ class Telemetry:
     """What the machine did during a span. None: could not be read, and `missing` says why."""
 
     seconds: float
-    num_readings: int
     gpu_utilization_fraction: float | None = None
     """Duty cycle: share of time in which any kernel ran. 1.0 does not mean the chip is full; 0.5: it idles half."""
-    gpu_utilization_p5_fraction: float | None = None
-    """For 5% of the time the duty cycle was at or below this. Far below the mean: the GPU starves in fits."""
-    gpu_utilization_p95_fraction: float | None = None
-    gpu_idle_fraction: float | None = None
-    """Share of time in which the duty cycle stood at zero: nothing ran at all."""
     gpu_memory_used_bytes: int | None = None
     """Peak over the span, other processes' share included."""
     gpu_power_w: float | None = None
@@ -66,20 +54,7 @@ class Telemetry:
     """Of the whole board over the span, from the driver's own counter, which misses no moment."""
     gpu_sm_activity_fraction: float | None = None
     """Share of the SMs that had work, over time: how full the chip is, which the duty cycle does not say. Hopper on."""
-    gpu_sm_occupancy_fraction: float | None = None
-    """Warps in flight, of those that would fit. High is not a goal: well-made kernels need few."""
-    gpu_tensor_activity_fraction: float | None = None
-    """Share of time in which tensor cores worked. Near 0: the precision or the shapes keep the model off them."""
-    gpu_dram_bandwidth_fraction: float | None = None
-    """Of the memory's greatest bandwidth. Near 1: the training step is bound by memory."""
-    gpu_pcie_read_bytes_per_s: float | None = None
-    """Into the GPU: batches on their way from the host."""
-    gpu_pcie_write_bytes_per_s: float | None = None
-    """Out of the GPU."""
     gpu_sm_clock_hz: float | None = None
-    gpu_memory_clock_hz: float | None = None
-    gpu_others_memory_bytes: int | None = None
-    """Peak GPU memory of processes that are not ours."""
     gpu_others_sm_fraction: float | None = None
     """Share of the SMs' time that other processes took. Above 0: the figures are not of this training alone."""
     cpu_utilization_fraction: float | None = None
@@ -87,24 +62,16 @@ class Telemetry:
     others_cpu_cores: float | None = None
     """CPU time of other processes on the usable cores, and of the hypervisor, in cores. Under a quota: of our group."""
     bench_cpu_cores: float | None = None
-    """Cores' worth of CPU time the bench and its workers used: 3.0 is three cores full all the time."""
+    """CPU time of the training process and all that it started, in cores: 3.0 is three cores full all the time."""
     bench_rss_bytes: int | None = None
     """Peak resident memory of the training process and its workers; shared pages count once per process. Page-locked
     blocks of earlier runs are in it, other processes that they started are not."""
-    main_cpu_cores: float | None = None
-    """The training process itself, all its threads. Near 1 with an idle GPU: Python is the wall."""
     workers_cpu_cores: float | None = None
-    """All workers together. Near their number: they are the wall."""
+    """All workers together. Near their number: they are the bottleneck."""
     memory: tuple[MemoryReading, ...] = ()
     """In order of time. Growth from first to last with every sample: the dataset keeps objects. Empty: not known."""
-    other_cpu_cores: float | None = None
-    """What else the bench and its workers started, for however short a time: compilers, a dataset's own decoders."""
-    ram_available_bytes: int | None = None
-    """At its least, under every limit in force."""
     ram_used_bytes: int | None = None
-    """At its peak: limit less available."""
-    shm_used_bytes: int | None = None
-    """At its peak: batches on their way from the workers, and everybody else's."""
+    """At its peak: limit less available, under every limit in force."""
     disk_read_bytes_per_s: float | None = None
     """What was fetched from storage. 0: all came from the page cache. Not in it: what FUSE file systems fetch."""
     file_read_bytes_per_s: float | None = None

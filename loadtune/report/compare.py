@@ -13,8 +13,8 @@ from loadtune.errors import ResultError
 from loadtune.records.answer import compute_rate, finalist_of, was_confirmed_whole
 from loadtune.records.config import Objective, TrialConfig
 from loadtune.records.facts import Device, HostFacts, WorkloadFacts
-from loadtune.records.interval import Interval, around, students_t
-from loadtune.records.measurement import Measurement, between_run_spread, rate_spread
+from loadtune.records.interval import Interval, around, spread_between, students_t
+from loadtune.records.measurement import Measurement
 from loadtune.records.result import TuningResult, Winner
 from loadtune.records.telemetry import Telemetry
 from loadtune.report.tables import confirmed_row
@@ -68,7 +68,7 @@ _OF_NOW = ("num_listed_cores", "ram_total_bytes", "ram_available_bytes", "shm_fr
 _BESIDE_THE_STEP = ("data_root", "seed", "batch_dim", "objects")
 """Of a `WorkloadSpec`: what does not make another training step of it."""
 
-_OF_A_RUNS_LENGTH = ("seconds", "num_readings", "gpu_energy_j")
+_OF_A_RUNS_LENGTH = ("seconds", "gpu_energy_j")
 """Of a `Telemetry`: more where a run took longer, whatever the machine did."""
 
 _VISIBLE = 0.03
@@ -143,10 +143,11 @@ def mean_of(
     objective: Objective = "samples-per-s",
 ) -> Mean:
     """Mean rate, or samples per joule. The spread is pooled over the configurations ``among`` which it is one."""
-    if objective == "samples-per-s":
-        values, spread = [run.samples_per_s for run in runs], rate_spread(among or [runs])
-    else:
-        values, spread = [run.score(objective) for run in runs], between_run_spread(among or [runs], objective)
+
+    def figures(runs: Sequence[Measurement]) -> list[float]:
+        return [run.samples_per_s if objective == "samples-per-s" else run.score(objective) for run in runs]
+
+    values, spread = figures(runs), spread_between([figures(each) for each in among or [runs]])
     if spread is None:
         return Mean(statistics.fmean(values), None)
     return Mean(statistics.fmean(values), spread.relative_sd**2 / len(runs), spread.degrees_of_freedom)

@@ -95,7 +95,7 @@ def telemetry_rows(telemetry: Telemetry, device_kind: str) -> tuple[tuple[str, s
     by_reason: dict[str, list[str]] = {}
     for figure, reason in telemetry.missing.items():
         by_reason.setdefault(reason, []).append(field_text(figure))
-    about = ("seconds", "num_readings", "missing")
+    about = ("seconds", "missing")
     figures = [getattr(telemetry, field.name) for field in fields(telemetry) if field.name not in about]
     num_seen, num_missing = sum(figure not in (None, ()) for figure in figures), len(telemetry.missing)
     share = f"{num_seen} of {num_seen + num_missing} figures" if num_missing else f"all {num_seen} figures"

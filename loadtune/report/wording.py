@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from loadtune.records.config import LoaderConfig, Objective, Precision, Recipe, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import FailureKind, RecipeChoice
-from loadtune.records.memory import CeilingLimit
+from loadtune.records.memory import LIMIT_TEXT, CeilingLimit
 from loadtune.records.result import Resource
 from loadtune.units import bytes_text, counted, efficiency_text, percent_text, rate_text, ratio_text, seconds_text
 
@@ -14,16 +14,6 @@ PRECISION_TEXT: Mapping[Precision, str] = {
     "fp16": "fp16 (AMP)",
     "bf16": "bf16 (AMP)",
     "own": "as in your step",
-}
-
-LIMIT_TEXT: Mapping[CeilingLimit, str] = {
-    "memory": "GPU memory",
-    "failure": "an error at larger batches that is not out of memory",
-    "dataset": "the length of an epoch",
-    "fixed": "your loader, which makes batches of this size only",
-    "cap": "--max-batch-size",
-    "host_memory": "RAM: prefetched batches would not fit",
-    "time": "the time of one step",
 }
 
 RESOURCE_TEXT: Mapping[Resource, str] = {
@@ -82,7 +72,6 @@ _FIELD_TEXT: Mapping[str, str] = {
     "gpu_memory_total": "GPU memory",
     "dataset_length": "samples in an epoch",
     "wait": "blocked in next(loader)",
-    "gpu_others_memory": "GPU memory of other processes",
     "gpu_others_sm": "SM share of other processes",
     "others_cpu_cores": "CPU cores of other processes",
     "bench_rss": "RAM of the training process",
@@ -92,7 +81,7 @@ _FIELD_TEXT: Mapping[str, str] = {
 """Names that read badly with their underscores taken out; without the suffix of their unit."""
 
 
-_ACRONYMS = {"gpu": "GPU", "cpu": "CPU", "sm": "SM", "dram": "DRAM", "pcie": "PCIe", "ram": "RAM", "shm": "/dev/shm"}
+_ACRONYMS = {"gpu": "GPU", "cpu": "CPU", "sm": "SM", "ram": "RAM"}
 
 
 def field_text(field: str) -> str:
@@ -120,11 +109,10 @@ def gain_text(gain: Interval, level: str = "") -> str:
     return f"{ratio_text(gain.value)} ({interval})"
 
 
-def limit_text(limit: CeilingLimit, device_kind: str | None) -> str:
-    """`LIMIT_TEXT` for a kind of device, because a CPU's memory is the machine's. None: not known which."""
-    if limit != "memory" or device_kind == "cuda":
-        return LIMIT_TEXT[limit]
-    return "memory" if device_kind is None else "RAM"
+def limit_text(limit: CeilingLimit, device_kind: str) -> str:
+    """With the name of the option, and of the memory: a CPU's is the machine's."""
+    named = {"memory": "GPU memory" if device_kind == "cuda" else "RAM", "cap": "--max-batch-size"}
+    return named.get(limit, LIMIT_TEXT[limit])
 
 
 def settings_text(config: TrialConfig) -> str:

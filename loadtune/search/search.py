@@ -1,6 +1,6 @@
 """Which configuration is tried next, and when enough were tried. Pure.
 
-The throughput model proposes by expected improvement (`model.proposals`). The user's settings come first, then another
+The throughput model proposes by expected improvement (`model.answers`). The user's settings come first, then another
 run's winner where one was given. What the model does not know, such as prefetch_factor, is tried at the end: the best
 configuration with one setting changed.
 """
@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtune.model.answers import WORTH, Proposal, is_enough, propose
 from loadtune.model.fit import SEGMENT_SD, ThroughputModel
-from loadtune.model.proposals import WORTH, Proposal, is_enough, propose
 from loadtune.model.resources import Array, Job, Points
 from loadtune.records.config import Objective, TrialConfig
 from loadtune.records.interval import Interval

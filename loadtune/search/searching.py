@@ -164,7 +164,6 @@ def changes(run: Run, facts: WorkloadFacts, search: Search) -> SearchSpace:
                 spec=run.config.workload,
                 facts=facts,
                 device=run.device,
-                num_cores=run.host.num_usable_cores,
                 ram_bytes=run.host.ram_available_bytes,
                 precisions=tuple(searched.recipes),
             ),

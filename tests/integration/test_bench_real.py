@@ -42,7 +42,6 @@ def test_a_datasets_short_processes_are_counted_as_part_of_a_training_that_keeps
         seen = sensor.between(first.start_s, last.start_s + last.seconds)
     used_s = 0.03 * sum(window.num_samples for window in run.windows)
     assert seen.bench_cpu_cores * seen.seconds > 0.6 * used_s
-    assert seen.main_cpu_cores * seen.seconds < 0.6 * used_s
     assert len(cores[0]) >= 3
     assert all(each == [core] for each in cores[0])
 
@@ -64,7 +63,6 @@ def test_describes_what_it_found(bench):
     assert 0 < facts.sample_s < 1
     assert 0 < facts.memory_budget_bytes <= facts.memory_capacity_bytes
     assert bench.describe() is facts
-    assert type(facts.torch) is str  # torch's own version type cannot be written as JSON
     names = [part.name for part in facts.code]
     assert "bench_workloads.py" in names
     assert not any(name.startswith(("loadtune/", "torch/")) for name in names)

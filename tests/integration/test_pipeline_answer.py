@@ -134,7 +134,7 @@ class Clocked(FakeBench):
         run, batch_s = super().time_training(config, window_s, watch), config.batch_size * self.surface.sample_s
         if isinstance(run, TrialFailure) or not config.loader.num_workers:
             return run
-        worker = WorkerShare(num_batches=5, num_made=5, made_s=5 * batch_s, max_made_s=batch_s)
+        worker = WorkerShare(num_made=5, made_s=5 * batch_s, max_made_s=batch_s)
         workers = (worker,) * config.loader.num_workers
         return replace(run, first_batch_s=START_S + batch_s, ready_s=START_S, workers=workers)
 

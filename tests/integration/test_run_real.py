@@ -80,9 +80,9 @@ def test_every_run_is_told_with_the_workers_it_had(run_folder):
     """Found from outside, by the names that PyTorch gives its processes. Short spans may begin before a worker is."""
     result = loadtune.load_result(run_folder)
     runs = [(finalist.config, run.telemetry) for finalist in result.finalists for run in finalist.runs]
-    main = [telemetry.main_cpu_cores for _, telemetry in runs if telemetry.main_cpu_cores is not None]
-    assert main
-    assert min(main) > 0
+    cores = [telemetry.bench_cpu_cores for _, telemetry in runs if telemetry.bench_cpu_cores is not None]
+    assert cores
+    assert min(cores) > 0
     assert all(telemetry.timeline for _, telemetry in runs)
     told = [max((each.num_workers for each in telemetry.memory), default=0) for _, telemetry in runs]
     assert all(seen <= config.loader.num_workers for seen, (config, _) in zip(told, runs, strict=True))

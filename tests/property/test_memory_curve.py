@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtune.records.measurement import TrialFailure
-from loadtune.records.memory import FitReport, MemoryCeiling
-from loadtune.report.wording import FAILURE_TEXT, LIMIT_TEXT
+from loadtune.records.memory import LIMIT_TEXT, FitReport, MemoryCeiling
+from loadtune.report.wording import FAILURE_TEXT
 
 SIZES = st.integers(1, 10**6)
 BYTES = st.none() | st.integers(0, 2**63)
@@ -39,12 +39,10 @@ def ceilings(draw: st.DrawFn) -> MemoryCeiling:
         probes=probes,
         bytes_per_sample=draw(st.none() | st.floats(-1e12, 1e12)),
         fixed_bytes=draw(st.none() | st.floats(-1e15, 1e15)),
-        line_error_fraction=draw(st.none() | st.floats(0, 1e6)),
         capacity_bytes=draw(BYTES),
         budget_bytes=draw(BYTES),
         others_bytes=draw(BYTES),
         others=tuple(draw(st.lists(WORDS, max_size=2))),
-        alloc_conf=draw(st.none() | WORDS),
     )
 
 

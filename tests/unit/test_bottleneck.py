@@ -29,7 +29,7 @@ def measured(surface: Surface, at: TrialConfig, slower: float = 1.0, **shown: in
     step_s = at.batch_size / rate
     window = Window(start_s=0.0, seconds=16 * step_s, num_steps=16, num_samples=16 * at.batch_size, **shown)  # type: ignore[arg-type]
     made_s = surface.sample_s * at.batch_size
-    share = WorkerShare(num_batches=20, wait_s=0.1, max_wait_s=0.01, num_made=20, made_s=20 * made_s, max_made_s=made_s)
+    share = WorkerShare(wait_s=0.1, max_wait_s=0.01, num_made=20, made_s=20 * made_s, max_made_s=made_s)
     return Measurement(windows=(window,), first_batch_s=1.0, seconds=5.0, workers=(share,) * at.loader.num_workers)
 
 
@@ -70,7 +70,7 @@ def found(
         for rate in [surface.compute_rate(BF16, size)]
     ]
     job = job_of(facts, fake_host(), GPU, {"bf16": BF16}, points)
-    return bottleneck(job, seen, Finalist(config=best, runs=(seen[-1][1],)), (0, 4, 8, 16, 32), trials)
+    return bottleneck(job, seen, Finalist(config=best, runs=(seen[-1][1],)), (0, 4, 8, 16), trials)
 
 
 def test_the_slowest_resource_is_named_and_quicker_samples_do_not_help_the_pinning_thread() -> None:

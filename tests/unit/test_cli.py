@@ -250,7 +250,7 @@ def test_a_signal_ends_a_run_once_unless_it_was_ignored(
             os.kill(os.getpid(), number)
         except KeyboardInterrupt as interruption:
             os.kill(os.getpid(), number)
-            tuner.result = dataclasses.replace(tuner.result, cut_short=f"interrupted by {interruption}")
+            tuner.result = dataclasses.replace(tuner.result, interrupted_by=str(interruption))
         return tuner.tune(*asked, **how)
 
     monkeypatch.setattr("loadtune.tuner.tune_config", signalled)
@@ -277,16 +277,21 @@ def test_ctrl_c_outside_the_tuner_is_quiet(tuner: FakeTuner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cut_short", "code"), [("interrupted", 130), ("Ctrl-C", 130), ("the time budget ran out", 1), (None, 1)]
+    ("ended", "code"),
+    [
+        ({"cut_short": "interrupted by Ctrl-C", "interrupted_by": "SIGINT"}, 130),
+        ({"cut_short": "the time"}, 1),
+        ({}, 1),
+    ],
 )
 def test_a_run_without_an_answer_shows_what_it_saw_and_ends_with_a_code(
-    tuner: FakeTuner, cut_short: str | None, code: int
+    tuner: FakeTuner, ended: dict[str, str], code: int
 ) -> None:
-    tuner.result = dataclasses.replace(tuner.result, cut_short=cut_short, best=None, best_at_your_batch=None)
-    ended = invoke("run")
-    assert ended.exit_code == code
-    assert "measured once" in ended.stdout
-    assert "DataLoader(" not in ended.stdout
+    tuner.result = dataclasses.replace(tuner.result, **ended, best=None, best_at_your_batch=None)  # type: ignore[arg-type]
+    shown = invoke("run")
+    assert shown.exit_code == code
+    assert "measured once" in shown.stdout
+    assert "DataLoader(" not in shown.stdout
 
 
 def test_doctor_speaks_json(machine: HostFacts) -> None:

@@ -5,24 +5,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import TrialState
-from study_rig import MEASURED_PER_S, begun_study, trial
+from study_rig import begun_study, trial
 from typer.testing import CliRunner
 
 from loadtune.cli import app
 from loadtune.dashboard import open_study, study_file
 from loadtune.errors import ResultError
-
-
-def test_every_kind_of_trial_is_shown_as_what_it_was(tmp_path: Path) -> None:
-    begun_study(tmp_path)
-    shown = optuna.load_study(study_name="loadtune", storage=open_study(tmp_path / "study.db"))
-    measured, infeasible, running = shown.trials
-    assert (measured.state, measured.value) == (TrialState.COMPLETE, MEASURED_PER_S)
-    assert infeasible.state == TrialState.COMPLETE
-    assert running.state == TrialState.RUNNING
-    assert [[*trial.constraints.values()] for trial in shown.trials] == [[0.0], [1.0], []]
-    assert shown.best_trial.number == 0
 
 
 def test_nothing_is_written_while_a_run_goes_on_writing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ MB = 1e6
 
 def run(read: float | None, fetched: float | None, seconds: float = 2.0) -> Measurement:
     """1000 samples/s, with these bytes/s."""
-    seen = Telemetry(seconds=seconds, num_readings=9, file_read_bytes_per_s=read, disk_read_bytes_per_s=fetched)
+    seen = Telemetry(seconds=seconds, file_read_bytes_per_s=read, disk_read_bytes_per_s=fetched)
     window = Window(start_s=0.0, seconds=1.0, num_samples=1000, num_steps=10)
     return Measurement(windows=(window,), first_batch_s=1.0, seconds=3.0, telemetry=seen)
 

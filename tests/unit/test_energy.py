@@ -12,7 +12,7 @@ GPU, CPU = Device(kind="cuda", uuid="GPU-0", name="Fake GPU"), Device(kind="cpu"
 
 def seen(energy_j: float | None) -> Telemetry:
     missing = {} if energy_j is not None else {"gpu_energy_j": "Not Supported"}
-    return Telemetry(seconds=0.25, num_readings=2, gpu_energy_j=energy_j, missing=missing)
+    return Telemetry(seconds=0.25, gpu_energy_j=energy_j, missing=missing)
 
 
 def test_a_gpu_with_a_counter_may_go_on() -> None:

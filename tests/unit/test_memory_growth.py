@@ -29,7 +29,7 @@ def measured(held, num_workers=2, workers_at=lambda at_s: 2, start_s=0.0):
         )
         for at in moments
     )
-    telemetry = Telemetry(seconds=SECONDS, num_readings=len(readings), memory=readings)
+    telemetry = Telemetry(seconds=SECONDS, memory=readings)
     return trial(num_workers=num_workers), Measurement(
         windows=windows, first_batch_s=0.1, seconds=3.0, telemetry=telemetry
     )

@@ -107,15 +107,13 @@ def test_evaluation_and_partial_batch_come_before_the_last_full_step() -> None:
     assert line.phases == ["first step", "steady steps", "evaluation", "partial batch", "steady steps"]
     assert report.fits
     assert (report.batch_size, report.partial_batch_size) == (BATCH, 2)
-    assert report.evaluation_peak_bytes
     assert report.steady_peak_bytes
     assert model.training
 
 
-def test_a_model_without_an_evaluation_mode_fits_and_has_no_such_peak() -> None:
+def test_a_model_without_an_evaluation_mode_fits() -> None:
     model = NoEvaluation()
     report = run(model, verify=True, partial_batch_size=2)
     assert report.fits
-    assert report.evaluation_peak_bytes is None
     assert model.passes == [FULL, FULL, EVALUATION, PARTIAL, FULL]
     assert model.training

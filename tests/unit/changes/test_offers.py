@@ -9,14 +9,12 @@ from remedy_rig import CPU, LOADER, situation
 from loadtune.changes import REMEDIES
 from loadtune.records.config import Recipe, WorkloadSpec
 
-OF_WORKERS = ("worker_threads", "opencv_threads")
-NONE, FIVE = (replace(LOADER, num_workers=num) for num in (0, 5))
 MEGABYTE = {"dataset_length": 1000, "sample_bytes": 1000}
 BF16, FUSED = Recipe(precision="bf16"), Recipe(precision="fp16", fused_optimizer=True)
 
 OFFERED: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in ("uint8_transfer", "batched_fetch")),
-    *((name, {"device": CPU}) for name in ("draft_decoding", *OF_WORKERS)),
+    *((name, {"device": CPU}) for name in ("draft_decoding", "opencv_threads")),
     ("cached", {"facts": MEGABYTE, "ram_bytes": 2_000_000}),
 ]
 
@@ -27,9 +25,7 @@ NOT_OFFERED: list[tuple[str, dict[str, Any]]] = [
     *((name, {"facts": {"dataset_length": None}}) for name in ("batched_fetch", "cached")),
     *((name, {"facts": {"fixed_batch_size": 16}}) for name in ("batched_fetch", "cached")),
     ("cached", {"facts": MEGABYTE, "ram_bytes": 1_999_999}),  # half of it is too little
-    *((name, {"loader": NONE}) for name in OF_WORKERS),
-    ("worker_threads", {"remedies": ("cached",)}),  # each would get a copy
-    ("worker_threads", {"loader": FIVE, "num_cores": 9}),
+    ("opencv_threads", {"loader": replace(LOADER, num_workers=0)}),
     ("fused_optimizer", {"recipe": BF16}),
     ("fused_optimizer", {"recipe": Recipe(precision="own"), "precisions": ("own",)}),
     ("fused_optimizer", {"recipe": FUSED}),

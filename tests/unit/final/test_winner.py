@@ -267,7 +267,7 @@ A, B = config(1), config(2)
 def test_samples_per_joule_have_an_interval_of_their_own_where_every_run_read_its_energy() -> None:
     def at_power(rate: float, power_w: float | None) -> Measurement:
         energy_j = None if power_w is None else 10 * power_w
-        return replace(measured(rate), telemetry=Telemetry(seconds=10.0, num_readings=9, gpu_energy_j=energy_j))
+        return replace(measured(rate), telemetry=Telemetry(seconds=10.0, gpu_energy_j=energy_j))
 
     steady, swinging = [(A, at_power(100.0, power_w)) for power_w in (50.0, 50.0)], [(B, at_power(80.0, 30.0))] * 2
     swinging[1] = (B, at_power(80.0, 40.0))

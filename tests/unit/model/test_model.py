@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadtune.model.answers import change, limits
+from loadtune.model.answers import change, is_enough, limits, propose
 from loadtune.model.fit import Segments, ThroughputModel, points_of
-from loadtune.model.proposals import is_enough, propose
 from loadtune.model.resources import Job, demands, names_of, prior_of
 
 JOB = Job(

@@ -142,7 +142,6 @@ def seen(seconds: float, *, watts: float = 500.0) -> list[Measurement]:
     """At 1000 samples/s."""
     telemetry = Telemetry(
         seconds=seconds,
-        num_readings=round(12 * seconds),
         gpu_power_w=watts,
         gpu_energy_j=watts * seconds,
     )

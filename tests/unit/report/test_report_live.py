@@ -48,7 +48,7 @@ def test_the_redrawn_block_says_all_that_is_known_and_keeps_its_height() -> None
         best_samples_per_s=1234.0,
         best_samples_per_joule=7.4,
         best_config=CONFIG,
-        reading=Reading(at_s=0.0, gpu_utilization_fraction=0.5, cpu_utilization_fraction=1.0),
+        reading=Reading(gpu_utilization_fraction=0.5, cpu_utilization_fraction=1.0),
         left_s=65.0,
     )
     assert plain_line(progress) == "[search] m"

@@ -34,7 +34,7 @@ def traces(figure, panel: int = 0):
 
 
 def at_power(rate: float, power_w: float):
-    read = Telemetry(seconds=3.0, num_readings=9, gpu_power_w=power_w, gpu_energy_j=3.0 * power_w)
+    read = Telemetry(seconds=3.0, gpu_power_w=power_w, gpu_energy_j=3.0 * power_w)
     return measurement(rate, telemetry=read)
 
 
@@ -220,15 +220,13 @@ def test_the_memory_line_shows_sizes_ceilings_and_the_one_that_failed() -> None:
 def test_timelines_stand_one_under_the_other_on_one_scale_or_say_why_not() -> None:
     def sampled(*values: float | None):
         timeline = Timeline(slice_s=0.5, gpu_utilization_fraction=values)
-        return measurement(400, telemetry=Telemetry(seconds=1.5, num_readings=9, timeline=timeline))
+        return measurement(400, telemetry=Telemetry(seconds=1.5, timeline=timeline))
 
     yours = Finalist(config=golden().yours, runs=(sampled(0.0, 1.0, None),))
     figure = timelines(replace(golden(), finalists=(Finalist(config=BEST, runs=(sampled(1.0, 0.9),)), yours)))
     assert [panel.title.split(":")[0] for panel in figure.panels] == ["baseline", "best"]
     assert traces(figure)["GPU utilization"]["y"] == [0.0, 1.0, None, None]
     assert {panel.layout["xaxis"]["range"][1] for panel in figure.panels} == {1.5}
-    unsampled = measurement(
-        400, telemetry=Telemetry(seconds=3.0, num_readings=0, missing={"timeline": "no /proc here"})
-    )
+    unsampled = measurement(400, telemetry=Telemetry(seconds=3.0, missing={"timeline": "no /proc here"}))
     none = timelines(replace(golden(), yours=None, finalists=(Finalist(config=BEST, runs=(unsampled,)),)))
     assert none.missing == "This result has no timelines: no /proc here."
