@@ -55,7 +55,7 @@ def settings(rows: Iterable[Row], words: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parameter(row: Row) -> inspect.Parameter:
     option = row.option
-    kind: Any = list[str] if row.kind is tuple else str if option.value == "SIZE" else row.kind
+    kind: Any = list[str] if row.kind is tuple else bool if row.kind is bool else str  # a number is parsed with its row
     flags = option.flags or ((f"{row.flag}/--no-{row.flag[2:]}",) if kind is bool else (row.flag,))
     info = typer.Option(
         *flags,

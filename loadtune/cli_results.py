@@ -218,9 +218,8 @@ def compare(
         from loadtune.report.store import as_json, load_result
 
         if (after is None) != measure:
-            raise UsageError(
-                "compare takes two results, or one and --measure. Name the other result, or add --measure."
-            )
+            todo = "Leave one of the results out, or --measure." if measure else "Name the other one, or add --measure."
+            raise UsageError(f"compare takes two results, or one and --measure. {todo}")
         if measure:
             allowed = share_of("--tolerance", tolerance)
             check_seconds("--time-budget", time_budget)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from loadtune.errors import LoadtuneError, UsageError
@@ -103,7 +104,19 @@ def parsed(row: Row, words: Any) -> Any:
             one_of(row.flag, part.strip().lower(), row.option.allowed) for each in words for part in each.split(",")
         }
         return tuple(word for word in row.option.allowed if word in named)
+    if row.kind in (int, float):
+        return _number_of(row, words)
     return words.lower() if row.option.allowed else words
+
+
+def _number_of(row: Row, word: str) -> Any:
+    try:
+        return row.kind(word)
+    except ValueError:
+        allowed = "a whole number" if row.kind is int else "a number of seconds"
+        raise UsageError(
+            f"{row.flag} is {word!r}; it must be {allowed}. Correct it, or leave {row.flag} out."
+        ) from None
 
 
 def one_of(flag: str, word: str, allowed: Sequence[W]) -> W:
@@ -205,6 +218,10 @@ def _check_value(row: Row, value: Any) -> None:
     flag, least, most = row.flag, row.option.least, row.option.most
     for word in (value if isinstance(value, tuple) else (value,)) if row.option.allowed else ():
         one_of(flag, word, row.option.allowed)
+    if row.kind is bool and not isinstance(value, bool):
+        raise UsageError(f"{flag} is {value!r}; it must be True or False.")
+    if row.kind is float and not isinstance(value, Real):
+        raise UsageError(f"{flag} is {value!r}; it must be a number of seconds.")
     if row.kind is float:
         check_seconds(flag, value, least or 0.0)
     elif least is not None:

@@ -243,8 +243,8 @@ def ended_text(run: Run, end: OutOfTimeError) -> str:
         return f"the time budget of {budget} ended after {counted(len(failed), 'trial')} hung: {last}"
     if run.facts is None:
         return (
-            f"the time budget of {budget} ended before the workload was built and had trained a first step (phase "
-            f"{end.phase or 'start'}). Importing torch and the workload's own code counts. Give a larger --time-budget"
+            f"the time budget of {budget} ended before the workload was built and had trained a first step. Importing "
+            "torch and the workload's own code counts. Give a larger --time-budget"
         )
     if not any(trial.measurement for trial in run.trials):
         return (

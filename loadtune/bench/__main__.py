@@ -21,6 +21,7 @@ def main() -> None:
     if cores := [int(argument) for argument in sys.argv[5:]]:
         os.sched_setaffinity(0, cores)  # threads and workers inherit it
     watch_lifeline(lifeline, Path(sys.argv[4]))
+    del sys.argv[1:]  # ours: a module of the user's that parses its command line as it is imported finds it empty
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the controller asks for stacks before it ends a hang
     atexit.register(leave, 1)  # an exception ends the interpreter, and that the lifeline's thread, wherever it is
     os.set_inheritable(samples, False)  # workers have it by fork or by name, programs that the dataset starts do not

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadtune.errors import UsageError
-from loadtune.records.answer import handed_winner, loader_kwargs
+from loadtune.records.answer import doubt_of, handed_winner, loader_kwargs
 from loadtune.records.config import SCORE_UNITS, Objective, Precision, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.result import TuningResult, Winner
@@ -106,7 +106,9 @@ class ExportContext:
         rate, found, why = interval_text(self.winner.throughput), self.winner.samples_per_joule, ""
         if found is not None:
             why = f" Chosen for {interval_text(found, 'samples-per-joule')} of the GPU's board, not for speed."
-        how = "Measured once, without an interval," if self.winner.measured_once else "Confirmed"
+        doubt = doubt_of(self.result, self.winner) is not None
+        how = "Measured, but not confirmed," if doubt else "Confirmed"
+        how = "Measured once, without an interval," if self.winner.measured_once else how
         kept = keep_text(self.result, self.winner)
         said = (
             f"{how} by loadtune {self.result.loadtune_version}: {rate} in training of"

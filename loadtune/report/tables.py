@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from loadtune.records.answer import compute_fraction, finalist_of
+from loadtune.records.answer import compute_fraction, doubt_of, finalist_of
 from loadtune.records.config import OBJECTIVES, SCORE_UNITS, TrialConfig
 from loadtune.records.interval import Interval
 from loadtune.records.measurement import Measurement, sample_tokens
@@ -98,8 +98,9 @@ def winners_table(result: TuningResult, winners: Mapping[str, Winner]) -> Table:
     missing = Cell(MISSING)
     names = dict.fromkeys(name for row in columns.values() for name, cell in row.items() if cell != missing)
     rows = tuple((name, *(row.get(name, missing).text for row in columns.values())) for name in names)
+    doubt = result.best is not None and doubt_of(result, result.best)
     once = result.best is not None and result.best.measured_once
-    title = "Measured once, not confirmed" if once else "Confirmed"
+    title = "Measured once, not confirmed" if once else "Not confirmed" if doubt else "Confirmed"
     return Table(title=title, columns=("", *columns), rows=rows)
 
 

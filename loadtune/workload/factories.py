@@ -121,6 +121,13 @@ def _import(module_name: str, path: str, option: str, *, first: str | None = Non
 
 
 def _import_failed(error: BaseException, path: str, option: str) -> WorkloadError:
+    if isinstance(error, SystemExit):  # argparse has said why in the log, not here
+        return WorkloadError(
+            f"The {option} {path} could not be imported: {last_line(error)}. Its module is imported without arguments "
+            "on the command line. Put what belongs to a script, such as parse_args() and the training, under `if "
+            '__name__ == "__main__":`.',
+            user_traceback(error),
+        )
     return WorkloadError(
         f"The {option} {path} could not be imported: {last_line(error)}. Correct the module: "
         f"`python -c 'import {module_of(path)}'` shows the same error.",

@@ -53,7 +53,10 @@ _AUXILIARY_WEIGHT = 0.3
 
 def own_loss_task(loss: Loss, name: str = "") -> Task:
     """The user's loss as a task. Raises WorkloadError where it returns no scalar."""
-    sentence = f"{f'The loss function {name}'.rstrip()} raised {{}}"
+    sentence = (
+        f"{f'The loss function {name}'.rstrip()} raised {{}}. As fn(outputs, targets) it gets what the model returns "
+        "and the targets of a batch; a function whose arguments are called model and batch gets these"
+    )
 
     def task(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         outputs = model(inputs)

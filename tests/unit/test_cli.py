@@ -171,7 +171,8 @@ def test_more_workers_than_cores_is_a_warning(tuner: FakeTuner, option: str) -> 
     [
         ("--time-budget nan", "--time-budget is nan;"),
         ("--time-budget 4.9", "--time-budget is 4.9; it must be at least 5 seconds"),
-        ("--time-budget soon", "--time-budget"),
+        ("--time-budget soon", "--time-budget is 'soon'; it must be a number of seconds"),
+        ("--batch-size 1.5", "--batch-size is '1.5'; it must be a whole number"),
         ("--trials 0", "--trials is 0;"),
         ("--num-workers -1", "--num-workers is -1;"),
         ("--ranks-per-node 17", "--ranks-per-node is 17, but this machine has 16 usable cores"),

@@ -104,6 +104,8 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
     [
         ({"bach_size": 8}, "no argument bach_size. Did you mean batch_size"),
         ({"time_budget_s": -1}, "time_budget_s is -1"),
+        ({"time_budget_s": "60"}, "time_budget_s is '60'; it must be a number of seconds"),
+        ({"pin_memory": "no"}, "pin_memory is 'no'; it must be True or False"),
         ({"num_trials": 0}, "num_trials is 0"),
         ({"batch_size": 64, "max_batch_size": 32}, "batch_size is 64, more than max_batch_size 32"),
         (

@@ -55,7 +55,7 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> B
     ]
     return Board(
         title="Benchmark board",
-        subtitle=f"{counted(len(results), 'result')}, {sum(map(len, confirmed.values()))} with a confirmed answer",
+        subtitle=f"{counted(len(results), 'result')}, {sum(map(len, confirmed.values()))} with an answer",
         regressions=regressions,
         headline="No newest run fell below the one before it by more than their intervals."
         if before
@@ -66,7 +66,7 @@ def board_view(results: Sequence[TuningResult], unread: Sequence[str] = ()) -> B
             reading="The best configuration of each run with its 95% interval, for each workload and kind of machine: "
             "a step down that is larger than the intervals is a regression.",
             panels=panels,
-            missing="" if panels else "No result with a confirmed answer.",
+            missing="" if panels else "No result with an answer.",
         ),
         table=SortedTable(rows=rows),
         unread=tuple(unread),

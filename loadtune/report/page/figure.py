@@ -27,6 +27,8 @@ PINK, SKY, GREY = "#cc79a7", "#56b4e9", "#8c8c8c"
 
 _NAME_WIDTH = 26
 """Of a name beside a figure: half of a phone's width."""
+_EACH_NAMED = 15
+"""Fewer have room for a number each, on a phone too. Without a tick at each, those between would be rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,12 @@ def text(words: str) -> str:
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title}, **more}
+
+
+def counting_axis(title: str, last: int, **more: Any) -> dict[str, Any]:
+    """Of whole numbers up to ``last``."""
+    each = {"dtick": 1} if last < _EACH_NAMED else {}
+    return axis(title, tickformat="d", **each, **more)
 
 
 def score_axis(objective: Objective = "samples-per-s") -> dict[str, Any]:

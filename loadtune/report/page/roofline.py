@@ -71,7 +71,7 @@ def _panel(result: TuningResult, found: Bottleneck) -> Panel:
         title=f"Batch {config.batch_size}, {config.precision}, {recipe_text(config.recipe)}, {pinned}",
         data=(*_prediction(roof), *lines, *marks),
         layout={
-            "xaxis": draw.axis("workers", range=[-0.02 * most, 1.03 * most or 1], tickformat="d", zeroline=False),
+            "xaxis": draw.counting_axis("workers", most, range=[-0.02 * most, 1.03 * most or 1], zeroline=False),
             "yaxis": draw.score_axis() | {"range": [0, top]},
             "annotations": _labels(found, lines, top),
             "margin": {"r": _LABELS_PX if lines else 8},

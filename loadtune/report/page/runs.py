@@ -14,9 +14,6 @@ from loadtune.report.page.figure import BLUE, GREEN, GREY, ORANGE, RED, Figure, 
 from loadtune.report.wording import gain_text, interval_text, settings_text
 from loadtune.units import ratio_text
 
-_EACH_TRIAL_NAMED = 15
-"""Fewer have room for a number each, on a phone too."""
-
 
 def gains(result: TuningResult) -> Figure:
     winner = result.best_at_your_batch or result.best
@@ -159,9 +156,8 @@ def _trials(result: TuningResult) -> Panel:
         marker, numbers = {"color": RED, "symbol": "x", "size": 9}, [trial.number for trial, _ in failed]
         traces.append(draw.points("failed", numbers, [0] * len(failed), words, marker=marker))
     last, top = max(trial.number for trial in result.trials), max(values, default=1.0)
-    ticks = {"dtick": 1} if last < _EACH_TRIAL_NAMED else {}
     layout = {
-        "xaxis": draw.axis("trial", range=[-0.6, last + 0.6], tickformat="d", **ticks),
+        "xaxis": draw.counting_axis("trial", last, range=[-0.6, last + 0.6]),
         "yaxis": draw.score_axis(objective) | {"range": [-0.03 * top, 1.08 * top]},
     }
     return Panel(data=tuple(traces), layout=layout)

@@ -95,6 +95,12 @@ def test_what_cannot_be_used_is_said_with_what_can(names, words):
     assert all(word in message for word in words), message
 
 
+def test_a_module_that_parses_its_command_line_is_told_where_to_put_that(in_folder):
+    (in_folder / "parses_its_line.py").write_text("import sys\nsys.exit(2)\n")
+    with pytest.raises(WorkloadError, match='under `if __name__ == "__main__":`'):
+        call_factory("parses_its_line.py:Made", "model")
+
+
 def test_a_folder_of_images_is_cropped_to_rgb_tensors(tmp_path):
     for label in ("cat", "dog"):
         (tmp_path / "train" / label).mkdir(parents=True)
