@@ -75,6 +75,8 @@ def asked(
         job = Job(**parts)
     if isinstance(chosen.get("fix"), Mapping):
         chosen["fix"] = tuple(Fixed(name=name, value=value) for name, value in chosen["fix"].items())
+    if not isinstance(config, TuneConfig | None):
+        raise UsageError(f"config is a {type(config).__name__}; it must be a loadtune.TuneConfig, or left out.")
     found = with_settings(config or TuneConfig(), chosen)
     refuse_missing(job, found.workload, chosen, needed=config is None)
     found, objects = with_objects(found, job)

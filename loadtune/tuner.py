@@ -13,7 +13,7 @@ from loadtune import __version__
 from loadtune.bench import BenchClient
 from loadtune.bottleneck import name_bottleneck
 from loadtune.calibration import calibrate, start, verify_memory
-from loadtune.errors import DeviceError, OutOfTimeError, ResultError
+from loadtune.errors import DeviceError, OutOfTimeError, ResultError, UsageError
 from loadtune.final.confirmation import confirmation
 from loadtune.host import MonotonicClock, Sampler, choose_device, rank_cores, rank_facts, read_host, read_telemetry
 from loadtune.objects import Job, asked, refuse_recursion
@@ -82,6 +82,8 @@ def tune(
     correct, OutOfTimeError where time ended before a trial was measured.
     """
     refuse_recursion("loadtune.tune")
+    if resume and folder is None:
+        raise UsageError("resume is True without a folder. Give folder, that of the run to continue.")
     parts: dict[str, Any] = {"loader": loader, "dataset": dataset, "collate": collate, "model": model}
     parts |= {"loss": loss, "optimizer": optimizer, "step": step}
     with python_names():

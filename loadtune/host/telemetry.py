@@ -7,7 +7,9 @@ In: the device, whose process tree the training process is, how many cores there
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -24,6 +26,9 @@ CPU_SHARE = 0.015
 """Share of a core for one probe's looks. On an H200 in a virtual machine the duty cycle took 2.5 ms of CPU time a look,
 and memory, power and energy 3.9 ms together: twelve times a second that was 8% of a core. Elsewhere it is
 microseconds."""
+
+_COSTS = 5
+"""Looks whose median says what one costs: a look for new workers costs twenty times as much as the others."""
 
 LONGEST_PAUSE_S = 2.0
 """That dear looks earn: a trial lasts for seconds, and must not go unseen."""
@@ -102,6 +107,7 @@ class Sampler:
         found = machine_probes(device, pid, num_usable_cores, cores=cores) if probes is None else probes
         self._probes = tuple(found)
         self._due_s = [0.0] * len(self._probes)
+        self._costs_s = [deque[float](maxlen=_COSTS) for _ in self._probes]
         self._interval_s = interval_s
         self._now = now
         self._tracks: dict[str, Track] = {}
@@ -157,14 +163,16 @@ class Sampler:
             now_s = self._now()
             for number, paced in enumerate(self._probes):
                 if everything or now_s >= self._due_s[number]:
-                    self._due_s[number] = now_s + self._look(paced)
+                    self._look(paced.probe, self._costs_s[number])
+                    # A little less than whole readings, so that one which is late by a moment does not cost another.
+                    pause_s = max((paced.every - 0.5) * self._interval_s, median(self._costs_s[number]) / CPU_SHARE)
+                    self._due_s[number] = now_s + min(LONGEST_PAUSE_S, pause_s)
             with self._lock:
                 self._track(READING).add(self._now(), 1.0)
 
-    def _look(self, paced: Paced) -> float:
-        """Seconds until its next look. A probe that fails is figures not known; the sampler outlives whatever a driver
-        or /proc comes up with."""
-        probe, now_s, began_cpu_s = paced.probe, self._now(), time.thread_time()
+    def _look(self, probe: Probe, costs_s: deque[float]) -> None:
+        """A probe that fails is figures not known; the sampler outlives whatever a driver or /proc comes up with."""
+        now_s, began_cpu_s = self._now(), time.thread_time()
         try:
             seen = probe.look(now_s)
         except Exception as error:
@@ -174,9 +182,7 @@ class Sampler:
                 if isinstance(value, Missing):  # what cannot be read any more is not what it was last
                     self._missing[figure] = str(value)
                 self._track(figure).add(now_s, None if isinstance(value, Missing) else value)
-        # A little less than whole readings, so that one which is late by a moment does not cost another.
-        pause_s = (paced.every - 0.5) * self._interval_s
-        return min(LONGEST_PAUSE_S, max(pause_s, (time.thread_time() - began_cpu_s) / CPU_SHARE))
+        costs_s.append(time.thread_time() - began_cpu_s)
 
     def _track(self, figure: str) -> Track:
         if figure not in self._tracks:

@@ -113,6 +113,8 @@ def test_keywords_of_the_table_reach_the_config(monkeypatch):
             "step is given together with precisions",
         ),
         ({"loss": "mse"}, "loss is 'mse'; it must be an import path"),
+        ({"config": 3}, "config is a int; it must be a loadtune.TuneConfig"),
+        ({"resume": True}, "resume is True without a folder"),
     ],
 )
 def test_messages_name_the_keywords(wrong, words, tmp_path):
