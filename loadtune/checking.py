@@ -115,13 +115,18 @@ def same_device(baseline: TuningResult, host: HostFacts) -> Device:
 
 
 def answer_of(baseline: TuningResult, *, keep_batch_size: bool = False) -> Finalist:
-    """Its runs of the confirmation. Raises ResultError where there is none, or nothing ran twice."""
+    """Its runs of the confirmation. Raises ResultError where it is not confirmed, or nothing ran twice."""
     found = finalist_of(baseline, chosen_winner(baseline, keep_batch_size=keep_batch_size).config)
     if found is None or all(len(each.runs) < 2 for each in baseline.finalists):
         raise ResultError(
             f"The run of {baseline.created} confirmed its answer by one run, and no other finalist by more, so its"
             " figure has no interval and no check could tell. Run `loadtune run` again, to its end, with a"
             f" --time-budget above {seconds_text(baseline.config.time_budget_s)}, or name another result."
+        )
+    if found.unconfirmed is not None:
+        raise ResultError(
+            f"The answer of the run of {baseline.created} is not confirmed, so no check could tell."
+            f" {found.unconfirmed.explanation}"
         )
     return found
 

@@ -10,7 +10,7 @@ from forms_rig import KEPT
 from loadtune.checking import MIN_RUNS, answer_of, outcome_of
 from loadtune.errors import ResultError
 from loadtune.records.measurement import Measurement, Window
-from loadtune.records.result import Finalist, TuningResult
+from loadtune.records.result import Finalist, TuningResult, Unconfirmed
 from loadtune.report.compare import mean_of, ratio_of
 from loadtune.report.store import load_result
 
@@ -47,6 +47,15 @@ def test_a_baseline_without_repeats_is_refused_and_told_what_to_do() -> None:
     once = Finalist(config=result.best.config, runs=(run_at(1000.0),))
     with pytest.raises(ResultError, match=r"by one run, and no other finalist by more.*--time-budget above"):
         answer_of(dataclasses.replace(result, finalists=(once,)))
+
+
+def test_a_baseline_that_is_not_confirmed_is_refused_and_says_why() -> None:
+    result: TuningResult = load_result(KEPT)
+    assert result.best is not None
+    why = Unconfirmed(reason="wide_interval", explanation="Its interval includes 0.")
+    doubted = Finalist(config=result.best.config, runs=tuple(around(1000.0)), unconfirmed=why)
+    with pytest.raises(ResultError, match=r"is not confirmed, so no check could tell\. Its interval includes 0"):
+        answer_of(dataclasses.replace(result, finalists=(doubted,)))
 
 
 def test_looking_after_every_run_calls_the_truth_wrong_as_seldom_as_it_says() -> None:

@@ -1,7 +1,7 @@
 """Line tracer, tensor watch and allocator readings put together, and all taken away again: for a block, or a script.
 
-Which line runs is told by ``sys.settrace`` on the calling frame and on what it calls, as ``sys.monitoring`` begins with
-3.12. Frames of files that are not kept are not followed; what happens in them belongs to the line that called them. The
+``sys.settrace`` on the calling frame, and on what it calls, tells which line runs: ``sys.monitoring`` is not in Python
+3.11. Frames of files that are not kept are not followed; what happens in them belongs to the line that called them. The
 tracer that was there before, a debugger or coverage, sees nothing meanwhile and is put back.
 """
 
