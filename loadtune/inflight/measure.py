@@ -35,9 +35,11 @@ class Reading:
     handover_s: float
     """Of those, where a batch stood ready: what taking it takes. 0: none was ever ready."""
     step_s: float
-    """Between two calls of ``next``. With several ranks the least of all groups: waiting for a peer is in the rest."""
+    """Between two calls of ``next``. With several ranks 0: it is not known, for waiting for a peer is in it."""
     error_s: float
     """Standard error of `total_s`; infinite where there is one block of steps only."""
+    peers_wait: bool = False
+    """Whether another rank waits for data, and with it all do."""
 
     @property
     def waiting_fraction(self) -> float:
@@ -47,7 +49,7 @@ class Reading:
     @property
     def waits(self) -> bool:
         """So much that something may be gained."""
-        return self.blocked_s >= FLOOR_S and self.waiting_fraction >= ACT
+        return self.peers_wait or (self.blocked_s >= FLOOR_S and self.waiting_fraction >= ACT)
 
 
 @dataclass(slots=True)
@@ -75,7 +77,7 @@ class Steps:
             self.quick.append(blocked_s)
         return len(self.blocked) % GROUP == 0
 
-    def reading(self, several_ranks: bool = False) -> Reading | None:
+    def reading(self) -> Reading | None:
         """None: too few steps, or a gap in them that more steps must explain."""
         ordered = sorted(self.between)[: -(FEW - 1)]
         usual_s = 8 * fmean(ordered) + 0.01 if ordered else math.inf  # the two longest gaps may be unusual
@@ -85,11 +87,8 @@ class Steps:
         if num_gaps >= FEW:
             usual_s, num_gaps = math.inf, 0
         between = [gap if gap <= usual_s else 0.0 for gap in self.between]
-        mean_s = step_s = sum(between) / (len(between) - num_gaps)
+        mean_s = sum(between) / (len(between) - num_gaps)
         blocked_s = fmean(self.blocked)
-        groups = _block_means(between, GROUP)
-        if several_ranks and median(groups) > 0.3 * step_s:
-            step_s = min(groups)
         # Blocks as long as a turn of all workers, which deliver in bursts.
         steps = [b + g for b, g in zip(self.blocked, between, strict=True)]
         blocks = _block_means(steps, max(GROUP, self.num_workers))
@@ -98,7 +97,7 @@ class Steps:
             total_s=max(1e-9, blocked_s + mean_s),
             blocked_s=blocked_s,
             handover_s=median(self.quick) if len(self.quick) >= GROUP else 0.0,
-            step_s=max(1e-6, step_s),
+            step_s=mean_s,
             error_s=_standard_error(blocks),
         )
 
@@ -138,7 +137,7 @@ class Work:
 
 def needed(work: Work, step_s: float) -> int:
     """Little's law: workers that are busy at a time, and some to spare."""
-    return max(1, math.ceil(SPARE * work.load_s / step_s - 1e-6))
+    return max(1, math.ceil(SPARE * work.load_s / max(1e-6, step_s) - 1e-6))
 
 
 def predicted_s(work: Work, step_s: float, num_workers: int) -> float:
@@ -168,16 +167,12 @@ def best_number(
     return enough, saved_s(enough)
 
 
-def has_gained(
-    new: Reading, old: Reading, num_workers: int, *, fewer: bool, several_ranks: bool = False
-) -> bool | None:
-    """Whether new settings are kept. None: more steps may tell. Fewer workers need not gain, only not lose."""
+def has_gained(new: Reading, old: Reading, num_workers: int, *, may_tie: bool) -> bool | None:
+    """Whether new settings are kept. None: more steps may tell. ``may_tie``: they need not gain, only not lose."""
     gain = 1 - new.total_s / old.total_s
-    if several_ranks:  # a peer may be the slower one: what this rank waits counts
-        gain = max(gain, (old.blocked_s - new.blocked_s) / old.total_s)
     finite = [each for each in (new.error_s, old.error_s) if each < math.inf]
     noise = 2 * math.hypot(*finite) / old.total_s
-    if fewer and gain > -max(0.01, min(noise, 0.03)):
+    if may_tie and gain > -max(0.01, min(noise, 0.03)):
         return True
     if gain >= max(0.02, min(noise, 0.5)):
         return True

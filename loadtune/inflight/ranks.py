@@ -7,15 +7,15 @@ keeps its equal share. The arithmetic is pure; torch is imported by `join` alone
 """
 
 import json
-import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from statistics import median
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 from loadtune.inflight.account import say
+from loadtune.inflight.measure import ACT
 from loadtune.inflight.placement import equal_share, own_cores
 from loadtune.units import percent_text
 
@@ -23,8 +23,6 @@ PAUSE_S = 10.0
 """Between two messages of a rank."""
 _BEFORE_READING_S = 2.0
 """Between a rank's own word and its reading of the others': they measure at the same time."""
-_FIRST = 2
-"""Messages after which a rank decides without those that have not told anything."""
 _STALE = 4
 """Pauses after which the word of a rank counts as that of a dead one."""
 _PREFIX = "loadtune/"
@@ -43,40 +41,31 @@ class Word:
     num_cores: float
     cpu_s: float | None = None
     """CPU seconds that its workers spend on a batch. None: not measured."""
-    step_s: float | None = None
-    """Least seconds between two calls of ``next``. Ranks step together, so what one waits for a peer is in its own."""
     load_s: float | None = None
     """Seconds in which one of its workers loads a batch, and of those queued for a core."""
     queued_s: float = 0.0
-    waiting: float | None = None
-    """Share of the time in which it waits for data. None: its workers are not settled yet."""
+    waiting: float = 0.0
+    """Share of the time in which it waits for data."""
+    is_settled: bool = False
+    """Whether it changes its workers no more."""
     num_told: int = 0
     """Words so far: one that does not grow is of a rank that is gone."""
 
 
-def pace_s(words: Iterable[Word]) -> float:
-    """Seconds a step of the job if no rank waited for data: the least of all ranks. Infinite: not measured. Pure."""
-    return min((each.step_s for each in words if each.step_s is not None), default=math.inf)
-
-
 def cores_of(own: Word, words: Sequence[Word], equal: float) -> float:
-    """Cores for a rank that may use ``own.num_cores``, of which ``equal`` are its equal share. Pure.
+    """Cores for the workers of a rank that may use ``own.num_cores``, of which ``equal`` are its equal share. Pure.
 
-    A rank needs the cores that its workers keep busy at the pace of the job. Ranks of which nothing is known have equal
-    shares. Where the needs of the others leave more than that, this rank may have it. Where all need more than there
-    is, cores are shared out by need: a rank whose samples take twice the time gets twice the cores, and no rank is
-    slower than another.
+    Each training process has a core to itself. Ranks step together, so at the fastest step that the other cores allow,
+    workers keep as many of them busy as they need CPU seconds a batch: a rank whose samples take twice the time has
+    twice the cores. A rank that has told nothing needs what the others need in the mean.
     """
-    num_ranks, pace = max(1, round(own.num_cores / equal)), pace_s(words)
-    here = [each for each in words if each.cores == own.cores]
-    needs = {each.rank: equal if each.cpu_s is None else each.cpu_s / pace for each in here}
-    if own.cpu_s is None or len(needs) < 2:
-        return equal
-    need = own.cpu_s / pace
-    others = sum(each for rank, each in needs.items() if rank != own.rank)
-    others += equal * max(0, num_ranks - len(needs | {own.rank: 0.0}))
-    left = own.num_cores - others
-    return left if left >= need else own.num_cores * need / (others + need)
+    num_ranks = max(1, round(own.num_cores / equal))
+    left = max(own.num_cores - num_ranks, own.num_cores / 2)
+    here = {each.rank: each for each in words if each.cores == own.cores} | {own.rank: own}
+    needs = [each.cpu_s for each in here.values() if each.cpu_s is not None]
+    if own.cpu_s is None or fmean(needs) <= 0:
+        return left / num_ranks
+    return left * own.cpu_s / (num_ranks * fmean(needs))
 
 
 def differences(words: Sequence[Word]) -> dict[int, str]:
@@ -84,14 +73,14 @@ def differences(words: Sequence[Word]) -> dict[int, str]:
     found = dict[int, str]()
     for one in sorted(words, key=lambda each: each.rank):
         loads = [each.load_s for each in words if each.rank != one.rank and each.load_s is not None]
-        waits = [each.waiting for each in words if each.rank != one.rank and each.waiting is not None]
+        waits = [each.waiting for each in words if each.rank != one.rank and each.is_settled]
         if one.load_s is not None and loads and one.load_s > _SLOWER * median(loads):
             queued = one.queued_s / one.load_s
             why = f", {percent_text(queued)} of that queued for a core" if queued > 0.1 else ""
             slower = percent_text(one.load_s / median(loads) - 1)
             batch = f"{1000 * one.load_s:.0f} ms a batch{why}"
             found[one.rank] = f"rank {one.rank} loads {slower} slower than the others: {batch}"
-        elif one.waiting is not None and waits and one.waiting > _WAITS and median(waits) < _HARDLY:
+        elif one.is_settled and waits and one.waiting > _WAITS and median(waits) < _HARDLY:
             waited, others = percent_text(one.waiting), percent_text(median(waits))
             found[one.rank] = f"rank {one.rank} waits {waited} of its time for data, the others {others}"
     return found
@@ -103,11 +92,11 @@ class Ranks:
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
         name, number = own_cores()
         self.own = Word(rank=rank, cores=name, num_cores=number)
+        """What it says next."""
         self.words: dict[int, Word] = {}
         self.num_messages = 0
         """Sent to the store, by this rank."""
         self._store, self._num_ranks = store, num_ranks
-        self._news: dict[str, Any] = {}
         self._named: dict[int, int] = {}
         """Ranks that differ, by how often they did in a row."""
         self._heard: dict[int, tuple[Word, int]] = {}
@@ -116,31 +105,30 @@ class Ranks:
         self._thread = threading.Thread(target=self._exchange, name="loadtune-ranks", daemon=True)
         self._thread.start()
 
-    def say(self, **news: float | None) -> None:
-        """Fields of a `Word`; those of before are replaced when the next word is sent."""
-        self._news = news
+    def say(self, **news: Any) -> None:
+        """Fields of a `Word`, sent with the next one."""
+        self.own = replace(self.own, **news)
 
     def cores(self) -> float:
-        """That this rank may take."""
+        """That the workers of this rank may take."""
         return cores_of(self.own, list(self.words.values()), equal_share(self._num_ranks))
 
-    def pace_s(self) -> float | None:
-        """Seconds a step of the job if no rank waited for data. None: wait with a decision, the others have not told
-        yet, and their first word may still come."""
-        told = [each for each in self.words.values() if each.step_s is not None]
-        is_heard = len(told) == self._num_ranks or self.num_messages > _FIRST or not self._thread.is_alive()
-        return pace_s(told) if is_heard else None
+    def peers_wait(self) -> bool:
+        """Whether another rank said that it waits for data."""
+        return any(each.waiting >= ACT for each in self.words.values() if each.rank != self.own.rank)
 
     def end(self) -> None:
         self._ended.set()
 
     def _exchange(self) -> None:
         with suppress(Exception):  # the store is gone: what was known stays, and no more is learnt
-            while not self._ended.wait(0.0 if self._news else 0.5):
-                if not self._news:
+            num_told = 0
+            while not self._ended.wait(0.5):
+                if self.own.cpu_s is None:
                     continue
-                self.own = Word(**{**asdict(self.own), **self._news, "num_told": self.own.num_told + 1})
-                self._store.set(f"{_PREFIX}{self.own.rank}", json.dumps(asdict(self.own)))
+                num_told += 1
+                word = asdict(replace(self.own, num_told=num_told))
+                self._store.set(f"{_PREFIX}{self.own.rank}", json.dumps(word))
                 if self._ended.wait(_BEFORE_READING_S):
                     break
                 self._read()

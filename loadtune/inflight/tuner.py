@@ -281,8 +281,8 @@ class Tuner:
             self._leave_at(self.num_delivered - 1, f"{number} failed ({failed.reason})")
         elif account.state == "starting":
             self._starting()
-        elif complete and len(self.steps.blocked) >= _LOOKS.get(account.state, math.inf):
-            reading = self.steps.reading(self.several_ranks)
+        elif complete and len(self.steps.blocked) >= self._looks_after():
+            reading = self.steps.reading()
             if reading is not None and measure.is_enough(reading, self.steps.num_workers):
                 self._look(reading)
         account.blocked_s += blocked_s  # last: a batch of workers that deliver from now on counts as theirs
@@ -291,6 +291,11 @@ class Tuner:
         account.hook_s += self.last_end - ended
         if self.options.until_tuned and account.state in _SETTLED:
             self._end_script()
+
+    def _looks_after(self) -> float:
+        """Steps. Where a rank rests, others may begin to wait."""
+        after = _LOOKS.get(self.account.state, math.inf)
+        return min(after, 2 * GROUP) if Shared.ranks is not None and after < math.inf else after
 
     def _end_script(self) -> None:
         """Raises SystemExit where the loaders that train have settled: not in a validation, nor where others go on."""
@@ -379,13 +384,13 @@ class Tuner:
     # States
 
     def _look(self, reading: Reading) -> None:
-        """What the present state makes of what was measured. Ranks step together, so they have one pace."""
+        """What the present state makes of what was measured. Ranks step together: while one waits, nobody knows how
+        long a step would take, and each has the workers that its cores allow."""
         if Shared.ranks is not None:
             self._tell_ranks(reading)
-            pace_s = Shared.ranks.pace_s()
-            if pace_s is None and self.account.state == "watching" and reading.waits:
-                return
-            reading = replace(reading, step_s=min(reading.step_s, pace_s or math.inf))
+            reading = replace(reading, peers_wait=Shared.ranks.peers_wait())
+        if self.several_ranks:
+            reading = replace(reading, step_s=0.0)
         getattr(self, f"_{self.account.state}")(reading)
 
     def _watching(self, reading: Reading) -> None:
@@ -433,7 +438,9 @@ class Tuner:
 
     def _advise(self, now: int, want: int, reading: Reading, work: Work) -> None:
         gain = reading.total_s / measure.predicted_s(work, reading.step_s, want)
-        text = f"num_workers={want}" + (f", predicted {gain:.2g} times as fast" if want > now else "")
+        text = f"num_workers={want}" + (
+            f", predicted {gain:.2g} times as fast" if want > now and reading.step_s > 0 else ""
+        )
         self.account.advise(text)
         self._rest("workers", f"{_STREAM if self.is_stream else '--dry-run'}; try {text}")
 
@@ -474,7 +481,7 @@ class Tuner:
         assert self.change is not None
         was, now, before, _ = self.change
         fewer = now < was
-        gained = measure.has_gained(reading, before, now, fewer=fewer, several_ranks=self.several_ranks)
+        gained = measure.has_gained(reading, before, now, may_tie=fewer or self.several_ranks)
         if gained is None:
             return
         Shared.trying = None
@@ -489,7 +496,7 @@ class Tuner:
         self.kept = now
         limit = "the step limits" if not reading.waits else "the cores limit" if fewer else "the workers limit"
         self.say(f"{self.account.change_text(was, now)}; {limit} now")
-        work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer
+        work, can_correct = self._work(reading), len(self.tried) < _TRIES and not fewer and not self.several_ranks
         if work is not None and self.learnt_file is not None:
             self.account.load_s, self.account.cpu_s = work.load_s, work.cpu_s
             learnt.write(self.learnt_file, self.account)
@@ -526,10 +533,10 @@ class Tuner:
         if Shared.ranks is not None and work is not None and max(Shared.tuners, key=_total_s) is self:
             Shared.ranks.say(
                 cpu_s=work.cpu_s,
-                step_s=reading.step_s,
                 load_s=work.load_s,
                 queued_s=work.queued_s,
-                waiting=reading.waiting_fraction if self.account.state == "resting" else None,
+                waiting=reading.waiting_fraction if reading.waits else 0.0,
+                is_settled=self.account.state == "resting",
             )
 
     # Its end

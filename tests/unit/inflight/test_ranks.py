@@ -8,50 +8,42 @@ from loadtune.inflight import placement, ranks
 from loadtune.inflight.ranks import Word, cores_of, differences
 
 
-def word(rank: int, needs: float | None = None, **more: object) -> Word:
-    """At a pace of one step a second, as many CPU seconds a batch as cores are needed."""
-    told = {"cpu_s": needs, "step_s": 1.0} | more
-    return Word(rank=rank, cores="node 0-15", num_cores=16, **told)  # type: ignore[arg-type]
+def word(rank: int, cpu_s: float | None = None, **more: object) -> Word:
+    return Word(rank=rank, cores="node 0-15", num_cores=16, cpu_s=cpu_s, **more)  # type: ignore[arg-type]
 
 
-def test_a_rank_has_its_equal_share_until_the_others_speak() -> None:
-    assert cores_of(word(0, 12.0), [], 4.0) == 4.0
-    assert cores_of(word(0, 12.0), [word(0, 12.0)], 4.0) == 4.0
-    assert cores_of(word(0), [word(0), word(1, 2.0)], 8.0) == 8.0
+def test_a_rank_that_has_measured_nothing_has_its_equal_share_but_for_a_core_to_train_on() -> None:
+    assert cores_of(word(0), [], 4.0) == 3.0
+    assert cores_of(word(0), [word(1, 2.0)], 8.0) == 7.0
+    assert cores_of(word(0), [], 0.5) == 0.25, "more ranks than cores"
 
 
-def test_cores_that_others_do_not_need_may_be_taken_and_silent_ranks_keep_their_share() -> None:
-    assert cores_of(word(0, 9.0), [word(0, 9.0), word(1, 2.0)], 8.0) == 14.0
-    assert cores_of(word(0, 4.0), [word(0, 4.0), word(1, 2.0)], 4.0) == 16 - 2 - 2 * 4
+def test_ranks_that_have_told_nothing_need_what_the_others_need() -> None:
+    assert cores_of(word(0, 1.0), [], 4.0) == 3.0
+    assert cores_of(word(0, 1.0), [word(1, 3.0)], 4.0) == 1.5
 
 
-def test_cores_that_are_too_few_are_shared_out_by_need_and_all_are_given() -> None:
-    words = [word(0, 24.0), word(1, 12.0)]
-    assert [cores_of(each, words, 8.0) for each in words] == pytest.approx([16 * 2 / 3, 16 / 3])
-
-
-def test_a_peer_that_was_waited_for_makes_no_rank_need_less() -> None:
-    """A rank whose steps hold its waiting for a peer needs the cores that the pace of the job takes."""
-    waited, slow = word(0, 1.4, step_s=0.13), word(1, 1.4, step_s=0.07)
-    assert [cores_of(each, [waited, slow], 8.0) for each in (waited, slow)] == pytest.approx([8.0, 8.0])
-    assert ranks.pace_s([waited, slow, word(2, step_s=None)]) == 0.07
+def test_cores_are_shared_out_by_need_and_all_but_those_of_training_are_given() -> None:
+    words = [word(0, 2.0), word(1, 1.0)]
+    assert [cores_of(each, words, 8.0) for each in words] == pytest.approx([14 * 2 / 3, 14 / 3])
 
 
 def test_ranks_with_cores_of_their_own_share_nothing() -> None:
-    other = Word(rank=1, cores="node 16-31", num_cores=16, cpu_s=2.0, step_s=1.0)
-    assert cores_of(word(0, 20.0), [word(0, 20.0), other], 16.0) == 16.0
+    other = Word(rank=1, cores="node 16-31", num_cores=16, cpu_s=2.0)
+    assert cores_of(word(0, 20.0), [word(0, 20.0), other], 16.0) == 15.0
 
 
 def test_a_rank_that_loads_slowly_or_waits_alone_is_named() -> None:
-    even = [word(rank, load_s=0.1, waiting=0.02) for rank in range(3)]
+    even = [word(rank, load_s=0.1, waiting=0.02, is_settled=True) for rank in range(3)]
     assert differences(even) == {}
     assert differences([*even, word(3, load_s=0.14, queued_s=0.07, waiting=0.3)]) == {
         3: "rank 3 loads 40% slower than the others: 140 ms a batch, 50% of that queued for a core"
     }
-    assert differences([*even, word(3, load_s=0.1, waiting=0.31)]) == {
+    assert differences([*even, word(3, load_s=0.1, waiting=0.31, is_settled=True)]) == {
         3: "rank 3 waits 31% of its time for data, the others 2%"
     }
-    assert differences([word(rank, load_s=0.1, waiting=0.5) for rank in range(3)]) == {}
+    assert differences([*even, word(3, load_s=0.1, waiting=0.31)]) == {}, "its workers change still"
+    assert differences([word(rank, load_s=0.1, waiting=0.5, is_settled=True) for rank in range(3)]) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,25 +94,23 @@ def test_words_are_exchanged_a_silent_rank_is_dropped_and_a_store_that_is_gone_e
 
     def wait(timeout: float) -> bool:
         turns.append(timeout)
-        paces.append(one.pace_s())
         if len(turns) == 8:
-            store.set("loadtune/1", json.dumps({"rank": 1, "cores": one.own.cores, "num_cores": 2, "cpu_s": 0.5}))
-        if len(turns) > 14:
-            heard.append(dict(one.words))
+            other = {"rank": 1, "cores": one.own.cores, "num_cores": 2, "cpu_s": 0.5, "waiting": 0.3}
+            store.set("loadtune/1", json.dumps(other))
+        heard.append(dict(one.words))
+        waits.append(one.peers_wait())
         store.is_gone = len(turns) > 40
         return False
 
     heard: list[dict[int, Word]] = []
-    paces: list[float | None] = []
+    waits: list[bool] = []
     monkeypatch.setattr(ranks.threading.Thread, "start", lambda thread: None)
-    monkeypatch.setattr(ranks.threading.Thread, "is_alive", lambda thread: True)
     one = ranks.Ranks(store, 0, 2)
     monkeypatch.setattr(one, "_ended", type("Event", (), {"wait": staticmethod(wait)}))
-    one.say(cpu_s=1.5, step_s=0.1)
+    one.say(cpu_s=1.5, waiting=0.9)
     one._exchange()
-    assert heard[0][1].cpu_s == 0.5, "the other was read once it had spoken"
-    assert paces[0] is None, "a rank waits with its decision for the first words of the others"
-    assert paces[-1] == 0.1, "but not for long"
-    assert heard[0][0].num_told >= 1
+    assert heard[14][1].cpu_s == 0.5, "the other was read once it had spoken"
+    assert [waits[turn] for turn in (6, 14, -1)] == [False, True, False]
+    assert heard[14][0].num_told >= 1
     assert set(heard[-1]) == {0}, "the other says nothing new"
     assert one.words, "what was known stays"
